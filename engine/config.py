@@ -1,0 +1,70 @@
+"""EngineConfig: how the engine is built. Frozen; resolved once, never mutated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sizes and switches of one engine. `None` means: decide from the model and the machine at start.
+
+    Raises `ConfigError` from `validate()` with the option's name and its numbers.
+    """
+
+    model: str  # a folder in Hugging Face layout
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is float32 on a CPU, the checkpoint's on a GPU
+    load_format: Literal["safetensors", "dummy"] = "safetensors"
+    max_model_len: int | None = None  # tokens; None = the checkpoint's
+    max_num_seqs: int = 32  # slots
+    max_num_batched_tokens: int = 512  # token budget of one step
+    prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
+    page_size: int = 32  # tokens
+    num_pages: int | None = None  # None = sized from memory
+    memory_fraction: float = (
+        0.9  # share of a GPU's memory for weights + KV; on a CPU the KV pool's share of free memory
+    )
+    swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
+    enable_prefix_caching: bool = True
+    batching: Literal["continuous", "static"] = "continuous"
+    threads: int | None = None  # CPU threads of one step; None = measured default
+    # Promises to those who are not first in line: engine/scheduling/policy.py says how they are kept.
+    max_wait_standard: float = 30.0  # seconds
+    max_wait_batch: float = 120.0  # seconds
+    min_share: int = 64  # tokens a sequence may generate once its overdue turn came, before it may be paused again
+
+    def validate(self) -> EngineConfig:
+        """Return self; raise `ConfigError` for the first value that cannot be honoured."""
+        positive = {
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "page_size": self.page_size,
+            "min_share": self.min_share,
+        }
+        for name, value in positive.items():
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        for name, optional in (
+            ("max_model_len", self.max_model_len),
+            ("prefill_chunk", self.prefill_chunk),
+            ("num_pages", self.num_pages),
+            ("threads", self.threads),
+        ):
+            if optional is not None and optional < 1:
+                raise ConfigError(f"{name} must be at least 1, not {optional}")
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            # One decode token per slot, and room for at least one prompt token: else an arrival could wait for ever.
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs ({self.max_num_seqs})"
+            )
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
+        if self.swap_space < 0:
+            raise ConfigError(f"swap_space must not be negative, not {self.swap_space}")
+        if self.max_wait_standard < 0 or self.max_wait_batch < 0:
+            raise ConfigError("max_wait_standard and max_wait_batch must not be negative")
+        return self

@@ -1,0 +1,74 @@
+"""The rules, stated: who is paused for whom, how, and what those who wait are promised.
+
+1. A waiting sequence may pause running ones of a lower class, never of its own.
+2. The victim is of the lowest class; within it, whoever is not under its minimum share; within these, the latest
+   arrival. It has lost the least, and the oldest always advances, so that memory pressure cannot livelock.
+3. When memory runs short while a running sequence grows, the same order picks the victim among all that run and are
+   not of a higher class; it may be the growing one itself.
+4. A victim is swapped to host memory when copying its pages there and back takes less time than computing them again,
+   and host memory has room. Otherwise its pages are dropped (what is full stays in the prefix cache while it can).
+5. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, but at most one in
+   `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. Once it runs, an
+   overdue sequence generates `min_share` tokens before it may be paused for a higher class.
+
+Pure functions and numbers; holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.scheduling.sequence import Sequence
+from engine.types import Mechanism, ServiceClass
+
+OVERDUE_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the machine charges, as measured or assumed at start."""
+
+    swap_pages_per_second: float  # one way
+    prefill_tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The configured numbers behind the rules."""
+
+    costs: Costs
+    min_share: int
+    max_wait: dict[ServiceClass, float]
+    overdue_slots: int
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, costs: Costs) -> Policy:
+        """The policy that `config` asks for on a machine with `costs`."""
+        return cls(
+            costs=costs,
+            min_share=config.min_share,
+            max_wait={
+                ServiceClass.STANDARD: config.max_wait_standard,
+                ServiceClass.BATCH: config.max_wait_batch,
+            },
+            overdue_slots=max(1, config.max_num_seqs // OVERDUE_SHARE),
+        )
+
+    def victim(self, candidates: Iterable[Sequence]) -> Sequence | None:
+        """Rule 2: whom to pause, of those that may be paused."""
+        return max(
+            candidates,
+            key=lambda s: (s.service_class, not s.is_protected, s.arrival, s.choice),
+            default=None,
+        )
+
+    def mechanism(self, sequence: Sequence, host_pages_available: int) -> Mechanism:
+        """Rule 4: how `sequence` is paused."""
+        pages = len(sequence.page_table)
+        if sequence.num_computed == 0 or pages > host_pages_available:
+            return Mechanism.RECOMPUTE
+        there_and_back = 2 * pages / self.costs.swap_pages_per_second
+        compute_again = sequence.num_computed / self.costs.prefill_tokens_per_second
+        return Mechanism.SWAP if there_and_back < compute_again else Mechanism.RECOMPUTE

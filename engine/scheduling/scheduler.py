@@ -1,0 +1,383 @@
+"""Scheduler: decides each step, and takes in what the step yielded.
+
+State changes in `schedule` and `commit` only, and between steps in `submit`, `abort` and `pause`. It never calls back;
+what others must know is returned by `take_events`. Iteration-level scheduling follows Orca (Yu et al., OSDI'22);
+chunked prefill beside decodes follows Sarathi-Serve (Agrawal et al., OSDI'24); paging follows vLLM (Kwon et al.,
+SOSP'23).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from itertools import chain, islice
+
+from engine.config import EngineConfig
+from engine.scheduling.batch import Batch, Chunk, Join, Outcome
+from engine.scheduling.moves import Moves
+from engine.scheduling.pages import HostPool, PagePool
+from engine.scheduling.policy import Policy
+from engine.scheduling.queue import WaitQueue
+from engine.scheduling.sequence import Sequence, State
+from engine.types import (
+    Cause,
+    Counters,
+    EndEvent,
+    Event,
+    FinishReason,
+    Load,
+    Mechanism,
+    PageCounts,
+    Request,
+    ServiceClass,
+    StatusEvent,
+    TokenEvent,
+)
+
+POSITIONS_TOLD = 32  # how many of those who wait are told their place when it changes
+
+
+def _service_order(sequence: Sequence) -> tuple[int, int, int]:
+    return (sequence.service_class, sequence.arrival, sequence.choice)
+
+
+class Scheduler:
+    """Slots, pages and the queue of one engine. Tokens are integers to it; time is what `now` says (seconds)."""
+
+    def __init__(self, config: EngineConfig, policy: Policy, *, num_pages: int, host_pages: int, max_len: int) -> None:
+        self.config = config
+        self.policy = policy
+        self.max_len = max_len
+        self.pool = PagePool(num_pages)
+        self.host = HostPool(host_pages)
+        self.queue = WaitQueue(policy.max_wait)
+        self.running: list[Sequence] = []  # by class, then arrival: who is served first
+        self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._slots: list[Sequence | None] = [None] * config.max_num_seqs
+        self._moves = Moves()
+        self._events: list[Event] = []
+        self._counts: Counter[str] = Counter()
+        self._arrivals = 0
+
+    # Between steps ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Let `request` wait. The engine has checked that it fits context and pool, and that its id is new."""
+        size = self.config.page_size
+        lead, *siblings = (Sequence(request, choice, self._arrivals, now, size) for choice in range(request.n))
+        self._arrivals += 1
+        self.requests[request.id] = [lead, *siblings]
+        lead.siblings = siblings
+        for sibling in siblings:
+            sibling.state = State.HELD_BACK
+            sibling.lead = lead
+        self.queue.push(lead, now)
+
+    def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
+        """End a request, or one of its choices, wherever it is. Unknown and finished ones are ignored: an abort may
+        cross the last token on its way."""
+        for sequence in list(self.requests.get(request_id, ())):
+            if choice is None or sequence.choice == choice:
+                self._events.append(EndEvent(request_id, sequence.choice, FinishReason.ABORT))
+                self._finish(sequence, now)
+
+    def pause(
+        self, sequence: Sequence, now: float, *, by: ServiceClass | None = None, mechanism: Mechanism | None = None
+    ) -> None:
+        """Take slot and pages from a running sequence; it waits to go on. Without `mechanism` the policy chooses."""
+        assert sequence.state is State.RUNNING, sequence
+        mechanism = mechanism or self.policy.mechanism(sequence, self.host.available)
+        if mechanism is Mechanism.SWAP:
+            written = sequence.page_table[: -(-sequence.num_computed // self.config.page_size)]
+            sequence.host_pages = self.host.allocate(len(written))
+            self._moves.swap_out(written, sequence.host_pages)
+            self._counts["swaps"] += 1
+        else:
+            sequence.num_computed = 0
+            self._counts["recomputes"] += 1
+        self._vacate(sequence)
+        sequence.state = State.PAUSED
+        sequence.paused_by, sequence.mechanism = by, mechanism
+        sequence.num_published = sequence.share_left = sequence.told_position = 0
+        self.queue.push(sequence, now)
+        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism))
+
+    # A step -------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> Batch:
+        """Decide the next step: who grows, who is paused, who joins, and how many tokens of each are computed."""
+        self.queue.promote_overdue(now)
+        was_idle = not self.running
+        self._grow_running(now)
+        if self.config.batching == "continuous" or was_idle:
+            self._admit(now)
+        decodes, chunks = self._plan()
+        self._counts["steps"] += 1
+        return self._moves.build(self._counts["steps"], decodes, chunks)
+
+    def commit(self, batch: Batch, outcome: Outcome, now: float) -> None:
+        """Take in what `batch` yielded: tokens are appended, full pages published, finished sequences leave."""
+        self.host.release(self._moves.spent_host_pages)
+        self._moves.spent_host_pages = []
+        for slot, length in chain(((slot, 1) for slot in batch.decodes), ((c.slot, c.length) for c in batch.chunks)):
+            self._advance(self._at(slot), length, now)
+        for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True):
+            sequence = self._at(slot)
+            sequence.tokens.append(sampled.token_id)
+            if sequence.share_left:
+                sequence.share_left -= 1
+            finish = sequence.finish_reason(sampled.token_id, self.max_len)
+            request_id, choice = sequence.request.id, sequence.choice
+            self._events.append(TokenEvent(request_id, choice, sampled.token_id, finish, sampled.logprob, sampled.top))
+            if finish is not None:
+                self._finish(sequence, now)
+        self._counts["generated_tokens"] += len(outcome.sampled)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def tell_positions(self) -> None:
+        """Tell the first few who wait their place, where it changed since they last heard. The cost does not grow with
+        the queue; whoever is further back than that is told once it comes nearer."""
+        for position, sequence in enumerate(islice(self.queue.in_order(), POSITIONS_TOLD), start=1):
+            if sequence.told_position != position:
+                sequence.told_position = position
+                state = "paused" if sequence.state is State.PAUSED else "queued"
+                self._events.append(
+                    StatusEvent(
+                        sequence.request.id,
+                        sequence.choice,
+                        state,
+                        position,
+                        sequence.cause,
+                        sequence.paused_by,
+                        sequence.mechanism,
+                    )
+                )
+
+    # Books --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """True while anybody runs or waits."""
+        return bool(self.requests)
+
+    def load(self) -> Load:
+        """The books in one value."""
+        running = Counter(sequence.service_class for sequence in self.running)
+        pool = self.pool
+        return Load(
+            running=(running[ServiceClass.INTERACTIVE], running[ServiceClass.STANDARD], running[ServiceClass.BATCH]),
+            waiting=(
+                self.queue.count(ServiceClass.INTERACTIVE),
+                self.queue.count(ServiceClass.STANDARD),
+                self.queue.count(ServiceClass.BATCH),
+            ),
+            pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, self.host.used, self.host.total),
+            counters=Counters(**self._counts),
+        )
+
+    def check_integrity(self) -> None:
+        """Hold slots, pages, host pages and queue against every sequence. Raises `IntegrityError`. O(everything)."""
+        alive = [sequence for choices in self.requests.values() for sequence in choices]
+        self.pool.check_integrity(sequence.page_table for sequence in alive)
+        self.host.check_integrity([*(s.host_pages for s in alive), self._moves.spent_host_pages])
+        occupied = {slot for slot, sequence in enumerate(self._slots) if sequence is not None}
+        assert occupied.isdisjoint(self._free_slots), (occupied, self._free_slots)
+        assert len(occupied) + len(self._free_slots) == len(self._slots)
+        assert {s.slot for s in self.running} == occupied
+        assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in self.running}
+        waiting = [s for s in alive if s.state in (State.WAITING, State.PAUSED)]
+        assert len(waiting) == len(self.queue)
+        assert set(waiting) == set(self.queue.in_order())
+        assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _at(self, slot: int) -> Sequence:
+        sequence = self._slots[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def _grow_running(self, now: float) -> None:
+        """Give every running sequence the page that its next token needs; pause others, or itself, if there is none."""
+        for sequence in list(self.running):
+            while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
+                if self.pool.available:
+                    assert sequence.slot is not None
+                    page = self.pool.allocate()
+                    self._moves.grow(sequence.slot, len(sequence.page_table), page)
+                    sequence.page_table.append(page)
+                    continue
+                mine = sequence.service_class
+                victim = self.policy.victim(s for s in self.running if s.service_class >= mine)
+                assert victim is not None
+                self.pause(victim, now, by=mine if victim.service_class > mine else None)
+
+    def _admit(self, now: float) -> None:
+        """Let those who wait join, next first, until one does not fit. Nobody overtakes the one who does not fit:
+        whatever becomes free is its."""
+        while True:
+            overdue_served = sum(s.is_protected for s in self.running)
+            sequence = self.queue.head(serve_overdue=overdue_served < self.policy.overdue_slots)
+            if sequence is None:
+                return
+            lower = self._pausable_for(sequence)
+            if not self._free_slots and not lower:
+                sequence.cause = Cause.SLOTS
+                return
+            reused = self._reusable_pages(sequence)
+            if not self._make_room(sequence, lower, reused, now):
+                sequence.cause = Cause.PAGES
+                return
+            self._start(sequence, reused)
+
+    def _pausable_for(self, sequence: Sequence) -> list[Sequence]:
+        """Those who may be paused to let `sequence` run."""
+        if self.config.batching == "static":
+            return []
+        return [s for s in self.running if s.service_class > sequence.service_class and not s.is_protected]
+
+    def _reusable_pages(self, sequence: Sequence) -> list[int]:
+        """Pages whose content `sequence` would otherwise compute; takes no reference."""
+        if sequence.host_pages:
+            return []
+        lead = sequence.lead
+        if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
+            assert lead.slot is not None
+            if sequence.num_generated == 0 and not self._moves.has_joined(lead.slot):
+                return lead.page_table[: -(-(sequence.prompt_len - 1) // self.config.page_size)]
+        return self.pool.lookup(sequence.reusable_digests()) if self.config.enable_prefix_caching else []
+
+    def _make_room(self, sequence: Sequence, lower: list[Sequence], reused: list[int], now: float) -> bool:
+        """Pause sequences of `lower` until `sequence` fits; false, pausing nobody, where that would not be enough."""
+        pool = self.pool
+        # Cached pages that it takes up again leave `available` too; a shared partial page is copied (hence no floor).
+        size = self.config.page_size
+        full = [page for index, page in enumerate(reused) if (index + 1) * size < len(sequence.tokens)]
+
+        def lacking() -> int:
+            taken_up = sum(pool.references(page) == 0 for page in reused)
+            return sequence.pages_needed - len(full) + taken_up - pool.available
+
+        # Those who stay will grow; without this margin an arrival is let in only to be paused in the next steps.
+        staying = len(self.running) - len(lower)
+        margin = min(staying, pool.total // 16)
+        if lacking() + margin > 0:
+            held_by_lower = Counter(page for s in lower for page in s.page_table)
+            reclaimable = sum(count == pool.references(page) for page, count in held_by_lower.items())
+            if lacking() + margin > reclaimable:
+                return False
+        while not self._free_slots or lacking() + margin > 0:
+            victim = self.policy.victim(lower)
+            assert victim is not None
+            lower.remove(victim)
+            self.pause(victim, now, by=sequence.service_class)
+        return True
+
+    def _start(self, sequence: Sequence, reused: list[int]) -> None:
+        """Give `sequence` a slot and pages for all its known tokens."""
+        pool, size = self.pool, self.config.page_size
+        first_time = sequence.state is State.WAITING
+        was_overdue = sequence.is_overdue
+        self.queue.remove(sequence)
+        for page in reused:
+            pool.acquire(page)
+        table = list(reused)
+        if reused:
+            sequence.num_computed = min(len(reused) * size, len(sequence.tokens) - 1)
+            if sequence.num_computed < len(reused) * size:
+                # The last page is shared and will be written: copy it.
+                table[-1] = pool.allocate()
+                self._moves.copy(reused[-1], table[-1])
+                pool.release([reused[-1]])
+        table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
+        if sequence.host_pages:
+            self._moves.swap_in(sequence.host_pages, table[: len(sequence.host_pages)])
+            sequence.host_pages = []
+        slot = self._free_slots.pop()
+        self._slots[slot] = sequence
+        sequence.slot, sequence.page_table, sequence.state = slot, table, State.RUNNING
+        sequence.share_left = self.policy.min_share if was_overdue else 0
+        insort(self.running, sequence, key=_service_order)
+        self._moves.join(
+            Join(
+                slot,
+                tuple(sequence.tokens),
+                sequence.prompt_len,
+                sequence.choice,
+                sequence.request.sampling,
+                tuple(table),
+            )
+        )
+        if first_time and sequence.lead is None:
+            self._counts["prompt_tokens"] += sequence.prompt_len
+            self._counts["cached_tokens"] += sequence.num_computed
+        cached = sequence.num_computed if first_time else 0
+        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached))
+
+    def _plan(self) -> tuple[list[int], list[Chunk]]:
+        """Share the token budget: one for each who decodes, then prompt chunks in service order."""
+        decodes = [s.slot for s in self.running if s.num_uncomputed == 1 and s.slot is not None]
+        chunks: list[Chunk] = []
+        budget = self.config.max_num_batched_tokens - len(decodes)
+        longest = self.config.prefill_chunk or budget
+        if len(decodes) < len(self.running):
+            for sequence in self.running:
+                missing = sequence.num_uncomputed
+                if missing > 1 and budget > 0 and sequence.slot is not None:
+                    length = min(missing, budget, longest)
+                    chunks.append(Chunk(sequence.slot, sequence.num_computed, length, length == missing))
+                    budget -= length
+        return decodes, chunks
+
+    def _advance(self, sequence: Sequence, length: int, now: float) -> None:
+        """`length` more tokens of `sequence` have their KV in its pages."""
+        before = sequence.num_computed
+        sequence.num_computed = after = before + length
+        self._counts["computed_tokens"] += length
+        self._counts["recomputed_tokens"] += max(0, min(sequence.high_water, after) - before)
+        sequence.high_water = max(sequence.high_water, after)
+        if self.config.enable_prefix_caching:
+            for index in range(sequence.num_published, after // self.config.page_size):
+                self.pool.publish(sequence.page_table[index], sequence.digest(index))
+                sequence.num_published = index + 1
+        if sequence.siblings and after >= sequence.prompt_len:
+            self._release_siblings(sequence, now)
+
+    def _release_siblings(self, lead: Sequence, now: float) -> None:
+        """The prompt is computed, or its lead is gone: the other choices may run."""
+        for sibling in lead.siblings:
+            if sibling.state is State.HELD_BACK:
+                sibling.state = State.WAITING
+                self.queue.push(sibling, now)
+        lead.siblings = []
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Give back slot and pages."""
+        assert sequence.slot is not None
+        self.pool.release(reversed(sequence.page_table))
+        self._slots[sequence.slot] = None
+        self._free_slots.append(sequence.slot)
+        self.running.remove(sequence)
+        sequence.page_table, sequence.slot = [], None
+
+    def _finish(self, sequence: Sequence, now: float) -> None:
+        """Whatever it holds, wherever it waits: the sequence is gone."""
+        if sequence.state is State.RUNNING:
+            self._vacate(sequence)
+        elif sequence.state in (State.WAITING, State.PAUSED):
+            self.queue.remove(sequence)
+        self._moves.cancel_swap_out(sequence.host_pages)
+        self.host.release(sequence.host_pages)
+        sequence.host_pages = []
+        sequence.state = State.FINISHED
+        self._release_siblings(sequence, now)
+        choices = self.requests[sequence.request.id]
+        choices.remove(sequence)
+        if not choices:
+            del self.requests[sequence.request.id]
+            self._counts["finished"] += 1

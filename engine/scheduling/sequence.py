@@ -1,0 +1,129 @@
+"""Sequence: the one mutable object per choice of a request. Owns its tokens and its page table."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+from engine.scheduling.pages import chain_next, chain_start
+from engine.types import Cause, FinishReason, Mechanism, Request, ServiceClass
+
+
+class State(enum.Enum):
+    """Where a sequence is in its life."""
+
+    HELD_BACK = "held back"  # a further choice, until its first sibling has computed the prompt
+    WAITING = "waiting"
+    RUNNING = "running"  # has a slot and pages
+    PAUSED = "paused"  # waits again; what it generated is kept
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Prompt and generated tokens of one choice, and where their keys and values lie.
+
+    Only the scheduler changes it. `num_computed` tokens have their KV in `page_table` (running) or `host_pages`
+    (swapped out); a sequence that was dropped for recomputation has neither and `num_computed == 0`.
+    """
+
+    __slots__ = (
+        "_digests",
+        "_page_size",
+        "arrival",
+        "cause",
+        "choice",
+        "high_water",
+        "host_pages",
+        "is_overdue",
+        "lead",
+        "mechanism",
+        "num_computed",
+        "num_published",
+        "page_table",
+        "paused_by",
+        "prompt_len",
+        "request",
+        "share_left",
+        "siblings",
+        "slot",
+        "state",
+        "tokens",
+        "told_position",
+        "waiting_since",
+    )
+
+    def __init__(self, request: Request, choice: int, arrival: int, now: float, page_size: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.arrival = arrival
+        self.tokens = list(request.prompt)
+        self.prompt_len = len(request.prompt)
+        self.state = State.WAITING
+        self.num_computed = 0
+        self.num_published = 0  # full pages already offered to the prefix cache
+        self.high_water = 0  # most tokens ever computed; what lies below it is recomputation
+        self.page_table: list[int] = []
+        self.host_pages: list[int] = []
+        self.slot: int | None = None
+        self.waiting_since = now
+        self.cause: Cause | None = None
+        self.paused_by: ServiceClass | None = None
+        self.mechanism: Mechanism | None = None
+        self.is_overdue = False  # waits in the overdue lane
+        self.share_left = 0  # tokens it may still generate before it may be paused again
+        self.told_position = 0  # the queue position its client was last told
+        self.lead: Sequence | None = None  # the choice that computes the prompt for this one
+        self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
+        self._page_size = page_size
+        self._digests: list[bytes] = []
+
+    @property
+    def service_class(self) -> ServiceClass:
+        """The class of its request."""
+        return self.request.service_class
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens whose KV is missing. 1 means: it decodes."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def pages_needed(self) -> int:
+        """Pages that hold all known tokens."""
+        return -(-len(self.tokens) // self._page_size)
+
+    @property
+    def is_protected(self) -> bool:
+        """True while its minimum share lasts: it is paused only if nobody else can be."""
+        return self.share_left > 0
+
+    def digest(self, index: int) -> bytes:
+        """The prefix-cache digest of full page `index` of its tokens; computed once."""
+        size = self._page_size
+        while len(self._digests) <= index:
+            at = len(self._digests)
+            previous = self._digests[-1] if at else chain_start(self.request.cache_salt)
+            self._digests.append(chain_next(previous, self.tokens[at * size : (at + 1) * size]))
+        return self._digests[index]
+
+    def reusable_digests(self) -> Iterator[bytes]:
+        """Digests of its full pages, lazily. The last token is computed even when its page is known, for something to
+        sample from; the scheduler then copies that page before it is written."""
+        return (self.digest(i) for i in range(len(self.tokens) // self._page_size))
+
+    def finish_reason(self, token_id: int, max_len: int) -> FinishReason | None:
+        """Why `token_id`, just appended, ends the sequence, if it does."""
+        sampling = self.request.sampling
+        if token_id in sampling.stop_token_ids and self.num_generated >= sampling.min_tokens:
+            return FinishReason.STOP
+        if self.num_generated >= sampling.max_tokens or len(self.tokens) >= max_len:
+            return FinishReason.LENGTH
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{self.request.id}/{self.choice} {self.state.value} {self.num_computed}/{len(self.tokens)} tokens>"

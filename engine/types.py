@@ -1,0 +1,223 @@
+"""All that crosses the border of the engine, as frozen values.
+
+Inbound: `Request`. Outbound: `TokenEvent`, `EndEvent`, `StatusEvent` and the `Snapshot` of the books.
+They are msgspec structs so that the same objects travel between threads and, encoded, between processes.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class ServiceClass(enum.IntEnum):
+    """Who waits behind this request. A lower number goes first and may pause a higher one."""
+
+    INTERACTIVE = 0
+    STANDARD = 1
+    BATCH = 2
+
+    @property
+    def label(self) -> str:
+        """The lower-case name used in metrics, events and on the page."""
+        return self.name.lower()
+
+
+class FinishReason(enum.StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"  # a stop token was sampled
+    LENGTH = "length"  # max_tokens, or the context, is used up
+    ABORT = "abort"  # the caller went away or asked to stop
+    ERROR = "error"  # the engine failed this request; EndEvent.message says how
+
+
+class Mechanism(enum.StrEnum):
+    """How a paused sequence keeps what it computed."""
+
+    SWAP = "swap"  # its pages move to host memory
+    RECOMPUTE = "recompute"  # its pages are dropped; its tokens are prefilled again on resume
+
+
+class Cause(enum.StrEnum):
+    """What a waiting request is waiting for."""
+
+    SLOTS = "slots"  # every slot is taken by its own class or a higher one
+    PAGES = "pages"  # the KV pool cannot hold it beside those who run
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are chosen. Values are validated where they enter (the API) and again by the engine at submit.
+
+    The stop ids already contain the model's end-of-text ids unless the caller asked to ignore them: the engine knows
+    no other way to end a sequence than an id from this set or the length. Text-level stop strings live in the API.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0  # over generated tokens, as OpenAI defines it
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and generated tokens, as CTRL (Keskar et al. 2019) defines it
+    logit_bias: dict[int, float] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int = 0  # uint64; whoever builds the request resolves "no seed" to a random one
+    logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
+
+    @property
+    def reshapes_logits(self) -> bool:
+        """True when the logits of a row must be edited before sampling."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+        )
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt and `n` answers to it."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    service_class: ServiceClass = ServiceClass.STANDARD
+    priority: int = 0  # orders within a class, lower first (vLLM's meaning)
+    n: int = 1
+    cache_salt: str = ""  # prompts share cached pages only within one salt
+
+
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a top-logprobs list."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
+    """One sampled token of one choice. `finish` is set on the last one."""
+
+    request_id: str
+    choice: int
+    token_id: int
+    finish: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[Alternative, ...] = ()
+
+
+class EndEvent(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """A choice ended without a token: it was aborted, refused or failed."""
+
+    request_id: str
+    choice: int
+    finish: FinishReason
+    message: str = ""
+    code: str = ""
+    param: str | None = None
+
+
+class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
+    """What happens to a request between tokens, for people and for the audit."""
+
+    request_id: str
+    choice: int
+    state: str  # "queued" | "running" | "paused"
+    position: int = 0  # queued, paused: 1 = next
+    cause: Cause | None = None  # queued
+    by: ServiceClass | None = None  # paused: the class it made room for; None when memory ran short among equals
+    mechanism: Mechanism | None = None  # paused
+    cached_tokens: int = 0  # running, first time: prompt tokens found in the prefix cache
+
+
+Event = TokenEvent | EndEvent | StatusEvent
+
+
+class PageCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The pool's books. free + cached + held == total, always."""
+
+    total: int
+    held: int
+    cached: int
+    free: int
+    swapped: int  # host pages in use
+    host_total: int
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True):
+    """Running totals since the engine started; they only grow."""
+
+    steps: int = 0
+    prompt_tokens: int = 0  # prompt tokens of admitted requests
+    cached_tokens: int = 0  # of these, found in the prefix cache
+    computed_tokens: int = 0  # tokens put through the model, recomputation included
+    recomputed_tokens: int = 0  # of these, computed before and dropped
+    generated_tokens: int = 0
+    swaps: int = 0
+    recomputes: int = 0
+    finished: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine carries right now; rides on every step's frame."""
+
+    running: tuple[int, int, int]  # by class
+    waiting: tuple[int, int, int]  # by class, paused ones included
+    pages: PageCounts
+    counters: Counters
+    decode_rows: int = 0  # of the last step
+    prefill_tokens: int = 0  # of the last step
+    step_seconds: float = 0.0  # of the last step
+
+
+class SlotView(msgspec.Struct, frozen=True, kw_only=True):
+    """One occupied slot, as the live view shows it."""
+
+    slot: int
+    request_id: str
+    service_class: ServiceClass
+    state: str  # "prefill" | "decode"
+    context: int
+    generated: int
+    pages: int
+
+
+class WaitView(msgspec.Struct, frozen=True, kw_only=True):
+    """One waiting or paused request, as the live view shows it."""
+
+    request_id: str
+    service_class: ServiceClass
+    paused: bool
+    waited: float  # seconds
+    context: int
+    cause: Cause | None = None
+    by: ServiceClass | None = None
+    mechanism: Mechanism | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """The whole carousel at one moment. Costs O(slots); sent only while somebody watches."""
+
+    slots: tuple[SlotView, ...]
+    waiting: tuple[WaitView, ...]  # the first few in order
+    total_slots: int
+    page_size: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the API needs to know about the loaded model."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    device: str
+    dtype: str
+    parameters: int
+    attention: str  # "own decoder" or the transformers fallback's family

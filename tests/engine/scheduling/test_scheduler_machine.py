@@ -1,0 +1,172 @@
+"""The scheduler under arbitrary histories: books balance after every step, and every text is the text alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import RequestRefused
+from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.scheduler import Scheduler
+from engine.types import EndEvent, Mechanism, ModelInfo, Request, SamplingParams, ServiceClass, TokenEvent
+from tests.fakes import MemoryRunner, text_alone
+
+SIZE = 4
+
+
+def model_info(num_pages: int, slots: int, page_size: int = SIZE, max_model_len: int = 64) -> ModelInfo:
+    return ModelInfo(
+        name="fake",
+        vocab_size=1000,
+        max_model_len=max_model_len,
+        num_pages=num_pages,
+        page_size=page_size,
+        max_num_seqs=slots,
+        device="cpu",
+        dtype="none",
+        parameters=0,
+        attention="none",
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests arrive, are aborted, paused and stepped in any order."""
+
+    @initialize(
+        slots=st.integers(1, 4),
+        pages=st.integers(2, 14),
+        host=st.sampled_from([0, 3, 30]),
+        chunk=st.sampled_from([None, 1, 3]),
+        budget=st.integers(1, 12),
+        caching=st.booleans(),
+        batching=st.sampled_from(["continuous", "continuous", "static"]),
+        swap_speed=st.sampled_from([1.0, 1e9]),
+    )
+    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed):
+        config = EngineConfig(
+            model="fake",
+            max_num_seqs=slots,
+            max_num_batched_tokens=slots + budget,
+            prefill_chunk=chunk,
+            page_size=SIZE,
+            enable_prefix_caching=caching,
+            batching=batching,
+            max_wait_standard=20.0,
+            max_wait_batch=40.0,
+            min_share=3,
+        ).validate()
+        self.now = 0.0
+        policy = Policy.from_config(config, Costs(swap_speed, 100.0))
+        scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=64)
+        self.runner = MemoryRunner(pages, host, SIZE)
+        self.engine = Engine(config, model_info(pages, slots), scheduler, self.runner, clock=lambda: self.now)
+        self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.ended: dict[tuple[str, int], str] = {}
+        self.expected: dict[tuple[str, int], list[int]] = {}
+        self.aborted: set[tuple[str, int]] = set()
+        self.serial = 0
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 12),
+        service_class=st.sampled_from(ServiceClass),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "a"]),
+        stops=st.booleans(),
+    )
+    def arrive(self, prompt, max_tokens, service_class, n, priority, salt, stops):
+        self.serial += 1
+        stop = tuple(range(0, 1000, 9)) if stops else ()
+        request = Request(
+            id=f"r{self.serial}",
+            prompt=tuple(prompt),
+            sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop),
+            service_class=service_class,
+            priority=priority,
+            n=n,
+            cache_salt=salt,
+        )
+        try:
+            self.engine.submit(request)
+        except RequestRefused:
+            assert len(prompt) + max_tokens > self.engine.info.num_pages * SIZE
+            return
+        for choice in range(n):
+            self.expected[request.id, choice] = text_alone(prompt, choice, max_tokens, stop)
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(times=st.integers(1, 6))
+    def step(self, times):
+        for _ in range(times):
+            self._step()
+
+    @precondition(lambda self: self.engine.scheduler.running)
+    @rule(data=st.data())
+    def pause(self, data):
+        sequence = data.draw(st.sampled_from(self.engine.scheduler.running))
+        swap_fits = len(sequence.page_table) <= self.engine.scheduler.host.available
+        mechanism = data.draw(st.sampled_from(list(Mechanism))) if swap_fits else Mechanism.RECOMPUTE
+        self.engine.scheduler.pause(sequence, self.now, mechanism=mechanism)
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.engine.scheduler.requests)))
+        choices = [s.choice for s in self.engine.scheduler.requests[request_id]]
+        choice = data.draw(st.sampled_from([None, *choices]))
+        self.aborted |= {(request_id, c) for c in choices if choice in (None, c)}
+        self.engine.abort(request_id, choice)
+
+    @rule(seconds=st.sampled_from([5.0, 50.0]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    def _step(self):
+        self.now += 0.01
+        for event in self.engine.step():
+            if isinstance(event, (TokenEvent, EndEvent)):
+                key = (event.request_id, event.choice)
+                assert key not in self.ended, "nothing follows a terminal event"
+                if isinstance(event, TokenEvent):
+                    self.texts[key].append(event.token_id)
+                if event.finish is not None:
+                    self.ended[key] = event.finish
+        assert self.runner.most_tokens <= self.engine.config.max_num_batched_tokens
+
+    @invariant()
+    def books_balance(self):
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_integrity()
+            pool = self.engine.scheduler.pool
+            assert pool.free + pool.cached + pool.held == pool.total
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(4000):  # every step computes at least one token, and there are not that many
+            if not self.engine.has_work:
+                break
+            self._step()
+        self._step()
+        assert not self.engine.has_work, "no progress although arrivals stopped"
+        assert self.ended.keys() == self.expected.keys()
+        for key, expected in self.expected.items():
+            if key in self.aborted:
+                assert expected[: len(self.texts[key])] == self.texts[key]
+            else:
+                assert self.texts[key] == expected, key
+        self.engine.scheduler.check_integrity()
+        assert self.engine.scheduler.pool.held == 0
+        assert self.engine.scheduler.host.used == 0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,75 @@
+"""The few fakes of the suite."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from engine.scheduling.batch import Batch, Join, Outcome, Sampled
+
+
+class MemoryRunner:
+    """A runner whose "keys and values" are the tokens themselves, kept in real pages.
+
+    Its next token is a hash of what it reads back through the page table, so a page that is shared, swapped, copied or
+    reused wrongly changes the text. `text_alone` says what the text must be.
+    """
+
+    def __init__(self, num_pages: int, host_pages: int, page_size: int, vocab_size: int = 1000) -> None:
+        self.page_size = page_size
+        self.vocab_size = vocab_size
+        self.pages: list[list[int]] = [[-1] * page_size for _ in range(num_pages)]
+        self.host: list[list[int]] = [[-1] * page_size for _ in range(host_pages)]
+        self.joins: dict[int, Join] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.most_tokens = 0
+
+    def execute(self, batch: Batch) -> Outcome:
+        """Do as `Batch` and `Moves` say, in their order."""
+        for page, host in batch.swap_out:
+            self.host[host] = list(self.pages[page])
+        copied = [list(self.pages[source]) for source, _ in batch.copies]
+        for (_, target), content in zip(batch.copies, copied, strict=True):
+            self.pages[target] = content
+        for host, page in batch.swap_in:
+            self.pages[page] = list(self.host[host])
+        for slot, index, page in batch.grown:
+            assert len(self.tables[slot]) == index
+            self.tables[slot].append(page)
+        for join in batch.joins:
+            self.joins[join.slot], self.tokens[join.slot] = join, list(join.tokens)
+            self.tables[join.slot] = list(join.page_table)
+        self.most_tokens = max(self.most_tokens, batch.num_tokens)
+        work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
+        work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks]
+        for slot, start, length in work:
+            for position in range(start, start + length):
+                page = self.tables[slot][position // self.page_size]
+                self.pages[page][position % self.page_size] = self.tokens[slot][position]
+        return Outcome(tuple(self._sample(slot) for slot in batch.sampled))
+
+    def _sample(self, slot: int) -> Sampled:
+        size, table = self.page_size, self.tables[slot]
+        read = [self.pages[table[i // size]][i % size] for i in range(len(self.tokens[slot]))]
+        token = next_token(read, self.joins[slot].choice, self.vocab_size)
+        self.tokens[slot].append(token)
+        return Sampled(token)
+
+
+def next_token(tokens: Sequence[int], choice: int, vocab_size: int) -> int:
+    """The made-up model: any change of any token of the context changes what follows."""
+    digest = hashlib.blake2b(repr((list(tokens), choice)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % vocab_size
+
+
+def text_alone(
+    prompt: Sequence[int], choice: int, max_tokens: int, stop: Sequence[int] = (), vocab_size: int = 1000
+) -> list[int]:
+    """What `MemoryRunner` yields for a request that has the machine to itself."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens, choice, vocab_size))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt) :]
