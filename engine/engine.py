@@ -90,10 +90,10 @@ def check_request(request: Request, info: ModelInfo) -> None:
     sampling, length = request.sampling, len(request.prompt)
     if length == 0:
         raise InvalidParameter("the prompt is empty", param="prompt")
-    if not 0 <= min(request.prompt) <= max(request.prompt) < info.vocab_size:
+    lowest, highest = min(request.prompt), max(request.prompt)
+    if lowest < 0 or highest >= info.vocab_size:
         raise InvalidParameter(
-            f"prompt token ids must lie in [0, {info.vocab_size}), found {min(request.prompt)} to {max(request.prompt)}",
-            param="prompt",
+            f"prompt token ids must lie in [0, {info.vocab_size}), found {lowest} to {highest}", param="prompt"
         )
     if sampling.max_tokens < 1:
         raise InvalidParameter(f"max_tokens must be at least 1, not {sampling.max_tokens}", param="max_tokens")

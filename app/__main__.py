@@ -1,0 +1,55 @@
+"""The `carousel` command: serve a model, or say what this machine is like."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app import __version__
+from app.settings import Settings, SettingsError, add_arguments, resolve
+from engine.errors import ConfigError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 done, 1 it failed, 2 the command line is wrong."""
+    parser = argparse.ArgumentParser(prog="carousel", description="An LLM server for when humans are waiting.")
+    parser.add_argument("--version", action="version", version=f"carousel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
+    add_arguments(serve)
+    options = parser.parse_args(arguments)
+    try:
+        settings = resolve(vars(options), download=_download)
+        return _serve(settings)
+    except (SettingsError, ConfigError) as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(settings: Settings) -> int:
+    from app.launch import run  # after the options are known to be good: it imports the whole server
+
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    return run(settings)
+
+
+def _download(name: str) -> Path:
+    """Bring a model from the Hugging Face hub, with its own progress bars."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SettingsError(f"model {name!r} cannot be fetched from the hub: {first}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

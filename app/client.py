@@ -1,0 +1,233 @@
+"""EngineClient: the API's side of the engine. Starts the process, sends requests, hands events to whoever asked.
+
+One reader task turns frames into calls of plain functions, so that a token costs no task switch of its own. Knows
+nothing of HTTP or text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+import engine
+from engine.config import EngineConfig
+from engine.engine import check_request
+from engine.frames import (
+    Abort,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Loading,
+    Ready,
+    Start,
+    Stepped,
+    Submit,
+    ToEngine,
+    Watch,
+    encode,
+    from_engine,
+)
+from engine.types import EndEvent, Event, FinishReason, Load, ModelInfo, Request, Snapshot
+from engine.worker import Builder, serve
+
+log = logging.getLogger("carousel.client")
+
+Sink = Callable[[Event], None]
+
+
+class Phase(Enum):
+    """What the engine is doing as a whole."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class EngineUnavailable(Exception):
+    """The engine is not ready, or gone."""
+
+
+class EngineClient:
+    """One engine, in a process of its own; with `build`, on a thread of this one (tests)."""
+
+    def __init__(self, config: EngineConfig, build: Builder | None = None) -> None:
+        self.config = config
+        self.phase = Phase.LOADING
+        self.loading = Loading("start", 0, 1)
+        self.failure = ""
+        self.info: ModelInfo | None = None
+        self.load: Load | None = None
+        self.on_step: list[Callable[[Stepped], None]] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self._build = build
+        self._sinks: dict[str, tuple[Sink, set[int]]] = {}  # with the choices that have not ended
+        self._watchers: set[Callable[[Snapshot, Load], None]] = set()
+        self._changed = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader_task: asyncio.Task[None] | None = None
+
+    # Life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the engine and begin to load. Returns at once; `ready` waits."""
+        ours, theirs = socket.socketpair()
+        if self._build is None:
+            self.process = _spawn(theirs)
+            theirs.close()
+        else:
+            threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True).start()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._send(Start(self.config))
+        self._reader_task = asyncio.create_task(self._read(reader))
+
+    async def ready(self) -> ModelInfo:
+        """Wait until requests are served. Raises `EngineUnavailable` with one line that says why not."""
+        while self.phase is Phase.LOADING:
+            await self._changed.wait()
+        if self.info is None or self.phase is not Phase.READY:
+            raise EngineUnavailable(self.failure or "the engine is stopped")
+        return self.info
+
+    async def stop(self) -> None:
+        """Close the channel and wait for the process to end."""
+        self._set_phase(Phase.STOPPED)
+        if self._writer is not None:
+            self._writer.close()
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+            await asyncio.gather(self._reader_task, return_exceptions=True)
+        if self.process is not None:
+            try:
+                await asyncio.to_thread(self.process.wait, 5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                await asyncio.to_thread(self.process.wait)
+
+    # Requests -----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Send `request`; `sink` is called with each of its events, in order, until every choice has ended.
+
+        Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served.
+        """
+        if self.phase is not Phase.READY or self.info is None:
+            raise EngineUnavailable(self.failure or "the engine is not ready")
+        check_request(request, self.info)
+        self._sinks[request.id] = (sink, set(range(request.n)))
+        self._send(Submit(request))
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Ask the engine to end a request or one choice. Its `EndEvent` still arrives at the sink."""
+        if request_id in self._sinks and self.phase is Phase.READY:
+            self._send(Abort(request_id, choice))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._sinks)
+
+    def watch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
+        """Call `watcher` with each snapshot from now on."""
+        if not self._watchers:
+            self._send(Watch(True))
+        self._watchers.add(watcher)
+
+    def unwatch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
+        """Stop calling `watcher`; the engine stops making snapshots when nobody looks."""
+        self._watchers.discard(watcher)
+        if not self._watchers:
+            self._send(Watch(False))
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    def _set_phase(self, phase: Phase) -> None:
+        self.phase = phase
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader(from_engine)
+        while True:
+            try:
+                data = await reader.read(1 << 20)
+            except ConnectionError:
+                data = b""
+            if not data:
+                break
+            for message in frames.feed(data):
+                self._take(message)
+        if self.phase is not Phase.STOPPED:
+            self._lose("the engine process ended unexpectedly")
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Stepped(events, load, snapshot):
+                self.load = load
+                for event in events:
+                    self._route(event)
+                for listener in self.on_step:
+                    listener(message)
+                if snapshot is not None:
+                    for watcher in list(self._watchers):
+                        watcher(snapshot, load)
+            case Loading():
+                self.loading = message
+                self._changed.set()
+                self._changed = asyncio.Event()
+            case Ready(info):
+                self.info = info
+                self._set_phase(Phase.READY)
+            case Failed(why):
+                self._lose(why)
+
+    def _route(self, event: Event) -> None:
+        entry = self._sinks.get(event.request_id)
+        if entry is None:
+            return
+        sink, open_choices = entry
+        if getattr(event, "finish", None) is not None:
+            open_choices.discard(event.choice)
+            if not open_choices:
+                del self._sinks[event.request_id]
+        try:
+            sink(event)
+        except Exception:
+            # One request's mistake must not end the task that serves all others.
+            log.exception("an event of request %s could not be taken in", event.request_id)
+
+    def _lose(self, why: str) -> None:
+        """Nothing more will come: say so to everybody who waits."""
+        self.failure = why
+        log.error("engine: %s", why)
+        self._set_phase(Phase.FAILED)
+        sinks, self._sinks = self._sinks, {}
+        for request_id, (sink, open_choices) in sinks.items():
+            for choice in sorted(open_choices):
+                sink(EndEvent(request_id, choice, FinishReason.ERROR, why, "engine_unavailable"))
+
+
+def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
+    """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
+    path = str(Path(engine.__file__).resolve().parent.parent)
+    paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "engine.worker", str(sock.fileno())],
+        pass_fds=[sock.fileno()],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C in the terminal is ours to handle; the engine ends when its channel closes
+    )

@@ -1,0 +1,167 @@
+"""Generation: one request on its way through the server, from engine events to the records of its log.
+
+Owns detokenising and stop strings for each choice, the count of tokens, and the decision when a request whose readers
+have left is given up. Knows nothing of protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.client import EngineClient
+from app.streams import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
+from app.text import Detokenizer, StopMatcher, TextModel
+from engine.types import EndEvent, Event, FinishReason, Request, StatusEvent, TokenEvent
+
+
+@dataclass
+class _Choice:
+    detokenizer: Detokenizer
+    stops: StopMatcher
+    opened: bool = False
+    finished: bool = False
+    infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
+    tokens: int = 0  # likewise
+
+
+@dataclass
+class Timing:
+    """When things happened, in monotonic seconds, for metrics."""
+
+    submitted: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class Generation:
+    """Feeds one log. `take` is the sink that the engine client calls."""
+
+    def __init__(
+        self,
+        request: Request,
+        text: TextModel,
+        stops: tuple[str, ...],
+        log: StreamLog,
+        encoder: Encoder,
+        client: EngineClient,
+        *,
+        grace: float = 0.0,
+        on_end: Callable[[Generation], None] = lambda generation: None,
+        on_token: Callable[[Generation, float], None] = lambda generation, gap: None,
+    ) -> None:
+        self.request = request
+        self.log = log
+        self.encoder = encoder  # how a reader that comes back is answered
+        self.grace = grace  # seconds it goes on without a reader
+        self.timing = Timing(time.monotonic())
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self._text = text
+        self._client = client
+        self._choices = [_Choice(Detokenizer(text), StopMatcher(stops)) for _ in range(request.n)]
+        self._on_end = on_end
+        self._on_token = on_token
+        self._give_up: asyncio.TimerHandle | None = None
+
+    def take(self, event: Event) -> None:
+        """One event of this request, in order."""
+        if self.log.is_closed:
+            return
+        match event:
+            case TokenEvent():
+                self._take_token(event)
+            case StatusEvent():
+                if event.state == "running" and self.timing.started is None:
+                    self.timing.started = time.monotonic()
+                    self.cached_tokens = event.cached_tokens
+                self.log.set_status(event)
+            case EndEvent(_, choice, finish, message, code, param):
+                if finish is FinishReason.ERROR:
+                    self._client.abort(self.request.id)
+                    self._close(Failure(message, code, param))
+                else:
+                    self._finish(choice, "abort")
+
+    def cancel(self) -> None:
+        """Stop now: slot and pages are free before the engine's next step."""
+        self._client.abort(self.request.id)
+        for choice in range(len(self._choices)):
+            if not self.log.is_closed:
+                self._finish(choice, "abort")
+
+    def reader_left(self) -> None:
+        """Called when a reader is gone. The last one takes the request with it, after the grace that was asked for."""
+        if self.log.readers or self.log.is_closed:
+            return
+        if self.grace <= 0:
+            self.cancel()
+        elif self._give_up is None:
+            self._give_up = asyncio.get_running_loop().call_later(self.grace, self._give_up_unless_read)
+
+    def _give_up_unless_read(self) -> None:
+        self._give_up = None
+        if not self.log.readers and not self.log.is_closed:
+            self.cancel()
+
+    def _take_token(self, event: TokenEvent) -> None:
+        choice = self._choices[event.choice]
+        if choice.finished:
+            return  # a stop string was met; the engine's abort and this token crossed
+        self._clock_token()
+        self._open(event.choice, choice)
+        self.completion_tokens += 1
+        choice.tokens += 1
+        if event.logprob is not None:
+            choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top))
+        ended_by_token = event.finish is FinishReason.STOP
+        text = "" if ended_by_token else choice.detokenizer.push(event.token_id)
+        if event.finish is not None:
+            text += choice.detokenizer.flush()
+        shown, stop = choice.stops.push(text)
+        if stop is None and event.finish is not None:
+            shown += choice.stops.flush()
+        if shown or stop is not None or event.finish is not None:
+            self._say(event.choice, choice, shown)
+        if stop is not None:
+            if event.finish is None:
+                self._client.abort(self.request.id, event.choice)
+            self._finish(event.choice, "stop", stop)
+        elif event.finish is not None:
+            self._finish(event.choice, event.finish.value)
+
+    def _clock_token(self) -> None:
+        now = time.monotonic()
+        gap = now - (self.timing.last_token or now)
+        if self.timing.first_token is None:
+            self.timing.first_token = now
+        self.timing.last_token = now
+        self._on_token(self, gap)
+
+    def _open(self, index: int, choice: _Choice) -> None:
+        if not choice.opened:
+            choice.opened = True
+            self.log.append(Opened(index))
+
+    def _say(self, index: int, choice: _Choice, text: str) -> None:
+        self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos)))
+        choice.infos, choice.tokens = [], 0
+
+    def _finish(self, index: int, reason: str, stop: str | None = None) -> None:
+        choice = self._choices[index]
+        if choice.finished:
+            return
+        choice.finished = True
+        self._open(index, choice)
+        self.log.append(Finished(index, reason, stop))
+        if all(c.finished for c in self._choices):
+            self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens))
+
+    def _close(self, record: Usage | Failure) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+        self.log.append(record)
+        self._on_end(self)

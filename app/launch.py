@@ -1,0 +1,98 @@
+"""Run the server in this process: bind first, say where it is, show how far the model has come, serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+from tqdm import tqdm
+
+from app.client import EngineClient, EngineUnavailable, Phase
+from app.server import create_app
+from app.settings import Settings
+from app.text import TextModel, TokenizerMissing
+
+log = logging.getLogger("carousel")
+
+MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
+GRACEFUL_SECONDS = 10
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop. Returns the exit status."""
+    try:
+        text = TextModel.load(Path(settings.engine.model), settings.chat_template)
+        bound = _bind(settings.host, settings.port)
+    except (TokenizerMissing, OSError) as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    client = EngineClient(settings.engine)
+    config = uvicorn.Config(
+        create_app(settings, client, text),
+        log_level="warning" if settings.log_level == "info" else settings.log_level,
+        log_config=None,
+        access_log=settings.log_level == "debug",
+        root_path=settings.root_path,
+        ws_max_size=MAX_FRAME,
+        ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes
+        timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        server_header=False,
+    )
+    return asyncio.run(_run(uvicorn.Server(config), client, bound, settings))
+
+
+async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
+    print(f"Carousel is starting on {url} with {settings.model_name}", file=sys.stderr, flush=True)
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    loading = asyncio.create_task(_show_loading(client, url))
+    await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done() and loading.result() != 0:
+        server.should_exit = True
+        await serving
+        return 1
+    await serving
+    loading.cancel()
+    return 0 if client.phase is not Phase.FAILED else 1
+
+
+async def _show_loading(client: EngineClient, url: str) -> int:
+    """A progress bar on a terminal while the weights load; one line when all is ready. Returns 1 if it failed."""
+    ready = asyncio.create_task(client.ready())
+    with tqdm(desc="weights", unit="B", unit_scale=True, leave=False, delay=0.5, disable=None) as bar:
+        while not ready.done():
+            if client.loading.what == "weights":
+                bar.total = client.loading.total
+                bar.update(client.loading.done - bar.n)
+            await asyncio.wait((ready,), timeout=0.1)
+    try:
+        info = ready.result()
+    except EngineUnavailable as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    tokens = info.num_pages * info.page_size
+    print(
+        f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
+        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """The listening socket, before anything expensive. Raises `OSError` that names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sock

@@ -1,0 +1,341 @@
+"""A realtime session: a conversation over one WebSocket that can be interrupted at any token.
+
+Owns the conversation's items and the responses that are under way. Speaks through a `send` function; knows nothing of
+sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.errors import ApiError
+from app.generation import Generation
+from app.schemas.realtime import (
+    ClientEvent,
+    EventRefused,
+    ItemCreate,
+    ItemDelete,
+    ItemFields,
+    ItemRetrieve,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseFields,
+    SessionFields,
+    SessionUpdate,
+    parse_event,
+)
+from app.service import Service
+from app.sse import status_view
+from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
+from engine.types import SamplingParams, ServiceClass
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+MAX_ITEMS = 4096
+MAX_RESPONSES = 8  # under way at once, out-of-band ones included
+
+
+@dataclass
+class _Item:
+    id: str
+    role: str
+    text: str
+    status: str = "completed"
+
+    def view(self) -> dict[str, Any]:
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": self.status,
+            "role": self.role,
+            "content": [{"type": kind, "text": self.text}],
+        }
+
+
+@dataclass
+class _Response:
+    id: str
+    item: _Item
+    fields: ResponseFields
+    generation: Generation | None = None
+    task: asyncio.Task[None] | None = None
+    finish: str = ""
+    usage: Usage | None = None
+    failure: Failure | None = None
+    cancelled: bool = False
+
+    def view(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "status": status,
+            "status_details": self._details(status),
+            "output": output,
+            "output_modalities": ["text"],
+            "conversation_id": None,
+            "max_output_tokens": self.fields.max_output_tokens or "inf",
+            "metadata": self.fields.metadata,
+            "usage": self._usage(),
+        }
+
+    def _details(self, status: str) -> dict[str, Any] | None:
+        match status:
+            case "cancelled":
+                return {"type": "cancelled", "reason": "client_cancelled"}
+            case "incomplete":
+                return {"type": "incomplete", "reason": "max_output_tokens"}
+            case "failed" if self.failure is not None:
+                return {"type": "failed", "error": {"type": "server_error", "code": self.failure.code}}
+        return None
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self.usage is None:
+            return None
+        prompt, completion, cached = self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens
+        return {
+            "total_tokens": prompt + completion,
+            "input_tokens": prompt,
+            "output_tokens": completion,
+            "input_token_details": {"text_tokens": prompt, "audio_tokens": 0, "cached_tokens": cached},
+            "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
+        }
+
+
+class _NoEncoder:
+    """Realtime streams are not resumed over SSE."""
+
+    def encode(self, log: StreamLog, items: list[Item]) -> bytes:
+        return b""
+
+
+@dataclass
+class Session:
+    """One client's conversation."""
+
+    service: Service
+    owner: str
+    send: Send
+    id: str = field(default_factory=lambda: _new_id("sess"))
+    _fields: SessionFields = field(default_factory=SessionFields)
+    _items: list[_Item] = field(default_factory=list)
+    _responses: dict[str, _Response] = field(default_factory=dict)
+    _writing: str | None = None  # the response that writes to the conversation
+
+    async def open(self) -> None:
+        """Say hello."""
+        await self._emit("session.created", session=self._view())
+
+    async def take(self, text: str) -> None:
+        """One frame from the client. What is wrong with it is answered; the session goes on."""
+        try:
+            event = parse_event(text)
+        except EventRefused as refused:
+            await self._refuse(refused.error, refused.event_id)
+            return
+        try:
+            await self._handle(event)
+        except ApiError as error:
+            await self._refuse(error, event.event_id)
+
+    async def close(self) -> None:
+        """The client is gone: nothing goes on for it."""
+        responses = list(self._responses.values())
+        for response in responses:
+            if response.generation is not None:
+                response.generation.cancel()
+            if response.task is not None:
+                response.task.cancel()
+        await asyncio.gather(*(r.task for r in responses if r.task is not None), return_exceptions=True)
+
+    async def _handle(self, event: ClientEvent) -> None:
+        match event:
+            case SessionUpdate(session=fields):
+                self.service.check_model(fields.model)
+                changed = fields.model_dump(exclude_none=True)
+                self._fields = self._fields.model_copy(update=changed)
+                await self._emit("session.updated", session=self._view())
+            case ItemCreate(item=fields, previous_item_id=previous):
+                await self._create_item(fields, previous)
+            case ItemRetrieve(item_id=item_id):
+                await self._emit("conversation.item.retrieved", item=self._find(item_id).view())
+            case ItemDelete(item_id=item_id):
+                self._items.remove(self._find(item_id))
+                await self._emit("conversation.item.deleted", item_id=item_id)
+            case ResponseCreate(response=asked):
+                await self._respond(asked)
+            case ResponseCancel(response_id=response_id):
+                self._cancel(response_id)
+
+    async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
+        if len(self._items) >= MAX_ITEMS:
+            raise ApiError(400, f"a conversation holds at most {MAX_ITEMS} items", code="conversation_full")
+        if any(item.id == fields.id for item in self._items):
+            raise ApiError(400, f"item {fields.id!r} exists already", param="item.id", code="duplicate_item")
+        at = len(self._items)
+        if previous == "root":
+            at = 0
+        elif previous is not None:
+            at = self._items.index(self._find(previous)) + 1
+        item = _Item(fields.id or _new_id("item"), fields.role, fields.text)
+        self._items.insert(at, item)
+        before = self._items[at - 1].id if at else None
+        await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
+        await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
+
+    async def _respond(self, asked: ResponseFields) -> None:
+        in_conversation = asked.conversation == "auto"
+        if in_conversation and self._writing is not None:
+            raise ApiError(
+                400,
+                f"response {self._writing} is writing to the conversation; cancel it or wait for response.done",
+                code="conversation_already_has_active_response",
+            )
+        if len(self._responses) >= MAX_RESPONSES:
+            raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
+        response = _Response(_new_id("resp"), _Item(_new_id("item"), "assistant", "", "in_progress"), asked)
+        turns = self._turns(asked)
+        if in_conversation:
+            self._writing = response.id
+        self._responses[response.id] = response
+        try:
+            response.generation = await self._start(asked, turns)
+        except ApiError:
+            self._forget(response)
+            raise
+        if in_conversation:
+            self._items.append(response.item)
+        response.task = asyncio.create_task(self._narrate(response))
+
+    def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
+        items = self._items if asked.input is None else [_Item("", i.role, i.text) for i in asked.input]
+        turns = [{"role": item.role, "content": item.text} for item in items if item.text]
+        instructions = asked.instructions or self._fields.instructions
+        if instructions:
+            turns.insert(0, {"role": "system", "content": instructions})
+        if not turns:
+            raise ApiError(400, "there is nothing to answer: create an item first", code="empty_conversation")
+        return turns
+
+    async def _start(self, asked: ResponseFields, turns: list[dict[str, str]]) -> Generation:
+        _ = self.service.info
+        prompt = await self.service.encode_chat(turns)
+        limit = asked.max_output_tokens or self._fields.max_output_tokens or "inf"
+        temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
+        seed = asked.seed if asked.seed is not None else self._fields.seed
+        sampling = SamplingParams(
+            max_tokens=self.service.token_limit(None if limit == "inf" else limit, len(prompt)),
+            temperature=1.0 if temperature is None else temperature,
+            top_p=asked.top_p or self._fields.top_p or 1.0,
+            stop_token_ids=tuple(sorted(self.service.text.eos_token_ids)),
+            seed=secrets.randbits(64) if seed is None else seed,
+        )
+        return self.service.start(
+            prompt,
+            sampling,
+            service_class=ServiceClass.INTERACTIVE,
+            stops=(),
+            encoder=_NoEncoder(),
+            owner=self.owner,
+        )
+
+    def _cancel(self, response_id: str | None) -> None:
+        """Barge-in: the engine frees slot and pages before its next step; `response.done` follows from the log."""
+        response = self._responses.get(response_id or self._writing or "")
+        if response is None or response.generation is None:
+            raise ApiError(400, "no response is under way", param="response_id", code="response_cancel_not_active")
+        response.cancelled = True
+        response.generation.cancel()
+
+    async def _narrate(self, response: _Response) -> None:
+        """Tell the life of one response, in the protocol's order."""
+        item, generation = response.item, response.generation
+        assert generation is not None
+        at = {"response_id": response.id, "item_id": item.id, "output_index": 0, "content_index": 0}
+        try:
+            await self._emit("response.created", response=response.view("in_progress", []))
+            await self._emit(
+                "response.output_item.added",
+                response_id=response.id,
+                output_index=0,
+                item={**item.view(), "content": []},
+            )
+            if response.fields.conversation == "auto":
+                await self._emit("conversation.item.added", previous_item_id=None, item={**item.view(), "content": []})
+            await self._emit("response.content_part.added", **at, part={"type": "text", "text": ""})
+            async for entries in generation.log.read():
+                for entry in entries:
+                    if not isinstance(entry, Numbered):
+                        await self._emit("carousel.status", response_id=response.id, **status_view(entry))
+                        continue
+                    match entry.record:
+                        case Delta(_, text, _, _) if text:
+                            item.text += text
+                            await self._emit("response.output_text.delta", **at, delta=text)
+                        case Finished(_, reason, _):
+                            response.finish = reason
+                        case Usage() as usage:
+                            response.usage = usage
+                        case Failure() as failure:
+                            response.failure = failure
+            status = self._status(response)
+            item.status = "completed" if status == "completed" else "incomplete"
+            await self._emit("response.output_text.done", **at, text=item.text)
+            await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
+            await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
+            if response.fields.conversation == "auto":
+                await self._emit("conversation.item.done", previous_item_id=None, item=item.view())
+            self._forget(response)
+            await self._emit("response.done", response=response.view(status, [item.view()]))
+        finally:
+            self._forget(response)
+            generation.reader_left()
+
+    @staticmethod
+    def _status(response: _Response) -> str:
+        if response.failure is not None:
+            return "failed"
+        if response.cancelled:
+            return "cancelled"
+        return "incomplete" if response.finish == "length" else "completed"
+
+    def _forget(self, response: _Response) -> None:
+        self._responses.pop(response.id, None)
+        if self._writing == response.id:
+            self._writing = None
+
+    def _find(self, item_id: str) -> _Item:
+        for item in self._items:
+            if item.id == item_id:
+                return item
+        raise ApiError(400, f"no item {item_id[:100]!r}", param="item_id", code="item_not_found")
+
+    def _view(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "realtime.session",
+            "type": "realtime",
+            "model": self.service.settings.model_name,
+            "instructions": self._fields.instructions or "",
+            "output_modalities": ["text"],
+            "max_output_tokens": self._fields.max_output_tokens or "inf",
+            "tools": [],
+            "tool_choice": self._fields.tool_choice or "auto",
+        }
+
+    async def _refuse(self, error: ApiError, event_id: str | None) -> None:
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        body = {"type": kind, "code": error.code, "message": str(error), "param": error.param, "event_id": event_id}
+        await self._emit("error", error=body)
+
+    async def _emit(self, kind: str, **content: Any) -> None:
+        await self.send({"type": kind, "event_id": _new_id("event"), **content})
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(10)}"

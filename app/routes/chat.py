@@ -1,0 +1,38 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.routes import owner_of, service_of
+from app.routes.answers import resume_grace, stream, whole
+from app.schemas import chat
+from app.schemas.common import TIER_OF_CLASS, parse
+from app.security import read_json_body
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, streamed or whole."""
+    service, owner = service_of(request), owner_of(request)
+    asked = parse(chat.ChatRequest, await read_json_body(request, service.settings))
+    asked.check()
+    service.check_model(asked.model)
+    _ = service.info  # 503 while it loads, before anything expensive
+    prompt = await service.encode_chat(asked.turns)
+    model, tier = service.settings.model_name, TIER_OF_CLASS[asked.service_class]
+    usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+    generation = service.generate(
+        prompt,
+        asked,
+        max_tokens=service.token_limit(asked.token_limit, len(prompt)),
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        encoder=chat.ChatEncoder(model, tier, service.text, include_usage=usage),
+        owner=owner,
+        grace=resume_grace(request),
+    )
+    if asked.stream:
+        return stream(generation)
+    return await whole(
+        request, generation, lambda: chat.response(generation.log, asked.n or 1, model, tier, service.text)
+    )

@@ -1,0 +1,39 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.routes import owner_of, service_of
+from app.routes.answers import resume_grace, stream, whole
+from app.schemas import completions
+from app.schemas.common import TIER_OF_CLASS, parse
+from app.security import read_json_body
+
+
+async def text_completions(request: Request) -> Response:
+    """Continue a text, streamed or whole."""
+    service, owner = service_of(request), owner_of(request)
+    asked = parse(completions.CompletionRequest, await read_json_body(request, service.settings))
+    asked.check()
+    service.check_model(asked.model)
+    _ = service.info
+    text = asked.single_prompt
+    prompt = await service.encode(text, add_special_tokens=True) if isinstance(text, str) else text
+    model, tier = service.settings.model_name, TIER_OF_CLASS[asked.service_class]
+    usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+    generation = service.generate(
+        prompt,
+        asked,
+        max_tokens=service.token_limit(asked.max_tokens, len(prompt)),
+        logprobs=asked.logprobs,
+        encoder=completions.CompletionEncoder(model, tier, service.text, include_usage=usage),
+        owner=owner,
+        grace=resume_grace(request),
+    )
+    if asked.stream:
+        return stream(generation)
+    return await whole(
+        request, generation, lambda: completions.response(generation.log, asked.n or 1, model, tier, service.text)
+    )

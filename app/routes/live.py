@@ -1,0 +1,108 @@
+"""GET /v1/engine/events: the carousel as it turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.routes import owner_of, service_of
+from app.sse import EventStream
+from engine.types import Load, ServiceClass, SlotView, Snapshot, WaitView
+
+SHORT = 6  # characters of a request's id: enough to follow it, not enough to ask for it
+
+
+async def engine_events(request: Request) -> Response:
+    """Server-sent snapshots; several a second while something runs. Tells nobody's words and nobody's key."""
+    owner_of(request)
+    client = service_of(request).client
+    newest: asyncio.Queue[tuple[Snapshot, Load]] = asyncio.Queue(maxsize=1)
+
+    def take(snapshot: Snapshot, load: Load) -> None:
+        if newest.full():  # a slow watcher sees fewer pictures, not older ones
+            newest.get_nowait()
+        newest.put_nowait((snapshot, load))
+
+    async def content() -> AsyncIterator[bytes]:
+        before: tuple[float, Load] | None = None
+        loop = asyncio.get_running_loop()
+        while True:
+            snapshot, load = await newest.get()
+            now = loop.time()
+            yield b"data: %s\n\n" % msgspec.json.encode(_view(snapshot, load, now, before))
+            before = (now, load)
+
+    client.watch(take)
+    return EventStream(content(), lambda: client.unwatch(take), {})
+
+
+def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load] | None) -> dict[str, Any]:
+    counters, pages = load.counters, load.pages
+    slots: list[dict[str, Any] | None] = [None] * snapshot.total_slots
+    for slot in snapshot.slots:
+        slots[slot.slot] = _slot(slot)
+    rate = prefill_rate = 0.0
+    if before is not None and now > before[0]:
+        seconds, earlier = now - before[0], before[1].counters
+        generated = counters.generated_tokens - earlier.generated_tokens
+        rate = generated / seconds
+        prefill_rate = max(0, counters.computed_tokens - earlier.computed_tokens - generated) / seconds
+    looked_up = counters.prompt_tokens
+    return {
+        "t": now,
+        "step": counters.steps,
+        "slots": slots,
+        "waiting": {c.label: load.waiting[c] for c in ServiceClass},
+        "paused": [_paused(w) for w in snapshot.waiting if w.paused],
+        "queue": [_queued(w) for w in snapshot.waiting if not w.paused],
+        "pages": {
+            "total": pages.total,
+            "held": pages.held,
+            "cached": pages.cached,
+            "free": pages.free,
+            "swapped": pages.swapped,
+        },
+        "page_size": snapshot.page_size,
+        "tokens_per_s": rate,
+        "prefill_tokens_per_s": prefill_rate,
+        "step_ms": load.step_seconds * 1000,
+        "preemptions": {"swap": counters.swaps, "recompute": counters.recomputes},
+        "prefix_hit_rate": counters.cached_tokens / looked_up if looked_up else 0.0,
+        "batch": {"decode": load.decode_rows, "prefill_tokens": load.prefill_tokens},
+        "requests_finished": counters.finished,
+    }
+
+
+def _slot(view: SlotView) -> dict[str, Any]:
+    return {
+        "request": view.request_id[:SHORT],
+        "class": view.service_class.label,
+        "state": view.state,
+        "context": view.context,
+        "generated": view.generated,
+        "pages": view.pages,
+    }
+
+
+def _paused(view: WaitView) -> dict[str, Any]:
+    return {
+        "request": view.request_id[:SHORT],
+        "class": view.service_class.label,
+        "by": view.by.label if view.by is not None else None,
+        "mechanism": view.mechanism,
+        "context": view.context,
+    }
+
+
+def _queued(view: WaitView) -> dict[str, Any]:
+    return {
+        "request": view.request_id[:SHORT],
+        "class": view.service_class.label,
+        "cause": view.cause,
+        "waited": view.waited,
+    }

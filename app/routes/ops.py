@@ -1,0 +1,86 @@
+"""Models, tokenizer, health and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.client import Phase
+from app.errors import ApiError, error_body
+from app.routes import owner_of, service_of
+from app.schemas.common import parse
+from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from app.security import read_json_body
+from app.service import Service
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.settings.model_name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "carousel",
+        "max_model_len": service.info.max_model_len,
+    }
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models."""
+    owner_of(request)
+    return JSONResponse({"object": "list", "data": [_model(service_of(request))]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/{id}; ids may contain slashes."""
+    owner_of(request)
+    service = service_of(request)
+    service.check_model(request.path_params["model_id"])
+    return JSONResponse(_model(service))
+
+
+async def tokenize(request: Request) -> Response:
+    """POST /tokenize: a text or a conversation to ids (vLLM's shape)."""
+    owner_of(request)
+    service = service_of(request)
+    asked = parse(TokenizeRequest, await read_json_body(request, service.settings))
+    service.check_model(asked.model)
+    if asked.messages is not None:
+        ids = await service.encode_chat([{"role": m.role, "content": m.text} for m in asked.messages])
+    elif asked.prompt is not None:
+        ids = await service.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
+    else:
+        raise ApiError(400, "prompt or messages is needed", param="prompt", code="missing")
+    return JSONResponse({"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids})
+
+
+async def detokenize(request: Request) -> Response:
+    """POST /detokenize: ids to text."""
+    owner_of(request)
+    service = service_of(request)
+    asked = parse(DetokenizeRequest, await read_json_body(request, service.settings))
+    service.check_model(asked.model)
+    beyond = [i for i in asked.tokens if not 0 <= i < service.info.vocab_size]
+    if beyond:
+        raise ApiError(400, f"tokens: {beyond[0]} is not a token id", param="tokens", code="invalid_value")
+    return JSONResponse({"prompt": service.text.decode(asked.tokens, skip_special_tokens=False)})
+
+
+async def health(request: Request) -> Response:
+    """GET /health: 200 when requests are served; else 503 with how far the start has come."""
+    client = service_of(request).client
+    if client.phase is Phase.READY:
+        return JSONResponse({"status": "ready"})
+    message = client.failure or "the model is loading"
+    body = error_body(503, message, code="engine_unavailable")
+    if client.phase is Phase.LOADING:
+        loading = client.loading
+        body["loading"] = {"what": loading.what, "done": loading.done, "total": loading.total}
+    return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics, for Prometheus."""
+    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,48 @@
+"""The pages people see. Jinja2 shells; everything that moves is in static/."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.templating import Jinja2Templates
+
+from app import __version__
+from app.resources import fingerprint, templates_dir
+from app.routes import service_of
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-cache",
+}
+
+_templates = Jinja2Templates(templates_dir())
+
+
+def _page(request: Request, name: str) -> Response:
+    settings = service_of(request).settings
+    base = settings.root_path.rstrip("/")
+    context = {
+        "version": __version__,
+        "model": settings.model_name,
+        "base": base,
+        "page": name,
+        "asset": lambda path: f"{base}/static/{path}?v={fingerprint(path)}",
+    }
+    return _templates.TemplateResponse(request, f"{name}.html", context, headers=SECURITY_HEADERS)
+
+
+async def chat_page(request: Request) -> Response:
+    """GET /."""
+    return _page(request, "chat")
+
+
+async def engine_page(request: Request) -> Response:
+    """GET /engine."""
+    return _page(request, "engine")

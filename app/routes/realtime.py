@@ -1,0 +1,53 @@
+"""/v1/realtime: the WebSocket around a session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from app.errors import ApiError
+from app.realtime import Session
+from app.routes import service_of
+from app.security import authenticate
+
+SEND_TIMEOUT = 30.0  # seconds a client may leave the socket full
+KEY_PROTOCOL = "openai-insecure-api-key."
+
+
+async def realtime(socket: WebSocket) -> None:
+    """Serve one session until the client leaves. Close codes are those that clients do not retry on by mistake."""
+    service = service_of(socket)
+    offered = [protocol.strip() for protocol in socket.headers.get("sec-websocket-protocol", "").split(",")]
+    await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
+    try:
+        key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
+        owner = authenticate(socket, service.settings, key=key)
+        service.check_model(socket.query_params.get("model"))
+        _ = service.info
+    except ApiError as error:
+        code = 1013 if error.status == 503 else 1008
+        await socket.close(code, str(error)[:120])
+        return
+
+    async def send(event: dict[str, Any]) -> None:
+        async with asyncio.timeout(SEND_TIMEOUT):
+            await socket.send_text(msgspec.json.encode(event).decode())
+
+    session = Session(service, owner, send)
+    try:
+        await session.open()
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            if message.get("text") is None:
+                await socket.close(1003, "text frames only")
+                return
+            await session.take(message["text"])
+    except (WebSocketDisconnect, TimeoutError):
+        return
+    finally:
+        await session.close()

@@ -1,0 +1,141 @@
+"""Fields that the text protocols share, and how they become the engine's parameters."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.errors import ApiError
+from engine.types import SamplingParams, ServiceClass
+
+TIERS = {
+    "priority": ServiceClass.INTERACTIVE,
+    "default": ServiceClass.STANDARD,
+    "auto": ServiceClass.STANDARD,
+    "flex": ServiceClass.BATCH,
+}
+TIER_OF_CLASS = {
+    ServiceClass.INTERACTIVE: "priority",
+    ServiceClass.STANDARD: "default",
+    ServiceClass.BATCH: "flex",
+}
+MAX_STOP_LENGTH = 1024  # characters
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class Strict(BaseModel):
+    """Exact types, no unknown fields: what is not understood is refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class SamplingFields(Strict):
+    """Sampling and scheduling fields of `/v1/completions` and `/v1/chat/completions`."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 and 0: off
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(None, max_length=1024)
+    min_tokens: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+    n: int | None = Field(None, ge=1, le=16)
+    stream: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    # Accepted and honoured by doing nothing: they name the caller or his bookkeeping and change no answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: Literal[False] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def service_class(self) -> ServiceClass:
+        """The class that `service_tier` asks for."""
+        return TIERS[self.service_tier or "auto"]
+
+    def sampling(self, max_tokens: int, eos: frozenset[int], logprobs: int | None) -> SamplingParams:
+        """The engine's view. Without a seed a random one is drawn, so that even then the answer is reproducible."""
+        stop_ids = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(0, self.top_k or 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=_bias(self.logit_bias),
+            stop_token_ids=tuple(sorted(stop_ids)),
+            seed=secrets.randbits(64) if self.seed is None else self.seed % 2**64,
+            logprobs=logprobs,
+        )
+
+
+class StreamOptions(Strict):
+    """`stream_options` of a streamed request."""
+
+    include_usage: bool | None = None
+
+
+def _bias(bias: dict[str, float] | None) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            raise ApiError(400, f"logit_bias: {key[:80]!r} is not a token id", param="logit_bias", code="invalid_value")
+        result[int(key)] = value
+    return result
+
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def parse(schema: type[Schema], body: bytes) -> Schema:
+    """`body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def refusal(error: ValidationError) -> ApiError:
+    """The first problem of a validation, as a client reads it."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = [str(part) for part in problem["loc"]]
+    param = path[0] if path else None
+    if problem["type"] == "extra_forbidden":
+        return ApiError(400, f"unsupported parameter: {'.'.join(path)}", param=param, code="unsupported_parameter")
+    if problem["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {problem['msg']}", code="invalid_json")
+    where = f"{'.'.join(path)}: " if path else ""
+    return ApiError(400, f"{where}{problem['msg']}", param=param, code="invalid_value")
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage block."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }

@@ -1,0 +1,160 @@
+"""`/v1/realtime`: what clients send over the WebSocket. Text only; audio is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from app.errors import ApiError
+from app.schemas.common import Strict, refusal
+
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
+Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
+
+
+class ContentPart(Strict):
+    """A piece of an item's text."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class ItemFields(Strict):
+    """A message of the conversation."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    type: Literal["message"]
+    role: Literal["system", "user", "assistant"]
+    content: list[ContentPart]
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+    object: Literal["realtime.item"] | None = None
+
+    @property
+    def text(self) -> str:
+        """All parts as one text."""
+        return "".join(part.text for part in self.content)
+
+
+class SessionFields(Strict):
+    """What `session.update` may change. `temperature`, `top_p` and `seed` are ours; the protocol has none of them."""
+
+    type: Literal["realtime"] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    output_modalities: Modalities | None = None
+    max_output_tokens: MaxTokens | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+
+
+class ResponseFields(Strict):
+    """What `response.create` may say."""
+
+    conversation: Literal["auto", "none"] = "auto"
+    input: list[ItemFields] | None = None
+    instructions: str | None = None
+    output_modalities: Modalities | None = None
+    max_output_tokens: MaxTokens | None = None
+    metadata: dict[str, str] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+
+
+class _Event(Strict):
+    event_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class SessionUpdate(_Event):
+    """session.update"""
+
+    type: Literal["session.update"]
+    session: SessionFields
+
+
+class ItemCreate(_Event):
+    """conversation.item.create"""
+
+    type: Literal["conversation.item.create"]
+    item: ItemFields
+    previous_item_id: str | None = None
+
+
+class ItemRetrieve(_Event):
+    """conversation.item.retrieve"""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: str
+
+
+class ItemDelete(_Event):
+    """conversation.item.delete"""
+
+    type: Literal["conversation.item.delete"]
+    item_id: str
+
+
+class ResponseCreate(_Event):
+    """response.create"""
+
+    type: Literal["response.create"]
+    response: ResponseFields = ResponseFields()
+
+
+class ResponseCancel(_Event):
+    """response.cancel"""
+
+    type: Literal["response.cancel"]
+    response_id: str | None = None
+
+
+ClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ResponseCreate | ResponseCancel
+
+_adapter: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
+
+
+class EventRefused(Exception):
+    """A client event that cannot be served; carries what the `error` event says."""
+
+    def __init__(self, error: ApiError, event_id: str | None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.event_id = event_id
+
+
+def parse_event(text: str) -> ClientEvent:
+    """One frame as an event. Raises `EventRefused`."""
+    try:
+        return _adapter.validate_json(text)
+    except ValidationError as error:
+        raise EventRefused(_explain(error), _event_id(text)) from None
+
+
+def _explain(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    if problem["type"] == "union_tag_invalid":
+        return ApiError(400, f"unknown event type {problem['ctx']['tag']!r}", param="type", code="unknown_event")
+    if problem["type"] == "union_tag_not_found":
+        return ApiError(400, "an event needs a type", param="type", code="missing")
+    refused = refusal(error)
+    path = ".".join(str(part) for part in problem["loc"][1:])  # without the union's tag
+    if refused.code == "unsupported_parameter":
+        return ApiError(400, f"unsupported parameter: {path}", param=path, code=refused.code)
+    return ApiError(400, f"{path}: {problem['msg']}" if path else problem["msg"], param=path or None, code=refused.code)
+
+
+def _event_id(text: str) -> str | None:
+    """The id of an event that is otherwise wrong, to name it in the error."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    event_id = value.get("event_id") if isinstance(value, dict) else None
+    return event_id[:512] if isinstance(event_id, str) else None

@@ -1,0 +1,91 @@
+"""Who is let in: API keys, the Host and Origin a browser names, the size of a body."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.errors import ApiError, error_body
+from app.settings import Settings
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
+JSON_TYPES = frozenset({"application/json", ""})
+
+
+def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> str:
+    """The owner's name: a digest of its key, or "" where no keys are configured. Raises `ApiError` (401).
+
+    Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
+    """
+    if not settings.api_key:
+        return ""
+    if key is None:
+        scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
+        key = credentials.strip() if scheme.lower() == "bearer" else ""
+    given = key.encode("utf-8", "surrogatepass")
+    matches = [hmac.compare_digest(given, known.encode()) for known in settings.api_key]
+    if not any(matches):
+        raise ApiError(
+            401,
+            "a valid API key is needed: Authorization: Bearer KEY",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    return hashlib.sha256(given).hexdigest()[:16]
+
+
+async def read_json_body(request: Request, settings: Settings) -> bytes:
+    """The body, as long as it is JSON and not too large. Raises `ApiError` (413, 415)."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in JSON_TYPES:
+        raise ApiError(415, f"Content-Type must be application/json, not {content_type[:80]!r}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "compressed bodies are not accepted: send Content-Encoding: identity")
+    limit = settings.max_body
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise ApiError(413, f"the body has {declared} bytes; the limit is {limit}", code="body_too_large")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+    return bytes(body)
+
+
+class HostGuard:
+    """Refuses what a page of somebody else's could send to a server on this machine.
+
+    A server that listens on loopback answers only to loopback names (DNS rebinding), and a WebSocket or a changing
+    request that names an Origin must name this server's (cross-site requests). Pure ASGI.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._local_only = settings.host in LOOPBACK
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        connection = HTTPConnection(scope)
+        host = connection.headers.get("host", "")
+        problem = None
+        if self._local_only and (urlsplit(f"//{host}").hostname or "") not in LOOPBACK:
+            problem = (421, f"this server answers to localhost only, not to {host[:100]!r}")
+        origin = connection.headers.get("origin")
+        unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
+        if problem is None and origin is not None and unsafe and urlsplit(origin).netloc != host:
+            problem = (403, f"the origin {origin[:100]!r} is not this server")
+        if problem is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": problem[1]})  # before accept: HTTP 403
+        else:
+            response = JSONResponse(error_body(*problem), status_code=problem[0])
+            await response(scope, receive, send)

@@ -1,0 +1,102 @@
+"""create_app: routes, middleware and lifespan of the server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+
+from app.client import EngineClient
+from app.errors import ApiError, error_body
+from app.metrics import Metrics
+from app.registry import StreamRegistry
+from app.resources import static_dir
+from app.routes import chat, completions, live, ops, pages, realtime, streams
+from app.security import HostGuard
+from app.service import Service
+from app.settings import Settings
+from app.text import TextModel
+
+log = logging.getLogger("carousel.server")
+
+
+def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Starlette:
+    """The ASGI application. It starts `client` with the server and stops it with it."""
+    service = Service(
+        settings=settings,
+        client=client,
+        text=text,
+        registry=StreamRegistry(ttl=settings.resume_ttl),
+        metrics=Metrics(client, settings.model_name),
+        started=int(time.time()),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await client.start()
+        try:
+            yield
+        finally:
+            await client.stop()
+
+    app = Starlette(
+        routes=[
+            Route("/", pages.chat_page),
+            Route("/engine", pages.engine_page),
+            Mount("/static", _Assets(directory=static_dir())),
+            Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions.text_completions, methods=["POST"]),
+            Route("/v1/streams/{stream_id}", streams.resume, methods=["GET"]),
+            Route("/v1/streams/{stream_id}", streams.stop, methods=["DELETE"]),
+            Route("/v1/models", ops.models),
+            Route("/v1/models/{model_id:path}", ops.model),
+            Route("/v1/engine/events", live.engine_events),
+            WebSocketRoute("/v1/realtime", realtime.realtime),
+            Route("/tokenize", ops.tokenize, methods=["POST"]),
+            Route("/detokenize", ops.detokenize, methods=["POST"]),
+            Route("/health", ops.health),
+            Route("/metrics", ops.metrics),
+        ],
+        middleware=[Middleware(HostGuard, settings=settings)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _our_fault},
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    return app
+
+
+class _Assets(StaticFiles):
+    """Static files; those whose URL carries their hash never change."""
+
+    async def get_response(self, path: str, scope: dict) -> Response:  # type: ignore[override,type-arg]
+        response = await super().get_response(path, scope)
+        hashed = b"v=" in scope.get("query_string", b"")
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if hashed else "no-cache"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(
+        error_body(error.status_code, error.detail), status_code=error.status_code, headers=error.headers
+    )
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    # The traceback goes to the log (Starlette re-raises after this answer), never to the client.
+    return JSONResponse(error_body(500, "the server made a mistake; its log says which"), status_code=500)

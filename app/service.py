@@ -1,0 +1,159 @@
+"""Service: what the routes share. Holds settings, engine client, text model, streams, metrics; starts generations."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+from app.client import EngineClient, EngineUnavailable
+from app.errors import ApiError
+from app.generation import Generation
+from app.metrics import Metrics
+from app.registry import StreamRegistry
+from app.schemas.common import SamplingFields
+from app.settings import Settings
+from app.streams import Encoder, StreamLog
+from app.text import TemplateRefused, TextModel
+from engine.errors import RequestRefused
+from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
+
+THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
+MAX_GRACE = 120.0  # seconds an answer may go on without a reader
+
+
+@dataclass
+class Service:
+    """The server's parts, made in `app.server` and reached by handlers through `request.app.state`."""
+
+    settings: Settings
+    client: EngineClient
+    text: TextModel
+    registry: StreamRegistry
+    metrics: Metrics
+    started: int  # Unix time, shown to clients
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises `ApiError` (503) until there is one."""
+        if self.client.info is None:
+            loading = self.client.loading
+            raise ApiError(
+                503,
+                self.client.failure or f"the model is loading ({loading.what})",
+                code="engine_unavailable",
+                headers={"Retry-After": "2"},
+            )
+        return self.client.info
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
+        if name is not None and name != self.settings.model_name:
+            raise ApiError(
+                404,
+                f"the model {name[:200]!r} does not exist here; served is {self.settings.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenise without holding up the event loop."""
+        if len(text) < THREAD_FROM:
+            return self.text.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.text.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(self, turns: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation that the model is to continue. Raises `ApiError` when its template refuses it."""
+        try:
+            prompt = self.text.render_chat(turns)
+        except TemplateRefused as error:
+            raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
+        return await self.encode(prompt, add_special_tokens=False)
+
+    def token_limit(self, wanted: int | None, prompt_tokens: int) -> int:
+        """`wanted`, or as many tokens as context and pool leave behind the prompt."""
+        if wanted is not None:
+            return wanted
+        info = self.info
+        return max(1, min(info.max_model_len, info.num_pages * info.page_size) - prompt_tokens)
+
+    def generate(
+        self,
+        prompt: list[int],
+        fields: SamplingFields,
+        *,
+        max_tokens: int,
+        logprobs: int | None,
+        encoder: Encoder,
+        owner: str,
+        grace: float = 0.0,
+    ) -> Generation:
+        """Start answering a request of one of the text protocols. Raises `ApiError` when the engine refuses it."""
+        return self.start(
+            prompt,
+            fields.sampling(max_tokens, self.text.eos_token_ids, logprobs),
+            service_class=fields.service_class,
+            priority=fields.priority or 0,
+            n=fields.n or 1,
+            stops=fields.stops,
+            encoder=encoder,
+            owner=owner,
+            grace=grace,
+        )
+
+    def start(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        service_class: ServiceClass,
+        stops: tuple[str, ...],
+        encoder: Encoder,
+        owner: str,
+        priority: int = 0,
+        n: int = 1,
+        grace: float = 0.0,
+    ) -> Generation:
+        """Queue a request and make its stream findable. Raises `ApiError`."""
+        _ = self.info
+        if self.client.in_flight >= self.settings.max_queue:
+            self.metrics.refused.inc()
+            raise ApiError(
+                503,
+                f"{self.client.in_flight} requests are in flight, and this server takes {self.settings.max_queue}",
+                code="server_full",
+                headers={"Retry-After": "1"},
+            )
+        stream_id = secrets.token_hex(12)
+        request = Request(
+            id=stream_id,
+            prompt=tuple(prompt),
+            sampling=sampling,
+            service_class=service_class,
+            priority=priority,
+            n=n,
+            cache_salt=owner,
+        )
+        generation = Generation(
+            request,
+            self.text,
+            stops,
+            StreamLog(stream_id, self.registry.epoch, owner),
+            encoder,
+            self.client,
+            grace=min(grace, MAX_GRACE),
+            on_end=self._ended,
+            on_token=self.metrics.token,
+        )
+        try:
+            self.client.submit(request, generation.take)
+        except RequestRefused as error:
+            raise ApiError(400, str(error), param=error.param, code=error.code) from None
+        except EngineUnavailable as error:
+            raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "2"}) from None
+        self.registry.add(generation)
+        return generation
+
+    def _ended(self, generation: Generation) -> None:
+        self.registry.finish(generation)
+        self.metrics.ended(generation)

@@ -1,0 +1,198 @@
+"""Settings: every option of the server, from the command line, the environment and a file.
+
+A flag beats the environment (CAROUSEL_MAX_NUM_SEQS), the environment beats the file (`--config carousel.toml`), the
+file beats the default. Names are vLLM's where vLLM has one. Frozen once made; unknown names are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app.resources import demo_model
+from engine.config import EngineConfig
+
+
+class SettingsError(Exception):
+    """An option has a value that cannot be used; the message names it."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's own options, and the engine's."""
+
+    engine: EngineConfig
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: tuple[str, ...] = ()
+    root_path: str = ""
+    chat_template: str | None = None  # the template itself, not its path
+    max_queue: int = 2048
+    max_body: int = 8 << 20
+    resume_ttl: float = 300.0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: where it goes, how it is read, what it is for."""
+
+    name: str  # the flag without its dashes; the environment and the file use it with underscores
+    kind: type
+    text: str
+    engine: bool = False  # it belongs to EngineConfig, under the same name with underscores
+    choices: tuple[str, ...] = ()
+    short: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        return f"CAROUSEL_{self.key.upper()}"
+
+
+OPTIONS = (
+    Option("host", str, "address to listen on; 127.0.0.1 is this machine only"),
+    Option("port", int, "port to listen on; 0 takes a free one"),
+    Option("served-model-name", str, "the name clients use; default: the folder's"),
+    Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
+    Option("root-path", str, "path under which a proxy serves this server, such as /llm"),
+    Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
+    Option("max-queue", int, "most requests in flight; beyond it clients get 503 with Retry-After"),
+    Option("max-body", int, "most bytes of a request's body"),
+    Option("resume-ttl", float, "seconds a finished answer can still be read again"),
+    Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
+    Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
+    Option("dtype", str, "weights and cache", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
+    Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
+    Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),
+    Option("max-num-seqs", int, "slots: sequences that run at once", engine=True),
+    Option("max-num-batched-tokens", int, "token budget of one step", engine=True),
+    Option("prefill-chunk", int, "most prompt tokens of one sequence in one step", engine=True),
+    Option("page-size", int, "tokens in a KV page", engine=True),
+    Option("num-pages", int, "KV pages; default: sized from memory", engine=True),
+    Option("gpu-memory-utilization", float, "share of the memory to use (same as --memory-fraction)"),
+    Option("memory-fraction", float, "share of the memory to use", engine=True),
+    Option("swap-space", float, "GiB of host memory for paused sequences", engine=True),
+    Option("enable-prefix-caching", bool, "keep and reuse the KV of common prefixes (default: on)", engine=True),
+    Option("batching", str, "static waits for a batch to end", engine=True, choices=("continuous", "static")),
+    Option("threads", int, "CPU threads of the engine", engine=True),
+    Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
+    Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
+    Option("min-share", int, "tokens an overdue request may generate before it can be paused", engine=True),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options as flags; a flag that was not given stays absent, so that lower sources show through."""
+    parser.add_argument(
+        "model", nargs="?", help="a folder in Hugging Face layout or a hub name; default: the demo model"
+    )
+    parser.add_argument("--config", type=Path, help="TOML file with options, named as the flags with underscores")
+    for option in OPTIONS:
+        flags = [*([f"-{option.short}"] if option.short else []), f"--{option.name}"]
+        extra: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": option.key}
+        if option.kind is bool:
+            extra["action"] = argparse.BooleanOptionalAction
+        else:
+            extra |= {"type": option.kind, "metavar": option.kind.__name__.upper()}
+            if option.choices:
+                extra |= {"choices": option.choices, "metavar": "{" + ",".join(option.choices) + "}"}
+        parser.add_argument(*flags, help=f"{option.text} [{option.variable}]", **extra)
+
+
+def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ, *, download: Any = None) -> Settings:
+    """Settings from parsed flags, the environment and the file they name. Raises `SettingsError`.
+
+    `download(name)` brings a model from the hub and returns its folder; it is called only for what is no folder here.
+    """
+    values = _from_file(flags.get("config")) | _from_environment(environment)
+    values |= {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
+    model = str(values.pop("model", None) or environment.get("CAROUSEL_MODEL") or demo_model())
+    folder = Path(model)
+    if not folder.is_dir():
+        if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
+            raise SettingsError(f"model {model!r}: no such folder, and not a hub name (owner/name)")
+        folder = download(model)
+    if not (folder / "config.json").exists():
+        raise SettingsError(f"model {model!r}: {folder / 'config.json'} does not exist")
+    if "gpu_memory_utilization" in values:
+        values.setdefault("memory_fraction", values.pop("gpu_memory_utilization"))
+        values.pop("gpu_memory_utilization", None)
+    for option in OPTIONS:
+        if option.choices and option.key in values and values[option.key] not in option.choices:
+            raise SettingsError(f"{option.key} must be one of {', '.join(option.choices)}, not {values[option.key]!r}")
+    engine_keys = {option.key for option in OPTIONS if option.engine}
+    engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
+    name = values.pop("served_model_name", None) or _name(model, folder)
+    if "api_key" in values:
+        values["api_key"] = tuple(filter(None, values["api_key"].split(",")))
+    if values.get("chat_template"):
+        try:
+            values["chat_template"] = Path(values["chat_template"]).read_text()
+        except OSError as error:
+            raise SettingsError(f"chat_template: {error}") from None
+    return Settings(engine=engine.validate(), model_name=name, **values)
+
+
+def _name(model: str, folder: Path) -> str:
+    if folder == demo_model():
+        return "carousel-demo"
+    return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for option in OPTIONS:
+        if option.variable in environment:
+            values[option.key] = _read(option, environment[option.variable], option.variable)
+    return values
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"config file {path}: {error}") from None
+    by_key = {option.key: option for option in OPTIONS}
+    values = {}
+    for key, value in content.items():
+        if key == "model":
+            values[key] = str(value)
+        elif key not in by_key:
+            raise SettingsError(f"config file {path}: unknown option {key!r}")
+        else:
+            values[key] = _read(by_key[key], value, f"{path}: {key}")
+    return values
+
+
+def _read(option: Option, value: Any, where: str) -> Any:
+    """`value` as the option's kind; text as the environment has it, or a TOML value."""
+    try:
+        if option.kind is bool:
+            if isinstance(value, bool):
+                return value
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
+        if isinstance(value, bool) or (option.kind is int and isinstance(value, float)):
+            raise ValueError
+        return option.kind(value)
+    except (ValueError, KeyError, AttributeError):
+        raise SettingsError(f"{where} must be a {option.kind.__name__}, not {value!r}") from None
+
+
+def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings of a `serve` command line."""
+    parser = argparse.ArgumentParser(prog="carousel serve", exit_on_error=False)
+    add_arguments(parser)
+    return resolve(vars(parser.parse_args(arguments)), environment)

@@ -1,0 +1,70 @@
+"""Server-sent events: how blocks look, and the response that carries them.
+
+Rules that every client tried can live with: never a block without `data:`, status and keep-alive as comments, `id:`
+only together with `data:`, an error frame before an early end, never a `[DONE]` after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
+
+from app.streams import Cursor, StreamLog
+from engine.types import StatusEvent
+
+PING_SECONDS = 15
+SEND_TIMEOUT = 30.0  # seconds a reader may leave the socket full before it is given up
+
+DONE = b"[DONE]"
+
+
+def block(log: StreamLog, seq: int, data: bytes) -> bytes:
+    """One event: `id:` says where to resume, `data:` is one line of JSON."""
+    return b"id: %s\ndata: %s\n\n" % (str(Cursor(log.id, log.epoch, seq)).encode(), data)
+
+
+def status_comment(status: StatusEvent) -> bytes:
+    """Where a request stands, as a comment that clients may ignore."""
+    return b": carousel %s\n\n" % msgspec.json.encode(status_view(status))
+
+
+def status_view(status: StatusEvent) -> dict[str, Any]:
+    """Where a request stands, for people: nothing in it tells about another tenant."""
+    view: dict[str, Any] = {"state": status.state}
+    if status.position:
+        view["position"] = status.position
+    if status.cause is not None:
+        view["cause"] = status.cause.value
+    if status.state == "paused":
+        view["by"] = status.by.label if status.by is not None else None
+        view["mechanism"] = status.mechanism.value if status.mechanism is not None else None
+    return view
+
+
+class EventStream(EventSourceResponse):
+    """An SSE response of ready-made bytes that says when its reader is gone, however it went."""
+
+    def __init__(self, content: AsyncIterator[bytes], on_close: Callable[[], None], headers: dict[str, str]) -> None:
+        super().__init__(
+            content,
+            ping=PING_SECONDS,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping"),
+            send_timeout=SEND_TIMEOUT,
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
+        )
+        self._content = content
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
+            aclose = getattr(self._content, "aclose", None)
+            if aclose is not None:
+                await aclose()
+            self._on_close()

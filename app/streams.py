@@ -1,0 +1,186 @@
+"""StreamLog: everything one request has said, kept so that any number of readers can follow, leave and come back.
+
+Records are appended once and never change; a reader is a cursor. Live status (queue position, pauses) is not part of
+the log: a reader that comes late wants to know how things stand, not how they stood. Knows nothing of protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.types import Alternative, StatusEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A choice begins."""
+
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A token with its log-probability, for those who asked."""
+
+    token_id: int
+    logprob: float
+    top: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text of one choice. `tokens` is how many tokens it took; `infos` is empty unless log-probabilities were
+    asked for."""
+
+    choice: int
+    text: str
+    tokens: int
+    infos: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice is complete. `stop` is the stop string that ended it, if one did."""
+
+    choice: int
+    reason: str
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The request failed: the last record."""
+
+    message: str
+    code: str
+    param: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The request is complete: the last record."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+Record = Opened | Delta | Finished | Failure | Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A record and its place in the log, counted from 1."""
+
+    seq: int
+    record: Record
+
+
+Item = Numbered | StatusEvent
+
+
+class Encoder(Protocol):
+    """Puts records into the bytes of one protocol. Stateless: the same record gives the same bytes at every reading."""
+
+    def encode(self, log: StreamLog, items: list[Item]) -> bytes:
+        """What a reader is sent for `items`; possibly nothing."""
+        ...
+
+
+class StreamLog:
+    """Append-only log of one request. It has one writer and any number of readers, all on one event loop."""
+
+    def __init__(self, stream_id: str, epoch: str, owner: str) -> None:
+        self.id = stream_id
+        self.epoch = epoch
+        self.owner = owner
+        self.created = time.time()  # deliberately the wall clock: it is shown to clients
+        self.records: list[Record] = []
+        self.status: StatusEvent | None = None
+        self.closed_at: float | None = None
+        self.readers = 0
+        self._grown: asyncio.Future[None] | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """True when the last record is written."""
+        return self.closed_at is not None
+
+    def append(self, record: Record) -> None:
+        """Write one record; `Usage` and `Failure` close the log."""
+        assert not self.is_closed, f"stream {self.id} is closed"
+        self.records.append(record)
+        if isinstance(record, (Usage, Failure)):
+            self.closed_at = time.monotonic()
+        self._wake()
+
+    def set_status(self, status: StatusEvent) -> None:
+        """What the request is doing now."""
+        self.status = status
+        self._wake()
+
+    async def read(self, after: int = 0) -> AsyncIterator[list[Item]]:
+        """All there is behind record `after`, then what comes, until the log is closed. Each item is everything that
+        became available since the last one, so a reader that falls behind catches up in one go."""
+        told: StatusEvent | None = None
+        self.readers += 1
+        try:
+            while True:
+                items: list[Item] = []
+                if self.status is not told:
+                    told = self.status
+                    if told is not None and not self.is_closed:
+                        items.append(told)
+                items += [Numbered(after + i, r) for i, r in enumerate(self.records[after:], start=1)]
+                after = len(self.records)
+                if items:
+                    yield items
+                elif self.is_closed:
+                    return
+                else:
+                    await self._growth()
+        finally:
+            self.readers -= 1
+
+    def _wake(self) -> None:
+        if self._grown is not None and not self._grown.done():
+            self._grown.set_result(None)
+
+    async def _growth(self) -> None:
+        if self._grown is None or self._grown.done():
+            self._grown = asyncio.get_running_loop().create_future()
+        # Shielded: one reader that is cancelled must not cancel the future that others wait for.
+        await asyncio.shield(self._grown)
+
+
+class CursorRefused(Exception):
+    """A resume position that cannot be served. `status` is the HTTP meaning: 400 nonsense, 404 unknown, 410 lost."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """`<stream>.<epoch>.<seq>`: a place in a log, as event ids name it."""
+
+    stream: str
+    epoch: str
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}.{self.epoch}.{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Raises `CursorRefused` (400) for anything that no server of ours wrote."""
+        stream, _, rest = text.partition(".")
+        epoch, _, seq = rest.partition(".")
+        if not (stream and epoch and seq.isascii() and seq.isdigit() and len(seq) <= 12):
+            raise CursorRefused(400, f"{text[:80]!r} is not an event id of this server")
+        return cls(stream, epoch, int(seq))

@@ -1,0 +1,228 @@
+"""Between text and tokens: tokenizer, chat template, incremental detokenising, stop strings.
+
+Uses the `tokenizers` library and a sandboxed Jinja2, so the API process starts fast and never imports torch;
+transformers is asked only where a checkpoint has no tokenizer.json. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class TemplateRefused(Exception):
+    """The model's chat template does not accept these messages; the message says why."""
+
+
+class TokenizerMissing(Exception):
+    """The checkpoint has no tokenizer that could be loaded; the message names the folder."""
+
+
+class TextModel:
+    """Tokenizer and chat template of one checkpoint. Safe to use from several threads."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: str | None, special: dict[str, str], eos: frozenset[int]
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.eos_token_ids = eos
+        self._special = special
+        self._template = _environment().from_string(template) if template else None
+
+    @classmethod
+    def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
+        """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
+        config = _read_json(path / "tokenizer_config.json")
+        special = {name: _content(config[name]) for name in SPECIAL_NAMES if config.get(name)}
+        tokenizer = _load_tokenizer(path)
+        return cls(tokenizer, chat_template or _find_template(path, config), special, _eos(path, tokenizer, special))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model can be talked to in turns."""
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; by default with what the tokenizer puts around every text (such as a begin token)."""
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all of `token_ids`."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation. Raises `TemplateRefused` when the template does not take it."""
+        if self._template is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions")
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special
+            )
+        except SecurityError as error:
+            raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
+        except (TemplateError, TypeError) as error:
+            raise TemplateRefused(str(error)) from error
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for; together with its neighbours' they make up the text."""
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level and all(c in _BYTE_OF_CHAR for c in token):
+            return bytes(_BYTE_OF_CHAR[c] for c in token)
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in repr(self.tokenizer.decoder)
+
+
+class Detokenizer:
+    """Turns ids into text as they come. What it has given out never changes: an unfinished character is held back.
+
+    The text of the last few tokens is decoded with and without the newest; the difference is new (as in vLLM and TGI).
+    At the end of a text that stops in mid-character at most three replacement characters are pending: the bytes that a
+    following token could still complete.
+    """
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+        self._ids: list[int] = []  # the window: tokens since the last known good border, and a few before it
+        self._settled = 0  # how many of them had been decoded to whole characters
+        self._given = 0  # characters of the window's text that were given out
+
+    def push(self, token_id: int) -> str:
+        """Text that `token_id` completes; possibly none."""
+        self._ids.append(token_id)
+        text = self._model.decode(self._ids)
+        pending = min(3, len(text) - len(text.rstrip("\ufffd")))
+        end = len(text) - pending
+        new = text[self._given : end]
+        if pending:
+            self._given = max(self._given, end)
+        else:
+            # A clean border. The newest token stays as context: some decoders treat a text's first token specially.
+            self._ids = self._ids[self._settled :]
+            self._settled = len(self._ids)
+            self._given = len(self._model.decode(self._ids))
+        return new
+
+    def flush(self) -> str:
+        """What is still pending when the text ends: replacement characters for bytes that were never completed."""
+        text = self._model.decode(self._ids)[self._given :]
+        self._given += len(text)
+        return text
+
+
+class StopMatcher:
+    """Finds stop strings in a text that comes in pieces, and holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that was met or None). After a match nothing more may be pushed."""
+        if not self._stops:
+            return text, None
+        self._held += text
+        found = min(((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None)
+        if found is not None:
+            at, stop = found
+            return self._held[:at], stop
+        keep = max(map(self._overlap, self._stops))
+        shown = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return shown, None
+
+    def flush(self) -> str:
+        """The text ended: what was held back was no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _overlap(self, stop: str) -> int:
+        """Length of the longest end of the held text that begins `stop`."""
+        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
+            if stop.startswith(self._held[-length:]):
+                return length
+        return 0
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if (path / "tokenizer.json").exists():
+        try:
+            return Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerMissing(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(path)).backend_tokenizer  # type: ignore[no-any-return]
+    except Exception as error:
+        raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {error}") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates expect to find, as transformers gives it to them."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = tojson
+    return environment
+
+
+def _find_template(path: Path, config: dict[str, Any]) -> str | None:
+    if (path / "chat_template.jinja").exists():
+        return (path / "chat_template.jinja").read_text()
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
+    """Every id that ends a text: what generation_config.json says, else config.json, else the tokenizer."""
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(path / name).get("eos_token_id")
+        if value is not None:
+            return frozenset([value] if isinstance(value, int) else value)
+    eos = tokenizer.token_to_id(special.get("eos_token", ""))
+    return frozenset() if eos is None else frozenset([eos])
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes, reversed."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()

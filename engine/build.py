@@ -1,0 +1,155 @@
+"""From a configuration to an engine that is ready to step: load, size the cache, warm up, measure."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.execution.cache import KVCache
+from engine.execution.models import load_model
+from engine.execution.models.interface import Model
+from engine.execution.runner import ModelRunner
+from engine.scheduling.batch import Batch, Chunk, Join
+from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.scheduler import Scheduler
+from engine.types import ModelInfo, SamplingParams
+from kernels.interface import load as load_kernels
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+def build_engine(config: EngineConfig, progress: Progress = lambda what, done, total: None) -> Engine:
+    """Raises `ConfigError` for what cannot be built, with the option and the numbers."""
+    config.validate()
+    device = _device(config.device)
+    if device.type == "cpu" and config.threads:
+        torch.set_num_threads(config.threads)
+    model = load_model(
+        Path(config.model),
+        dtype=_dtype(config.dtype, device),
+        device=device,
+        progress=lambda done, total: progress("weights", done, total),
+        load_format=config.load_format,
+    )
+    max_len = _max_len(config, model.max_position)
+    num_pages, host_pages = _size_cache(config, model, device, max_len)
+    kernels = load_kernels(device)
+    cache = KVCache.allocate(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        layers=model.num_layers,
+        heads=model.num_kv_heads,
+        dim=model.head_dim,
+        dtype=model.dtype,
+        device=device,
+        host_pages=host_pages,
+    )
+    runner = ModelRunner(model, cache, kernels, config.max_num_seqs, max_len)
+    progress("warm-up", 0, 1)
+    costs = _warm_up(config, runner, num_pages, host_pages, max_len)
+    progress("warm-up", 1, 1)
+    info = ModelInfo(
+        name=Path(config.model).name,
+        vocab_size=model.vocab_size,
+        max_model_len=max_len,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        device=str(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        parameters=model.num_parameters,
+        attention=model.kind,
+    )
+    policy = Policy.from_config(config, costs)
+    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
+    return Engine(config, info, scheduler, runner)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not a torch device: use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, but this torch sees no CUDA device")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """None: as the checkpoint says. On a CPU float32 is the default, because there sameness is exact in it."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    try:
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    except KeyError:
+        raise ConfigError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16") from None
+
+
+def _max_len(config: EngineConfig, max_position: int) -> int:
+    wanted = config.max_model_len or max_position
+    if wanted > max_position:
+        raise ConfigError(f"max_model_len ({wanted}) exceeds the {max_position} positions the model was built for")
+    return wanted
+
+
+def _size_cache(config: EngineConfig, model: Model, device: torch.device, max_len: int) -> tuple[int, int]:
+    """Device pages and host pages; never more than twice what all slots at full length could hold."""
+    page = KVCache.bytes_per_page(config.page_size, model.num_layers, model.num_kv_heads, model.head_dim, model.dtype)
+    useful = 2 * config.max_num_seqs * -(-max_len // config.page_size)
+    if config.num_pages is not None:
+        pages = config.num_pages
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        pages = min(useful, int(free - (1.0 - config.memory_fraction) * total) // page)
+    else:
+        # Half of what is free: the other half is for weights not yet touched, activations and everybody else.
+        pages = min(useful, int(config.memory_fraction * _free_memory() / 2) // page)
+    if pages < 1:
+        raise ConfigError(f"no memory for a KV page of {page} bytes; lower the model's size or raise memory_fraction")
+    host = min(int(config.swap_space * 2**30) // page, useful)
+    return pages, host
+
+
+def _free_memory() -> int:
+    """Bytes that can be had without swapping. Linux says it; elsewhere half of the physical memory is assumed free."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
+    """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
+    what a swapped page and a prefilled token cost here. The pages used are free again afterwards."""
+    length = min(128, max_len - 4, num_pages * config.page_size - 4, config.max_num_batched_tokens)
+    if length < 2:
+        return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
+    pages = tuple(range(-(-(length + 4) // config.page_size)))
+    sampling = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1)
+    join = Join(0, tuple(i % 7 for i in range(length)), length, 0, sampling, pages)
+    prefill = Batch(0, (), (), (), (join,), (), (), (Chunk(0, 0, length, True),))
+    runner.execute(prefill)
+    began = time.perf_counter()
+    runner.execute(prefill)
+    seconds = time.perf_counter() - began
+    for _ in range(3):
+        runner.execute(Batch(0, (), (), (), (), (), (0,), ()))
+    swapped = tuple((page, page) for page in pages[:host_pages])
+    swap_seconds = 0.0
+    for _ in range(2):  # the first touches fresh memory
+        began = time.perf_counter()
+        runner.execute(Batch(0, swapped, (), swapped, (), (), (), ()))
+        swap_seconds = time.perf_counter() - began
+    pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
+    return Costs(swap_pages_per_second=pages_per_second, prefill_tokens_per_second=length / max(seconds, 1e-9))

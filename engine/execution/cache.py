@@ -1,0 +1,95 @@
+"""The tensors that hold keys and values. Owns memory, not pages: who holds which page is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """One tensor for all layers, so that moving a page is one operation; `k` and `v` are its views, one per layer.
+
+    data: [layers, 2, N, Hkv, S, D]. k, v: per layer [N, Hkv, S, D]. host: [M, layers, 2, Hkv, S, D], page by page, so
+    that a page is one contiguous piece of a transfer; pinned where the cache is on a CUDA device.
+    """
+
+    data: Tensor
+    host: Tensor
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls,
+        num_pages: int,
+        page_size: int,
+        layers: int,
+        heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        host_pages: int = 0,
+    ) -> KVCache:
+        """A cache of `num_pages` pages on `device` and `host_pages` in host memory, all zero."""
+        # Zeros, not empty: a page that was never written is gathered as padding, and NaN times a weight of zero is NaN.
+        data = torch.zeros((layers, 2, num_pages, heads, page_size, dim), dtype=dtype, device=device)
+        pinned = device.type == "cuda"
+        host = torch.zeros((host_pages, layers, 2, heads, page_size, dim), dtype=dtype, pin_memory=pinned)
+        return cls(data, host, tuple(data[:, 0].unbind(0)), tuple(data[:, 1].unbind(0)))
+
+    @staticmethod
+    def bytes_per_page(page_size: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:
+        """Bytes one page takes, keys and values of all layers."""
+        return layers * 2 * heads * page_size * dim * dtype.itemsize
+
+    @property
+    def num_pages(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def page_size(self) -> int:
+        return self.data.shape[4]
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Page sources[i] into page destinations[i], for copy-on-write. All sources are read before any page is
+        written.
+        """
+        assert len(sources) == len(destinations) == len(set(destinations))
+        self.data.index_copy_(2, self._index(destinations), self.data.index_select(2, self._index(sources)))
+
+    def zero_pages(self, pages: Sequence[int]) -> None:
+        """Forget what the pages hold."""
+        self.data.index_fill_(2, self._index(pages), 0)
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(device page, host page) pairs: copy to host memory. Done when this returns."""
+        pages, host_pages = zip(*pairs, strict=True)
+        moved = self.data.index_select(2, self._index(pages)).movedim(2, 0)
+        if self.data.device == self.host.device:
+            self.host.index_copy_(0, self._index(host_pages), moved)
+            return
+        moved = moved.contiguous()
+        for row, host_page in enumerate(host_pages):
+            self.host[host_page].copy_(moved[row], non_blocking=True)
+        torch.cuda.current_stream(self.data.device).synchronize()
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(host page, device page) pairs: copy back to the device. The host pages may be reused when this returns."""
+        host_pages, pages = zip(*pairs, strict=True)
+        if self.data.device == self.host.device:
+            moved = self.host.index_select(0, self._index(host_pages))
+        else:
+            moved = torch.stack([self.host[page].to(self.data.device, non_blocking=True) for page in host_pages])
+            torch.cuda.current_stream(self.data.device).synchronize()
+        self.data.index_copy_(2, self._index(pages), moved.movedim(0, 2))
+
+    def _index(self, pages: Sequence[int]) -> Tensor:
+        return torch.tensor(pages, dtype=torch.int64, device=self.data.device)

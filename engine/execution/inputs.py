@@ -1,0 +1,26 @@
+"""What one forward pass is given. Knows tensors only: which request a row belongs to was settled before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One step's tokens, flattened: first the decode rows (one token each), then the prefill chunks, without padding.
+
+    T tokens, B decode rows, C prefill chunks, P width of a page table, R rows whose logits are wanted.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, within the token's own sequence
+    slots: Tensor  # [T] int64, page * page size + offset of the token's keys and values; -1: do not write
+    num_decodes: int  # B; rows 0 to B - 1 are decode rows
+    decode_page_table: Tensor  # [B, P] int32
+    decode_context_lens: Tensor  # [B] int32, own token included
+    prefill_page_table: Tensor  # [C, P] int32
+    prefill_query_starts: tuple[int, ...]  # C + 1 offsets, counted from row B
+    prefill_context_lens: tuple[int, ...]  # C, tokens of the sequence up to and with this chunk
+    logit_rows: Tensor  # [R] int64, rows of the hidden states to compute logits for

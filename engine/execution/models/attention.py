@@ -1,0 +1,74 @@
+"""One step's attention over the paged cache: decode rows and prefill chunks of a flat batch, for every layer of a
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.execution.cache import KVCache
+from engine.execution.inputs import ModelInputs
+from kernels.interface import Kernels
+from kernels.plans import DecodePlan
+
+
+@dataclass(frozen=True)
+class StepAttention:
+    """Built once a step; called once a layer, when the layer's keys and values are in the cache.
+
+    plans: by sliding window, what the kernels computed ahead for all layers of that window.
+    """
+
+    inputs: ModelInputs
+    cache: KVCache
+    kernels: Kernels
+    plans: Mapping[int, DecodePlan | None]
+
+    @classmethod
+    def begin(
+        cls, inputs: ModelInputs, cache: KVCache, kernels: Kernels, query_heads: int, windows: Iterable[int]
+    ) -> StepAttention:
+        """windows: those that occur among the model's layers; 0 is full attention."""
+        plans: dict[int, DecodePlan | None] = {}
+        if inputs.num_decodes:
+            tables = (inputs.decode_page_table, inputs.decode_context_lens)
+            plans = {w: kernels.plan_decode(*tables, query_heads, cache.k[0], w) for w in set(windows)}
+        return cls(inputs, cache, kernels, plans)
+
+    def __call__(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
+        """q[T, Hq, D] -> [T, Hq, D]."""
+        decodes = self.inputs.num_decodes
+        if decodes == q.shape[0]:
+            return self._decode(layer, q, scale, window)
+        if decodes == 0:
+            return self._prefill(layer, q, scale, window)
+        parts = (self._decode(layer, q[:decodes], scale, window), self._prefill(layer, q[decodes:], scale, window))
+        return torch.cat(parts)
+
+    def _decode(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
+        return self.kernels.decode_attention(
+            q,
+            self.cache.k[layer],
+            self.cache.v[layer],
+            self.inputs.decode_page_table,
+            self.inputs.decode_context_lens,
+            scale,
+            window,
+            self.plans[window],
+        )
+
+    def _prefill(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
+        return self.kernels.prefill_attention(
+            q,
+            self.cache.k[layer],
+            self.cache.v[layer],
+            self.inputs.prefill_page_table,
+            self.inputs.prefill_query_starts,
+            self.inputs.prefill_context_lens,
+            scale,
+            window,
+        )

@@ -1,0 +1,229 @@
+"""`DecoderConfig`: the numbers of a Llama, Mistral, Qwen2 or Qwen3 model, read from a Hugging Face config.json.
+
+Whatever in config.json would change the computation and is not understood here is an error, not a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.execution.models.errors import ModelConfigError
+
+# The class names this decoder computes, and the family each belongs to.
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding: kind is default, linear, llama3 or yarn; unused numbers keep their defaults.
+
+    attention_factor: multiplies cosines and sines (yarn); None: derived from factor and the mscales.
+    """
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """All a `Decoder` is built from. windows: per layer, 0 for full attention."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    norm_eps: float
+    tied_embeddings: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int, ...]
+    rope: RopeConfig
+    dtype: torch.dtype
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
+        """config.json as a dict. Raises ModelConfigError naming the key and its value."""
+        family = _family(config)
+        _refuse_unsupported(config)
+        num_heads = _positive(config, "num_attention_heads")
+        num_kv_heads = _num_kv_heads(config, family, num_heads)
+        num_layers = _positive(config, "num_hidden_layers")
+        attention_bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
+        return cls(
+            vocab_size=_positive(config, "vocab_size"),
+            hidden_size=_positive(config, "hidden_size"),
+            intermediate_size=_positive(config, "intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=_head_dim(config, family, num_heads),
+            max_position=_max_position(config),
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=attention_bias or family == "qwen2",
+            out_bias=attention_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
+            qk_norm=family == "qwen3",
+            windows=_windows(config, family, num_layers),
+            rope=rope_config(config),
+            dtype=_dtype(config),
+        )
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    architectures = config.get("architectures")
+    for name in architectures or ():
+        if name in FAMILIES:
+            return FAMILIES[name]
+    raise ModelConfigError("architectures", architectures, f"this decoder computes {', '.join(FAMILIES)}")
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ModelConfigError("hidden_act", activation, "only silu is computed")
+    if config.get("quantization_config"):
+        raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
+
+
+def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ModelConfigError(key, value, "a positive integer is needed")
+    return value
+
+
+def _num_kv_heads(config: Mapping[str, Any], family: str, num_heads: int) -> int:
+    # Llama configs from before grouped-query attention leave the key out.
+    key = "num_key_value_heads"
+    count = num_heads if family == "llama" and config.get(key) is None else _positive(config, key)
+    if num_heads % count:
+        raise ModelConfigError(key, count, f"num_attention_heads = {num_heads} is not a multiple of it")
+    return count
+
+
+def _head_dim(config: Mapping[str, Any], family: str, num_heads: int) -> int:
+    if config.get("head_dim") is not None:
+        head_dim = _positive(config, "head_dim")
+    elif family == "qwen3":
+        head_dim = 128
+    else:
+        hidden_size = _positive(config, "hidden_size")
+        if hidden_size % num_heads:
+            raise ModelConfigError("hidden_size", hidden_size, f"not a multiple of num_attention_heads = {num_heads}")
+        head_dim = hidden_size // num_heads
+    if head_dim % 2:
+        raise ModelConfigError("head_dim", head_dim, "rotary embedding needs an even head size")
+    return head_dim
+
+
+def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
+    """The sliding window of each layer, as the family's configuration class in transformers understands the keys."""
+    layer_types = config.get("layer_types")
+    if family == "llama":
+        return (0,) * num_layers
+    if family == "mistral":
+        if layer_types is not None:
+            raise ModelConfigError("layer_types", layer_types, "not part of a Mistral configuration")
+        return (_window(config),) * num_layers
+    window = _window(config) if config.get("use_sliding_window", False) else 0
+    if layer_types is None:
+        first_sliding = config.get("max_window_layers", 28)
+        return tuple(window if layer >= first_sliding else 0 for layer in range(num_layers))
+    if len(layer_types) != num_layers or set(layer_types) - {"full_attention", "sliding_attention"}:
+        raise ModelConfigError(
+            "layer_types", layer_types, f"{num_layers} of full_attention or sliding_attention are needed"
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    if config.get("sliding_window", 4096) is None:
+        return 0
+    return _positive(config, "sliding_window", 4096)
+
+
+def _dtype(config: Mapping[str, Any]) -> torch.dtype:
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    name = config.get(key) or "float32"
+    if name not in DTYPES:
+        raise ModelConfigError(key, name, f"one of {', '.join(DTYPES)} is needed")
+    return DTYPES[name]
+
+
+def rope_config(config: Mapping[str, Any]) -> RopeConfig:
+    """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    given: Mapping[str, Any] = config.get(key) or {}
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ModelConfigError(key, given, f"rope type {kind!r} is not computed; default, linear, llama3 and yarn are")
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1.0):
+        raise ModelConfigError("partial_rotary_factor", partial, "only whole heads are rotated")
+    theta = float(given.get("rope_theta", config.get("rope_theta", 10000.0)))
+    if kind == "default":
+        return RopeConfig(theta)
+    required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
+    for name in required[kind]:
+        if not isinstance(given.get(name), int | float):
+            raise ModelConfigError(key, given, f"rope type {kind!r} needs the number {name}")
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=float(given["factor"]),
+        original_max_position=_original_max_position(config, given),
+        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+        attention_factor=given.get("attention_factor"),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        mscale=float(given.get("mscale") or 0.0),
+        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
+        truncate=bool(given.get("truncate", True)),
+    )
+
+
+def _original_max_position(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    """The context a model was trained on before its rope was stretched; a top-level key wins, as in transformers."""
+    name = "original_max_position_embeddings"
+    value = config.get(name, rope.get(name, config.get("max_position_embeddings", 2048)))
+    if not isinstance(value, int) or value <= 0:
+        raise ModelConfigError(name, value, "a positive integer is needed")
+    return value
+
+
+def _max_position(config: Mapping[str, Any]) -> int:
+    """max_position_embeddings; with yarn also what the stretched rope reaches, which some checkpoints do not write
+    there.
+    """
+    given = _positive(config, "max_position_embeddings", 2048)
+    rope = rope_config(config)
+    return max(given, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else given

@@ -1,0 +1,135 @@
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families: one forward pass over a flat batch, driven by a config.
+
+Follows the reading of these checkpoints in transformers, with the query, key and value projections fused into one
+matrix and the two input projections of the feed-forward layer into another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.execution.cache import KVCache
+from engine.execution.inputs import ModelInputs
+from engine.execution.models.attention import StepAttention
+from engine.execution.models.config import DecoderConfig
+from kernels.interface import Kernels
+from kernels.linear import PackedLinear
+from kernels.plans import RopePlan
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """The parameters of one layer. Norms: [H], q_norm and k_norm: [D] or None."""
+
+    input_norm: Tensor
+    qkv: PackedLinear  # H -> (Hq + 2 Hkv) * D
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: PackedLinear  # Hq * D -> H
+    mlp_norm: Tensor
+    gate_up: PackedLinear  # H -> 2 I
+    down: PackedLinear  # I -> H
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """All parameters. embedding: [V, H]. cos_sin: [max position, D] float32. head: H -> V."""
+
+    embedding: Tensor
+    layers: tuple[DecoderLayer, ...]
+    final_norm: Tensor
+    head: PackedLinear
+    cos_sin: Tensor
+    num_parameters: int
+
+
+class Decoder:
+    """Implements `engine.execution.models.interface.Model`."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self._weights = weights
+        self._scale = config.head_dim**-0.5
+
+    @property
+    def kind(self) -> str:
+        return "decoder"
+
+    @property
+    def num_parameters(self) -> int:
+        return self._weights.num_parameters
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.config.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.head_dim
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_position(self) -> int:
+        return self.config.max_position
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weights.embedding.device
+
+    @torch.inference_mode()
+    def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
+        """-> hidden states [T, H] after the last norm."""
+        config, weights = self.config, self._weights
+        attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
+        rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])
+        residual = weights.embedding.index_select(0, inputs.token_ids)
+        x = kernels.rms_norm(residual, weights.layers[0].input_norm, config.norm_eps)
+        for index, layer in enumerate(weights.layers):
+            if index > 0:
+                x, residual = kernels.add_rms_norm(x, residual, layer.input_norm, config.norm_eps)
+            x = self._attend(index, layer, x, attention, rope)
+            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, config.norm_eps)
+            x = layer.down(kernels.silu_mul(layer.gate_up(x)))
+        return kernels.add_rms_norm(x, residual, weights.final_norm, config.norm_eps)[0]
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden[R, H] -> logits [R, V] float32."""
+        return self._weights.head(hidden).to(torch.float32)
+
+    def _attend(
+        self, index: int, layer: DecoderLayer, x: Tensor, attention: StepAttention, rope: RopePlan | None
+    ) -> Tensor:
+        """x[T, H], normed -> the attention block's output [T, H]; keys and values of the rows go to the cache."""
+        config, inputs, cache = self.config, attention.inputs, attention.cache
+        q_end, k_end = config.num_heads, config.num_heads + config.num_kv_heads
+        qkv = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
+        q = attention.kernels.rope_and_cache(
+            qkv[:, :q_end],
+            qkv[:, q_end:k_end],
+            qkv[:, k_end:],
+            self._weights.cos_sin,
+            inputs.positions,
+            inputs.slots,
+            cache.k[index],
+            cache.v[index],
+            layer.q_norm,
+            layer.k_norm,
+            config.norm_eps,
+            rope,
+        )
+        return layer.out(attention(index, q, self._scale, config.windows[index]).view(x.shape[0], -1))

@@ -1,0 +1,53 @@
+"""What the engine asks of a model: a few numbers and two functions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.execution.cache import KVCache
+from engine.execution.inputs import ModelInputs
+from kernels.interface import Kernels
+
+
+class Model(Protocol):
+    """A causal language model over a paged cache. Knows nothing of requests or sampling."""
+
+    @property
+    def kind(self) -> str:
+        """Which implementation computes it: "decoder" or "transformers"."""
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that keep keys and values."""
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_position(self) -> int:
+        """Positions a sequence can have, prompt and output together."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, the hidden states and the cache."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
+        """Hidden states [T, H] of all rows, after the last norm; writes the rows' keys and values to the cache."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden[R, H], rows of what `forward` returned -> logits [R, V] float32."""

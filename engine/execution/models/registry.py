@@ -1,0 +1,53 @@
+"""`load_model`: from a model directory to something the engine can run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.execution.models.config import FAMILIES, DecoderConfig
+from engine.execution.models.decoder import Decoder
+from engine.execution.models.errors import ModelConfigError, ModelError
+from engine.execution.models.interface import Model
+from engine.execution.models.sources import CheckpointSource, DummySource, Progress, WeightSource
+from engine.execution.models.weights import load_weights
+
+LOAD_FORMATS = ("safetensors", "dummy")
+
+
+def load_model(
+    path: Path, dtype: torch.dtype | None, device: torch.device, progress: Progress, load_format: str = "safetensors"
+) -> Model:
+    """A model from a directory in Hugging Face layout.
+
+    dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
+    reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. Raises
+    ModelError.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ModelError(f"load_format = {load_format!r}: one of {', '.join(LOAD_FORMATS)} is needed")
+    config = read_config(path)
+    if not set(config.get("architectures") or ()) & set(FAMILIES):
+        from engine.execution.models.fallback import load_fallback
+
+        return load_fallback(path, config, dtype, device, progress, load_format)
+    decoder_config = DecoderConfig.from_hf(config)
+    source: WeightSource = CheckpointSource(path, progress) if load_format == "safetensors" else DummySource(seed=0)
+    with torch.inference_mode():
+        weights = load_weights(decoder_config, source, dtype or decoder_config.dtype, device)
+    return Decoder(decoder_config, weights)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a model directory. Raises ModelError naming the file."""
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelConfigError("(file)", config, "a JSON object is needed")
+    return config

@@ -1,0 +1,75 @@
+"""Where a model's weights come from: a checkpoint's files, or random numbers for benchmarks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.execution.models.errors import WeightsError
+from engine.execution.models.safetensors_files import list_tensors
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
+
+DUMMY_STD = 0.02  # the usual initializer_range
+
+
+class WeightSource(Protocol):
+    """Hands out tensors by name, each once."""
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill `out` with the tensor `name`. Raises WeightsError when it is missing or has another shape."""
+
+    def finish(self, ignored: Callable[[str], bool]) -> None:
+        """Raises WeightsError when tensors are left over that `ignored` does not name."""
+
+
+class CheckpointSource:
+    """The safetensors files of one directory."""
+
+    def __init__(self, directory: Path, progress: Progress) -> None:
+        self._directory = directory
+        self._entries = list_tensors(directory)
+        self._progress = progress
+        self._done = 0
+        self._total = sum(entry.size for entry in self._entries.values())
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            raise WeightsError(f"{self._directory}: tensor {name} is missing")
+        if entry.shape != tuple(out.shape):
+            raise WeightsError(f"{entry.file}: tensor {name} is {entry.shape}, config.json asks for {tuple(out.shape)}")
+        entry.read_into(out)
+        self._done += entry.size
+        self._progress(self._done, self._total)
+
+    def finish(self, ignored: Callable[[str], bool]) -> None:
+        left = [name for name in self._entries if not ignored(name)]
+        if left:
+            some = ", ".join(left[:5])
+            raise WeightsError(f"{self._entries[left[0]].file}: {len(left)} tensors are not part of this model: {some}")
+        self._progress(self._total, self._total)
+
+
+class DummySource:
+    """Random weights: every tensor a function of the seed and its name, norms 1, so that shapes alone decide the
+    speed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        if "norm" in name:
+            out.fill_(1.0)
+            return
+        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        out.copy_(torch.empty(out.shape).normal_(0.0, DUMMY_STD, generator=generator))
+
+    def finish(self, ignored: Callable[[str], bool]) -> None:
+        """Nothing can be left over."""

@@ -1,0 +1,90 @@
+"""Builds the parameters of a `Decoder`, one fused matrix at a time, so that the weights are never held twice.
+
+One exception: a tied embedding is kept as the table that tokens are looked up in and, repacked, as the output
+projection, because the packed one is faster at every step and its bits do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.execution.models.config import DecoderConfig
+from engine.execution.models.decoder import DecoderLayer, DecoderWeights
+from engine.execution.models.rope import cos_sin_table
+from engine.execution.models.sources import WeightSource
+from kernels.linear import PackedLinear, pack_linear
+
+
+def load_weights(
+    config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Raises WeightsError for tensors that are missing, left over, misshapen or damaged."""
+    reader = _Reader(source, dtype, device)
+    embedding = reader.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
+    final_norm = reader.tensor("model.norm.weight", config.hidden_size)
+    if config.tied_embeddings:
+        head = pack_linear(embedding, None)
+    else:
+        head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
+    source.finish(lambda name: _ignored(name, config))
+    cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
+    return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters)
+
+
+def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderLayer:
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    qkv = ((attention + "q_proj", q_size), (attention + "k_proj", kv_size), (attention + "v_proj", kv_size))
+    return DecoderLayer(
+        input_norm=reader.tensor(prefix + "input_layernorm.weight", hidden),
+        qkv=reader.linear(qkv, hidden, config.qkv_bias),
+        q_norm=reader.tensor(attention + "q_norm.weight", head_dim) if config.qk_norm else None,
+        k_norm=reader.tensor(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
+        out=reader.linear(((attention + "o_proj", hidden),), q_size, config.out_bias),
+        mlp_norm=reader.tensor(prefix + "post_attention_layernorm.weight", hidden),
+        gate_up=reader.linear(((mlp + "gate_proj", inner), (mlp + "up_proj", inner)), hidden, config.mlp_bias),
+        down=reader.linear(((mlp + "down_proj", hidden),), inner, config.mlp_bias),
+    )
+
+
+def _ignored(name: str, config: DecoderConfig) -> bool:
+    """What old checkpoints carry along: rope tables, and the output projection of a model whose embeddings are tied."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+
+
+@dataclass
+class _Reader:
+    """Reads from a source into new tensors of one dtype on one device, and counts what it read."""
+
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    num_parameters: int = 0
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        out = self._empty(*shape)
+        self.source.read_into(name, out)
+        return out
+
+    def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> PackedLinear:
+        """One layer from several of the checkpoint's, stacked: parts are (name, outputs)."""
+        outputs = sum(size for _, size in parts)
+        weight = self._empty(outputs, inputs)
+        biases = self._empty(outputs) if bias else None
+        first = 0
+        for name, size in parts:
+            self.source.read_into(f"{name}.weight", weight[first : first + size])
+            if biases is not None:
+                self.source.read_into(f"{name}.bias", biases[first : first + size])
+            first += size
+        return pack_linear(weight, biases)
+
+    def _empty(self, *shape: int) -> Tensor:
+        out = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.num_parameters += out.numel()
+        return out

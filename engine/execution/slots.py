@@ -1,0 +1,78 @@
+"""SlotState: what the runner knows of each occupied slot between steps.
+
+Arrays with one row per slot, so that packing a step is a few gathers and not a loop over sequences. Mirrors the
+scheduler's sequences through the changes that each batch carries; never decides anything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.scheduling.batch import Batch, Join
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class SlotState:
+    """Tokens [slots, max_len], page tables [slots, pages] and sampling parameters [slots] of everybody who runs."""
+
+    def __init__(self, slots: int, max_len: int, page_size: int) -> None:
+        # Zeros of this size are virtual until touched, so a long context costs nothing before somebody uses it.
+        self.tokens: Ints = np.zeros((slots, max_len + 1), np.int64)
+        self.page_table = np.zeros((slots, -(-max_len // page_size)), np.int32)
+        self.lengths: Ints = np.zeros(slots, np.int64)  # known tokens
+        self.prompt_lens: Ints = np.zeros(slots, np.int64)
+        self.choice: Ints = np.zeros(slots, np.int64)
+        self.temperature: Floats = np.zeros(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int32)
+        self.top_p: Floats = np.ones(slots, np.float32)
+        self.min_p: Floats = np.zeros(slots, np.float32)
+        self.seed: Ints = np.zeros(slots, np.int64)
+        self.frequency_penalty: Floats = np.zeros(slots, np.float32)
+        self.presence_penalty: Floats = np.zeros(slots, np.float32)
+        self.repetition_penalty: Floats = np.ones(slots, np.float32)
+        self.min_tokens: Ints = np.zeros(slots, np.int64)
+        self.logprobs: Ints = np.full(slots, -1, np.int64)  # -1 = off, k = that many alternatives
+        self.reshapes = np.zeros(slots, np.bool_)  # the row's logits are edited before sampling
+        self.bias: dict[int, tuple[Ints, Floats]] = {}  # slots with a logit_bias only
+        self.stop_ids: dict[int, Ints] = {}  # slots with min_tokens only
+
+    def apply(self, batch: Batch) -> None:
+        """Take in who grew and who joined."""
+        for slot, index, page in batch.grown:
+            self.page_table[slot, index] = page
+        for join in batch.joins:
+            self._join(join)
+
+    def _join(self, join: Join) -> None:
+        slot, sampling = join.slot, join.sampling
+        self.tokens[slot, : len(join.tokens)] = join.tokens
+        self.page_table[slot, : len(join.page_table)] = join.page_table
+        self.lengths[slot] = len(join.tokens)
+        self.prompt_lens[slot] = join.prompt_len
+        self.choice[slot] = join.choice
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = np.uint64(sampling.seed).astype(np.int64)
+        self.frequency_penalty[slot] = sampling.frequency_penalty
+        self.presence_penalty[slot] = sampling.presence_penalty
+        self.repetition_penalty[slot] = sampling.repetition_penalty
+        self.min_tokens[slot] = sampling.min_tokens
+        self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.reshapes[slot] = sampling.reshapes_logits
+        self.bias.pop(slot, None)
+        self.stop_ids.pop(slot, None)
+        if sampling.logit_bias:
+            ids, values = zip(*sampling.logit_bias.items(), strict=True)
+            self.bias[slot] = (np.array(ids, np.int64), np.array(values, np.float32))
+        if sampling.min_tokens:
+            self.stop_ids[slot] = np.array(sampling.stop_token_ids, np.int64)
+
+    def append(self, slots: Ints, token_ids: Ints) -> None:
+        """One more known token for each of `slots`."""
+        self.tokens[slots, self.lengths[slots]] = token_ids
+        self.lengths[slots] += 1

@@ -1,0 +1,47 @@
+"""The carousel as people see it: a snapshot of slots and queue. Reads the scheduler, changes nothing."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence, State
+from engine.types import SlotView, Snapshot, WaitView
+
+WAITING_SHOWN = 20
+
+
+def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
+    """Everybody who runs, and the first few who wait. O(slots)."""
+    return Snapshot(
+        slots=tuple(_slot(sequence) for sequence in scheduler.running),
+        waiting=tuple(_waiting(sequence, now) for sequence in islice(scheduler.queue.in_order(), WAITING_SHOWN)),
+        total_slots=scheduler.config.max_num_seqs,
+        page_size=scheduler.config.page_size,
+    )
+
+
+def _slot(sequence: Sequence) -> SlotView:
+    assert sequence.slot is not None
+    return SlotView(
+        slot=sequence.slot,
+        request_id=sequence.request.id,
+        service_class=sequence.service_class,
+        state="decode" if sequence.num_uncomputed == 1 else "prefill",
+        context=sequence.num_computed,
+        generated=sequence.num_generated,
+        pages=len(sequence.page_table),
+    )
+
+
+def _waiting(sequence: Sequence, now: float) -> WaitView:
+    return WaitView(
+        request_id=sequence.request.id,
+        service_class=sequence.service_class,
+        paused=sequence.state is State.PAUSED,
+        waited=now - sequence.waiting_since,
+        context=len(sequence.tokens),
+        cause=sequence.cause,
+        by=sequence.paused_by,
+        mechanism=sequence.mechanism,
+    )

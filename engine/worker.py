@@ -1,0 +1,134 @@
+"""The engine process: inbox -> steps -> events. One thread, no event loop; it sleeps when there is nothing to do.
+
+Started by `app.client` as `python -m engine.worker FD` with one end of a socket pair; tests run `serve` on a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import EngineError, RequestRefused
+from engine.frames import (
+    Abort,
+    ChannelClosed,
+    EngineChannel,
+    Failed,
+    Loading,
+    Ready,
+    Start,
+    Stepped,
+    Submit,
+    ToEngine,
+    Watch,
+)
+from engine.types import EndEvent, Event, FinishReason, Request, Snapshot
+from engine.view import snapshot
+
+log = logging.getLogger("carousel.engine")
+
+WATCH_EVERY = 0.2  # seconds between snapshots while something runs
+WATCH_IDLE = 2.0  # and while nothing does
+
+Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
+
+
+class Worker:
+    """One engine and the channel it serves."""
+
+    def __init__(self, channel: EngineChannel, engine: Engine) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._watching = False
+        self._watched_at = 0.0
+        self._refused: list[Event] = []
+
+    def run(self) -> None:
+        """Serve until the other side closes the channel (`ChannelClosed`)."""
+        while True:
+            for message in self._channel.receive(self._patience()):
+                self._handle(message)
+            events: list[Event] = []
+            if self._engine.has_work:
+                events = self._engine.step()
+            events += self._engine.scheduler.take_events()
+            events += self._refused
+            self._refused = []
+            view = self._view()
+            if events or view is not None:
+                self._channel.send(Stepped(tuple(events), self._engine.load(), view))
+
+    def _patience(self) -> float | None:
+        """How long the inbox may be waited for: not at all while there is work, for ever while nobody looks."""
+        if self._engine.has_work:
+            return 0.0
+        return WATCH_IDLE if self._watching else None
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                try:
+                    self._engine.submit(request)
+                except RequestRefused as error:
+                    self._refused += _refusal(request, error)
+            case Abort(request_id, choice):
+                self._engine.abort(request_id, choice)
+            case Watch(on):
+                self._watching, self._watched_at = on, 0.0
+            case Start():
+                log.warning("a second start message was ignored")
+
+    def _view(self) -> Snapshot | None:
+        now = time.monotonic()
+        if not self._watching or now - self._watched_at < WATCH_EVERY:
+            return None
+        self._watched_at = now
+        return snapshot(self._engine.scheduler, now)
+
+
+def _refusal(request: Request, error: RequestRefused) -> list[Event]:
+    return [
+        EndEvent(request.id, choice, FinishReason.ERROR, str(error), error.code, error.param)
+        for choice in range(request.n)
+    ]
+
+
+def serve(sock: socket.socket, build: Builder) -> None:
+    """Wait for `Start`, build the engine, serve until the channel closes."""
+    channel = EngineChannel(sock)
+    try:
+        start = _first(channel)
+        try:
+            engine = build(start.config, lambda what, done, total: channel.send(Loading(what, done, total)))
+        except (EngineError, OSError) as error:
+            channel.send(Failed(str(error)))
+            channel.receive(None)  # until the other side has read it and closes
+            return
+        channel.send(Ready(engine.info))
+        Worker(channel, engine).run()
+    except ChannelClosed:
+        return
+
+
+def _first(channel: EngineChannel) -> Start:
+    while True:
+        for message in channel.receive(None):
+            if isinstance(message, Start):
+                return message
+
+
+def main() -> None:
+    """Entry point of the process. The descriptor of its end of the socket pair is the only argument."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    from engine.build import build_engine  # imports torch: after logging is up, and never in a test's fake engine
+
+    serve(socket.socket(fileno=int(sys.argv[1])), build_engine)
+
+
+if __name__ == "__main__":
+    main()
