@@ -74,11 +74,13 @@ class Generation:
         match event:
             case TokenEvent():
                 self._take_token(event)
-            case StatusEvent():
+            case StatusEvent(_, 0):  # further choices wait for the first; its standing is the request's
                 if event.state == "running" and self.timing.started is None:
-                    self.timing.started = time.monotonic()
+                    self.timing.started = event.at
                     self.cached_tokens = event.cached_tokens
                 self.log.set_status(event)
+            case StatusEvent():
+                pass
             case EndEvent(_, choice, finish, message, code, param):
                 if finish is FinishReason.ERROR:
                     self._client.abort(self.request.id)

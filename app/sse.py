@@ -22,8 +22,16 @@ SEND_TIMEOUT = 30.0  # seconds a reader may leave the socket full before it is g
 DONE = b"[DONE]"
 
 
+# UTF-8 of U+0085, U+2028 and U+2029. They may stand in a JSON string as they are, but clients that cut the stream with
+# str.splitlines() (openai-python among them) take them for the end of the line.
+_LINE_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
 def block(log: StreamLog, seq: int, data: bytes) -> bytes:
     """One event: `id:` says where to resume, `data:` is one line of JSON."""
+    if not data.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            data = data.replace(raw, escaped)
     return b"id: %s\ndata: %s\n\n" % (str(Cursor(log.id, log.epoch, seq)).encode(), data)
 
 

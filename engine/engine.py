@@ -69,7 +69,7 @@ class Engine:
             self._last_step = (len(batch.decodes), sum(c.length for c in batch.chunks), now - began)
         if began - self._positions_told_at >= TELL_POSITIONS_EVERY:
             self._positions_told_at = began
-            self.scheduler.tell_positions()
+            self.scheduler.tell_positions(began)
         return self.scheduler.take_events()
 
     @property

@@ -132,6 +132,7 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     by: ServiceClass | None = None  # paused: the class it made room for; None when memory ran short among equals
     mechanism: Mechanism | None = None  # paused
     cached_tokens: int = 0  # running, first time: prompt tokens found in the prefix cache
+    at: float = 0.0  # when, on the machine's monotonic clock, which all its processes share
 
 
 Event = TokenEvent | EndEvent | StatusEvent

@@ -101,7 +101,7 @@ class Scheduler:
         sequence.paused_by, sequence.mechanism = by, mechanism
         sequence.num_published = sequence.share_left = sequence.told_position = 0
         self.queue.push(sequence, now)
-        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism))
+        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism, at=now))
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def tell_positions(self) -> None:
+    def tell_positions(self, now: float) -> None:
         """Tell the first few who wait their place, where it changed since they last heard. The cost does not grow with
         the queue; whoever is further back than that is told once it comes nearer."""
         for position, sequence in enumerate(islice(self.queue.in_order(), POSITIONS_TOLD), start=1):
@@ -155,6 +155,7 @@ class Scheduler:
                         sequence.cause,
                         sequence.paused_by,
                         sequence.mechanism,
+                        at=now,
                     )
                 )
 
@@ -233,7 +234,7 @@ class Scheduler:
             if not self._make_room(sequence, lower, reused, now):
                 sequence.cause = Cause.PAGES
                 return
-            self._start(sequence, reused)
+            self._start(sequence, reused, now)
 
     def _pausable_for(self, sequence: Sequence) -> list[Sequence]:
         """Those who may be paused to let `sequence` run."""
@@ -278,7 +279,7 @@ class Scheduler:
             self.pause(victim, now, by=sequence.service_class)
         return True
 
-    def _start(self, sequence: Sequence, reused: list[int]) -> None:
+    def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:
         """Give `sequence` a slot and pages for all its known tokens."""
         pool, size = self.pool, self.config.page_size
         first_time = sequence.state is State.WAITING
@@ -317,7 +318,7 @@ class Scheduler:
             self._counts["prompt_tokens"] += sequence.prompt_len
             self._counts["cached_tokens"] += sequence.num_computed
         cached = sequence.num_computed if first_time else 0
-        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached))
+        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached, at=now))
 
     def _plan(self) -> tuple[list[int], list[Chunk]]:
         """Share the token budget: one for each who decodes, then prompt chunks in service order."""

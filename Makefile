@@ -1,0 +1,52 @@
+# Two commands matter: `make serve` and `make test`. Both make .venv first when it is missing or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL ?=
+ARGS ?=
+# STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
+STRICT ?=
+
+.PHONY: serve test install lint types unit browser bench constraints clean help
+
+help:  ## show this
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+serve: install  ## serve the demo model on http://127.0.0.1:8000; MODEL=... serves another, ARGS="--port 9000" adds options
+	@exec $(BIN)/carousel serve $(MODEL) $(ARGS)
+
+install: $(STAMP)  ## make .venv with pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Carousel needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version)"; exit 1; }
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+test: install browser lint types unit  ## lint, types and all tests
+
+lint: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: install
+	@$(BIN)/mypy
+
+unit: install
+	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest
+
+browser: install  ## bring a Chromium for the browser tests, if there is none
+	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m tests.chromium
+
+bench: install  ## the CPU benchmarks; results go to benchmarks/results/
+	@$(BIN)/python -m benchmarks.batching
+	@$(BIN)/python -m benchmarks.http_overhead
+
+constraints: install  ## pin what is installed now
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
+
+clean:  ## remove everything that was made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

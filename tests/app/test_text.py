@@ -1,0 +1,124 @@
+"""Tokens to text as they come, and stop strings across the pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from app.text import Detokenizer, StopMatcher, TemplateRefused, TextModel
+
+
+def byte_level() -> TextModel:
+    """One token for each byte and a few merged ones: characters are cut everywhere."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merged = ["he", "ll", "hell", "Ġw", "ð", "ðŁ"]
+    vocab = {token: i for i, token in enumerate(dict.fromkeys([*alphabet, *merged]))}
+    tokenizer = Tokenizer(models.BPE(vocab, [("h", "e"), ("l", "l"), ("he", "ll"), ("Ġ", "w"), ("ð", "Ł")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return TextModel(tokenizer, "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", {}, frozenset())
+
+
+MODEL = byte_level()
+ANY_IDS = st.lists(st.integers(0, MODEL.tokenizer.get_vocab_size() - 1), max_size=40)
+
+
+@given(st.text(max_size=40))
+@settings(deadline=None)
+def test_a_text_survives_being_cut_into_tokens(text: str):
+    """Every character arrives, whole, in order."""
+    detokenizer = Detokenizer(MODEL)
+    pieces = [detokenizer.push(i) for i in MODEL.encode(text)] + [detokenizer.flush()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
+
+
+@given(ANY_IDS)
+@settings(deadline=None, max_examples=300)
+def test_streamed_text_is_the_text_of_all_tokens(ids: list[int]):
+    """Even for bytes that make no characters, the pieces add up to the whole: nothing said is taken back."""
+    detokenizer = Detokenizer(MODEL)
+    streamed = "".join([*(detokenizer.push(i) for i in ids), detokenizer.flush()])
+    assert streamed == MODEL.decode(ids)
+
+
+def test_an_emoji_comes_out_at_once_and_only_when_complete():
+    """Three quarters of a character are not shown."""
+    ids = MODEL.encode("🎠")
+    detokenizer = Detokenizer(MODEL)
+    assert [detokenizer.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🎠"]
+
+
+@given(
+    st.text(alphabet="ab", max_size=40),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.lists(st.integers(0, 5), min_size=1, max_size=60),
+)
+@settings(deadline=None, max_examples=400)
+def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[str], sizes: list[int]):
+    """The text shown ends before the first stop string, and no part of one is ever shown."""
+    matcher, shown, met, at = StopMatcher(stops), "", None, 0
+    for size in itertools.cycle([*sizes, 1]):
+        if at >= len(text) or met is not None:
+            break
+        piece, met = matcher.push(text[at : at + size])
+        shown, at = shown + piece, at + size
+    if met is None:
+        shown += matcher.flush()
+    # The first moment at which any stop string is complete.
+    ends = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
+    if met is None:
+        assert not ends
+        assert shown == text
+    else:
+        assert text.startswith(shown + met)
+        assert met in stops
+        assert not any(stop in shown for stop in stops)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back():
+    """Text that cannot be part of a stop string is shown at once."""
+    matcher = StopMatcher(["END"])
+    assert matcher.push("abc") == ("abc", None)
+    assert matcher.push("xE") == ("x", None)
+    assert matcher.push("N") == ("", None)
+    assert matcher.push("O") == ("ENO", None)
+    assert matcher.push("E") == ("", None)
+    assert matcher.flush() == "E"
+
+
+def test_token_bytes_of_a_broken_character_are_its_bytes():
+    """What log-probabilities call `bytes` adds up to the text's bytes."""
+    ids = MODEL.encode("é🎠 w")
+    assert b"".join(MODEL.token_bytes(i) for i in ids) == "é🎠 w".encode()
+
+
+@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__ }}"])
+def test_a_template_cannot_reach_python_s_insides(template: str):
+    """Templates come with checkpoints and run in a sandbox: what lies outside is undefined to them."""
+    with pytest.raises(TemplateRefused, match="unsafe"):
+        TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([])
+
+
+def test_a_template_cannot_change_the_conversation():
+    """Lists and dicts are immutable inside."""
+    template = "{% set _ = messages.append({'role': 'x'}) %}"
+    with pytest.raises(TemplateRefused, match="append"):
+        TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([])
+
+
+def test_a_template_may_refuse_with_its_own_words():
+    """`raise_exception` is how checkpoints say which conversations they take."""
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
+        TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([])
+
+
+def test_a_model_without_a_template_says_what_to_use_instead():
+    """The refusal names the other route."""
+    with pytest.raises(TemplateRefused, match="/v1/completions"):
+        TextModel(MODEL.tokenizer, None, {}, frozenset()).render_chat([])

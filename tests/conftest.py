@@ -1,0 +1,93 @@
+"""Fixtures shared by the whole suite."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from app.resources import demo_model
+from tests import chromium
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Server:
+    """A real `carousel serve` process."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    log: list[str] = field(default_factory=list)
+    _ready: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+
+    @classmethod
+    def start(cls, *options: str, model: Path | None = None, timeout: float = 90.0) -> Server:
+        """Start one on a free port and wait until it says it is ready."""
+        arguments = [sys.executable, "-m", "app", "serve", *([str(model)] if model else []), "--port", "0", *options]
+        process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        server = cls(process)
+        server._follower.start()
+        assert server._ready.wait(timeout) and server.url, "\n".join(server.log)
+        return server
+
+    def _follow(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                self.log.append(line.rstrip())
+                found = re.match(r"Ready: (\S+)", line)
+                if found:
+                    self.url = found.group(1)
+                    self._ready.set()
+        self._ready.set()
+
+    def stop(self) -> int:
+        """Ask it to end, wait for it, and return its exit status."""
+        self.process.terminate()
+        status = self.process.wait(30)
+        self._follower.join(10)
+        return status
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The model that ships."""
+    return demo_model()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One server with the demo model for all tests that do not change how it runs."""
+    running = Server.start("--max-num-seqs", "8")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium."""
+    path = chromium.find()
+    if path is None:
+        if chromium.is_strict():
+            pytest.fail("no Chromium, and nothing may be left out")
+        pytest.skip("no Chromium: the browser tests are left out")
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(
+            executable_path=path, args=[*flags, "--no-first-run", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        )
+        yield running
+        running.close()

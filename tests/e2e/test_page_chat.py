@@ -1,0 +1,594 @@
+"""The chat page in a real browser against the real server: what a person does, and what must come back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, expect
+
+pytestmark = pytest.mark.browser
+
+LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
+ANSWER_MS = 120_000  # a small machine, a cold model: long, but never endless
+
+
+class Chat:
+    """What the tests say about the page, so that its markup is named in one place."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.prompt = page.locator("#prompt")
+        self.stop = page.locator("#stop")
+        self.answers = page.locator("[data-role=assistant]")
+        self.questions = page.locator("[data-role=user]")
+        self.rows = page.locator("#conversations [data-id]")
+        self.status = page.locator("#status")
+
+    def open(self) -> Chat:
+        self.page.goto(self.url + "/")
+        expect(self.page.locator("html[data-ready]")).to_be_attached()
+        expect(self.page.locator("#loading")).to_be_hidden(timeout=ANSWER_MS)
+        return self
+
+    def send(self, text: str) -> None:
+        self.prompt.fill(text)
+        expect(self.page.locator("#send")).to_be_enabled(timeout=ANSWER_MS)
+        self.prompt.press("Enter")
+
+    def text(self) -> Locator:
+        return self.answers.last.locator(".body")
+
+    def wait_begun(self) -> None:
+        expect(self.text()).not_to_be_empty(timeout=ANSWER_MS)
+
+    def wait_done(self) -> None:
+        expect(self.answers.last).to_have_attribute("aria-busy", "false", timeout=ANSWER_MS)
+
+    def set_field(self, name: str, value: str) -> None:
+        self.page.locator("#settings-open").click()
+        self.page.locator(f"#settings [name={name}]").fill(value)
+        self.page.keyboard.press("Escape")
+        expect(self.page.locator("#settings")).to_be_hidden()
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Pages with nothing stored, that fail the test when the page itself fails."""
+    contexts = []
+    faults: list[str] = []
+
+    def make(**options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if "Content Security Policy" in message.text else None)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+@pytest.fixture
+def chat(server: Any, new_page: Callable[..., Page]) -> Chat:
+    """An open chat page on a desk."""
+    return Chat(new_page(), server.url).open()
+
+
+def sse(*parts: str | dict[str, Any]) -> str:
+    """A stream as the server writes it: a dict is a chunk with an id, a text stands as it is."""
+    blocks = []
+    for i, part in enumerate(parts):
+        data = part if isinstance(part, str) else f"id: s.0.{i}\ndata: {json.dumps(part)}"
+        blocks.append(data + "\n\n")
+    return "".join(blocks)
+
+
+def delta(text: str) -> dict[str, Any]:
+    """A chunk that says some text."""
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+
+
+def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
+    """Lets the page's next questions be answered by this stream instead of the server's."""
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(
+        status=200, body=sse(*parts), headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}))
+
+
+def test_an_answer_streams_and_ends_with_its_figures(chat: Chat) -> None:
+    """A question is shown at once, its answer grows, and time to first token and tokens are named."""
+    chat.send("Tell me a story about a fox")
+    expect(chat.questions.last).to_contain_text("story about a fox")
+    chat.wait_begun()
+    chat.wait_done()
+    expect(chat.answers.last.locator(".figures")).to_contain_text("to first token")
+    expect(chat.answers.last.locator(".figures")).to_contain_text("token")
+    expect(chat.stop).to_be_hidden()
+    expect(chat.prompt).to_be_empty()
+
+
+def test_status_is_announced_but_tokens_are_not(chat: Chat) -> None:
+    """A screen reader hears the change of state only; the messages themselves are no live region."""
+    chat.send("Tell me a story about a fox")
+    expect(chat.status).to_have_text("Answering", timeout=ANSWER_MS)
+    chat.wait_done()
+    expect(chat.status).to_have_text("Done")
+    expect(chat.status).to_have_attribute("aria-live", "polite")
+    assert chat.page.locator("#thread [aria-live], #thread [role=log]").count() == 0
+
+
+def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
+    """Stop ends the answer here and asks the server to end it there."""
+    chat.send(LONG)
+    chat.wait_begun()
+    with chat.page.expect_request(lambda request: request.method == "DELETE" and "/v1/streams/" in request.url):
+        chat.stop.click()
+    chat.wait_done()
+    expect(chat.answers.last.locator(".figures")).to_contain_text("stopped")
+    expect(chat.text()).not_to_be_empty()
+    expect(chat.status).to_have_text("Stopped")
+
+
+def test_escape_stops(chat: Chat) -> None:
+    """Esc does what the stop button does."""
+    chat.send(LONG)
+    chat.wait_begun()
+    chat.page.keyboard.press("Escape")
+    chat.wait_done()
+    expect(chat.answers.last.locator(".figures")).to_contain_text("stopped")
+
+
+def test_answer_again_replaces_the_answer(chat: Chat) -> None:
+    """Another answer to the same question takes the place of the first."""
+    chat.send("Tell me a story about a fox")
+    chat.wait_done()
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.answers.last.get_by_role("button", name="Answer again").click()
+    assert [turn["role"] for turn in sent.value.post_data_json["messages"]] == ["user"]
+    chat.wait_done()
+    expect(chat.answers).to_have_count(1)
+    expect(chat.questions).to_have_count(1)
+
+
+def test_an_edited_question_is_asked_again_and_what_followed_goes(chat: Chat) -> None:
+    """Editing the first of two questions leaves one question and one answer."""
+    for text in ("Tell me a story about a fox", "And one about an owl"):
+        chat.send(text)
+        chat.wait_done()
+    chat.questions.first.hover()
+    chat.questions.first.get_by_role("button", name="Edit and send again").click()
+    box = chat.questions.first.get_by_role("textbox")
+    box.fill("Tell me a story about a frog")
+    box.press("Enter")
+    expect(chat.questions).to_have_count(1)
+    expect(chat.questions.first).to_contain_text("frog")
+    chat.wait_done()
+    expect(chat.answers).to_have_count(1)
+
+
+def test_conversations_outlive_a_reload(chat: Chat) -> None:
+    """The open conversation comes back with its title, its messages and its place in the list."""
+    chat.send("Tell me a story about a fox")
+    chat.wait_done()
+    before = chat.text().inner_text()
+    chat.page.reload()
+    expect(chat.text()).to_have_text(re.compile(re.escape(before.split("\n")[0][:40])))
+    expect(chat.rows).to_have_count(1)
+    expect(chat.page.locator("#title")).to_have_text("Tell me a story about a fox")
+
+
+def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
+    """After a reload the same stream goes on after the last event that was kept; nothing is asked twice."""
+    chat.send(LONG)
+    chat.wait_begun()
+    expect(chat.page.locator("#stop")).to_be_visible()
+    # The record is saved now and then; the reload must find the stream's name in it.
+    chat.page.evaluate("""async () => {
+        const open = indexedDB.open("carousel");
+        await new Promise((done) => (open.onsuccess = done));
+        for (let saved = false; !saved; await new Promise(requestAnimationFrame)) {
+            const all = open.result.transaction("conversations").objectStore("conversations").getAll();
+            await new Promise((done) => (all.onsuccess = done));
+            saved = Boolean(all.result[0]?.messages.at(-1).content);
+        }
+        open.result.close();
+    }""")
+    asked = []
+    chat.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    with chat.page.expect_request(lambda request: request.method == "GET" and "/v1/streams/" in request.url) as resumed:
+        chat.page.reload()
+    assert resumed.value.headers.get("last-event-id")
+    chat.wait_done()
+    expect(chat.answers).to_have_count(1)
+    expect(chat.answers.last.locator(".trouble")).to_be_hidden()
+    assert not asked
+
+
+def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> None:
+    """When a stream breaks off, the page says so, resumes after the last event, and repeats no word."""
+    answer_with(chat.page, delta("One "), delta("two "))
+    tries = []
+
+    def resume(route: Route) -> None:
+        tries.append(route.request.headers.get("last-event-id"))
+        if len(tries) < 3:
+            return route.abort()
+        return route.fulfill(status=200, headers={"content-type": "text/event-stream"},
+                             body="id: s.0.1\ndata: " + json.dumps(delta("two ")) + "\n\nid: s.0.2\ndata: "
+                             + json.dumps(delta("three")) + "\n\nid: s.0.3\ndata: [DONE]\n\n")
+
+    chat.page.route("**/v1/streams/s", resume)
+    chat.send("Count")
+    expect(chat.answers.last.locator(".wait")).to_contain_text("Reconnecting")
+    expect(chat.text()).to_have_text("One two three")
+    chat.wait_done()
+    assert tries == ["s.0.1"] * 3
+
+
+def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
+    """One record makes two events of one number, usage and [DONE]; both count, and losing the second loses nothing."""
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
+    for last in ("id: s.0.1\ndata: [DONE]", ": ping"):
+        chat.page.unroute("**/v1/chat/completions")
+        answer_with(chat.page, delta("All of it"), usage, last)
+        chat.send("Count")
+        chat.wait_done()
+        expect(chat.answers.last.locator(".figures")).to_contain_text("2 tokens")
+        expect(chat.answers.last.locator(".trouble")).to_be_hidden()
+
+
+def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
+    """410 on resume: what had arrived stays, the reason is shown, a new try is offered."""
+    answer_with(chat.page, delta("Half an"))
+    chat.page.route("**/v1/streams/s", lambda route: route.fulfill(
+        status=410, json={"error": {"message": "This answer is gone.", "type": "invalid_request_error", "param": None, "code": "stream_lost"}}))
+    chat.send("Count")
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("This answer is gone.")
+    expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
+    expect(chat.text()).to_have_text("Half an")
+
+
+@pytest.mark.parametrize(("status", "words"), [
+    ({"state": "queued", "position": 2, "cause": "slots"}, "2nd in line"),
+    ({"state": "paused", "by": "interactive", "mechanism": "swap"}, "Paused for someone"),
+])
+def test_waiting_says_where_and_why(chat: Chat, status: dict[str, Any], words: str) -> None:
+    """The server's status comments become a sentence in place of silence."""
+    # A body that never ends: a fulfilled route would close at once and show the reconnect instead.
+    chat.page.evaluate("""(line) => {
+        const fetch = window.fetch;
+        window.fetch = (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init) : Promise.resolve(new Response(
+            new ReadableStream({ start: (sink) => sink.enqueue(new TextEncoder().encode(line)) }), { headers: { "x-carousel-stream": "s" } }));
+    }""", f": carousel {json.dumps(status)}\n\n")
+    chat.send("Hello")
+    expect(chat.answers.last.locator(".wait")).to_contain_text(words)
+
+
+def test_an_error_is_shown_as_the_server_worded_it(chat: Chat) -> None:
+    """The protocol's error message stands in the thread with its code and a way to try again."""
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(
+        status=400, json={"error": {"message": "The prompt is too long.", "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}}))
+    chat.send("Too much")
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("The prompt is too long.")
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("context_length_exceeded")
+    chat.page.unroute("**/v1/chat/completions")
+    chat.answers.last.get_by_role("button", name="Try again").click()
+    chat.wait_begun()
+    expect(chat.answers).to_have_count(1)
+
+
+def test_a_throttled_question_counts_down_and_asks_again(chat: Chat) -> None:
+    """429 with Retry-After shows a countdown and then the answer, without a second question."""
+    tries = []
+
+    def throttle(route: Route) -> None:
+        tries.append(1)
+        if len(tries) > 1:
+            return route.fallback()
+        return route.fulfill(status=429, headers={"retry-after": "2"}, json={"error": {"message": "Slow down.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}})
+
+    chat.page.route("**/v1/chat/completions", throttle)
+    chat.send("Tell me a story about a fox")
+    expect(chat.answers.last.locator(".wait")).to_contain_text("Trying again in")
+    chat.wait_begun()
+    assert len(tries) == 2
+    chat.stop.click()
+
+
+def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
+    """A refused question opens the key card; the key goes out as a Bearer token and never into lasting storage."""
+    seen = []
+
+    def guard(route: Route) -> None:
+        seen.append(route.request.headers.get("authorization"))
+        if seen[-1] != "Bearer s3cret":
+            return route.fulfill(status=401, json={"error": {"message": "A key, please.", "type": "authentication_error", "param": None, "code": "invalid_api_key"}})
+        return route.fulfill(status=200, headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}, body=sse(delta("Welcome"), "id: s.0.9\ndata: [DONE]"))
+
+    chat.page.route("**/v1/chat/completions", guard)
+    chat.send("Hello")
+    expect(chat.page.locator("#key-dialog")).to_be_visible()
+    chat.page.locator("#key-input").fill("s3cret")
+    chat.page.locator("#key-dialog").get_by_role("button", name="Save").click()
+    expect(chat.text()).to_have_text("Welcome")
+    assert "s3cret" not in chat.page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -> None:
+    """max_tokens 5 is sent, cuts the answer at five tokens, and is still set after a reload; a new conversation is free of it."""
+    chat.set_field("max_tokens", "5")
+    chat.set_field("temperature", "0.3")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.send("Tell me a story about a fox")
+    body = sent.value.post_data_json
+    assert (body["max_tokens"], body["temperature"], body["stream"], body["service_tier"]) == (5, 0.3, True, "priority")
+    assert "top_p" not in body
+    assert sent.value.headers["x-carousel-resume"] == "30"
+    chat.wait_done()
+    expect(chat.answers.last.locator(".figures")).to_contain_text("5 tokens")
+    expect(chat.answers.last.locator(".figures")).to_contain_text("cut at the token limit")
+    chat.page.reload()
+    expect(chat.answers).to_have_count(1)
+    chat.page.locator("#settings-open").click()
+    expect(chat.page.locator("#settings [name=max_tokens]")).to_have_value("5")
+    chat.page.keyboard.press("Escape")
+    chat.page.locator("#new").click()
+    chat.page.locator("#settings-open").click()
+    expect(chat.page.locator("#settings [name=max_tokens]")).to_have_value("")
+
+
+def test_a_value_out_of_range_is_named_and_not_sent(chat: Chat) -> None:
+    """A temperature of 9 is refused under its field; the request goes without it."""
+    chat.page.locator("#settings-open").click()
+    chat.page.locator("#settings [name=temperature]").fill("9")
+    expect(chat.page.locator("#error-temperature")).to_have_text("At most 2.")
+    chat.page.keyboard.press("Escape")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.send("Hello")
+    assert "temperature" not in sent.value.post_data_json
+    chat.stop.click()
+
+
+def test_the_system_prompt_leads_the_messages(chat: Chat) -> None:
+    """What is written as system prompt goes first."""
+    chat.page.locator("#settings-open").click()
+    chat.page.locator("#system-prompt").fill("Be brief.")
+    chat.page.keyboard.press("Escape")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.send("Hello")
+    assert sent.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
+    chat.stop.click()
+
+
+def test_conversations_are_found_renamed_deleted_and_brought_back(chat: Chat) -> None:
+    """The list searches titles and text, renames in place, and a deletion can be undone."""
+    answer_with(chat.page, delta("Blue whales"), "id: s.0.9\ndata: [DONE]")
+    chat.send("First question")
+    chat.wait_done()
+    chat.page.locator("#new").click()
+    expect(chat.page.locator("#empty")).to_be_visible()
+    chat.send("Second question")
+    chat.wait_done()
+    expect(chat.rows).to_have_count(2)
+    chat.page.locator("#search").fill("first")
+    expect(chat.rows).to_have_count(1)
+    chat.page.locator("#search").fill("whales")
+    expect(chat.rows).to_have_count(2)
+    chat.page.locator("#search").fill("")
+    chat.rows.first.hover()
+    chat.rows.first.get_by_role("button").click()
+    chat.page.get_by_role("menuitem", name="Rename").click()
+    chat.page.get_by_role("textbox", name="Title").fill("A better name")
+    chat.page.keyboard.press("Enter")
+    expect(chat.rows.first).to_contain_text("A better name")
+    chat.rows.first.hover()
+    chat.rows.first.get_by_role("button").click()
+    chat.page.get_by_role("menuitem", name="Delete").click()
+    expect(chat.rows).to_have_count(1)
+    chat.page.get_by_role("button", name="Undo").click()
+    expect(chat.rows).to_have_count(2)
+
+
+@pytest.mark.parametrize(("form", "ending"), [("Markdown", ".md"), ("JSON", ".json")])
+def test_a_conversation_can_be_taken_along(chat: Chat, form: str, ending: str) -> None:
+    """Export gives a file with both sides of the conversation."""
+    answer_with(chat.page, delta("Blue **whales**"), "id: s.0.9\ndata: [DONE]")
+    chat.send("What sings?")
+    chat.wait_done()
+    chat.page.locator("#more").click()
+    with chat.page.expect_download() as download:
+        chat.page.get_by_role("menuitem", name=f"Export as {form}").click()
+    assert download.value.suggested_filename == f"what-sings{ending}"
+    text = download.value.path().read_text()
+    assert "What sings?" in text
+    assert "Blue **whales**" in text
+
+
+def test_a_second_tab_reads_along(chat: Chat) -> None:
+    """Another tab of the same browser shows the answer as it grows and its end, and asks the server for nothing."""
+    chat.send(LONG)
+    chat.wait_begun()
+    other = Chat(chat.page.context.new_page(), chat.url)
+    asked: list[str] = []
+    other.page.on("request", lambda request: asked.append(request.url) if "/v1/streams/" in request.url or request.method == "POST" else None)
+    other.page.goto(chat.page.url)
+    expect(other.answers).to_have_count(1)
+    chat.page.bring_to_front()
+    chat.stop.click()
+    chat.wait_done()
+    expect(other.answers.last.locator(".figures")).to_contain_text("stopped")
+    assert not asked
+
+
+def test_a_draft_survives_a_reload(chat: Chat) -> None:
+    """What was typed and not sent is still there."""
+    chat.prompt.fill("Half a thou")
+    chat.page.reload()
+    expect(chat.prompt).to_have_value("Half a thou")
+
+
+def test_enter_sends_shift_enter_does_not_and_a_composition_is_left_alone(chat: Chat) -> None:
+    """Shift+Enter makes a line; Enter during an input method's composition sends nothing."""
+    answer_with(chat.page, delta("Yes"), "id: s.0.9\ndata: [DONE]")
+    chat.prompt.fill("one")
+    chat.prompt.press("Shift+Enter")
+    expect(chat.prompt).to_have_value("one\n")
+    chat.prompt.evaluate("""(box) => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))""")
+    expect(chat.questions).to_have_count(0)
+    chat.prompt.press("Enter")
+    expect(chat.questions).to_have_count(1)
+
+
+def test_shortcuts(chat: Chat) -> None:
+    """Ctrl+K searches, ? helps outside of fields only, / writes, Ctrl+Shift+O begins anew."""
+    page = chat.page
+    page.keyboard.press("Control+k")
+    expect(page.locator("#search")).to_be_focused()
+    page.locator("#scroller").focus()
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.locator("#scroller").focus()
+    page.keyboard.press("/")
+    expect(chat.prompt).to_be_focused()
+    page.keyboard.type("?")
+    expect(chat.prompt).to_have_value("?")
+    expect(page.locator("#help")).to_be_hidden()
+    answer_with(page, delta("Yes"), "id: s.0.9\ndata: [DONE]")
+    chat.send("Hello")
+    chat.wait_done()
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator("#empty")).to_be_visible()
+
+
+def test_dialogs_hold_the_focus_and_give_it_back(chat: Chat) -> None:
+    """The settings sheet is modal; closing it returns to the button that opened it."""
+    button = chat.page.locator("#settings-open")
+    button.focus()
+    chat.page.keyboard.press("Enter")
+    expect(chat.page.locator("#settings")).to_be_visible()
+    assert chat.page.evaluate("document.querySelector('#settings').contains(document.activeElement)")
+    chat.page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+
+
+def test_dark_is_chosen_and_stays(chat: Chat) -> None:
+    """The theme menu turns the page dark, also after a reload."""
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = chat.page.evaluate(background)
+    chat.page.locator("#theme").click()
+    chat.page.get_by_role("menuitemradio", name="Dark").click()
+    dark = chat.page.evaluate(background)
+    assert dark != light
+    chat.page.reload()
+    expect(chat.page.locator("html")).to_have_attribute("data-theme", "dark")
+    assert chat.page.evaluate(background) == dark
+
+
+def test_the_system_preference_is_followed(server: Any, new_page: Callable[..., Page]) -> None:
+    """Without a choice, a dark system gets a dark page."""
+    dark, light = (Chat(new_page(color_scheme=scheme), server.url).open() for scheme in ("dark", "light"))
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert dark.page.evaluate(background) != light.page.evaluate(background)
+
+
+def test_a_phone_scrolls_one_way_only(server: Any, new_page: Callable[..., Page]) -> None:
+    """At 390 px nothing is wider than the screen, the list is a drawer, and no field makes the phone zoom."""
+    chat = Chat(new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True), server.url).open()
+    table = "| a | b | c |\n|--|--|--|\n| " + "wide " * 30 + "| x | y |\n\n```\n" + "long " * 60 + "\n```\n\n" + "x" * 400
+    answer_with(chat.page, delta(table), "id: s.0.9\ndata: [DONE]")
+    chat.send("w" * 200)
+    chat.wait_done()
+    assert chat.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert chat.page.evaluate("(node) => node.scrollWidth <= node.clientWidth", chat.page.locator("#scroller").element_handle())
+    expect(chat.page.locator("#sidebar")).to_be_hidden()
+    chat.page.locator("#drawer-open").click()
+    expect(chat.rows.first).to_be_visible()
+    expect(chat.page.locator("#drawer-close")).to_be_focused()
+    chat.page.keyboard.press("Escape")
+    expect(chat.page.locator("#sidebar")).to_be_hidden()
+    sizes = chat.page.evaluate("[...document.querySelectorAll('textarea, input')].map((node) => parseFloat(getComputedStyle(node).fontSize))")
+    assert min(sizes) >= 16
+
+
+def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
+    """A reader who scrolled up stays there; the jump button appears and leads back to the end."""
+    answer_with(chat.page, delta("line\n\n" * 80), "id: s.0.9\ndata: [DONE]")
+    for text in ("One", "Two"):
+        chat.send(text)
+        chat.wait_done()
+    jump = chat.page.locator("#jump")
+    expect(jump).to_be_hidden()
+    chat.page.mouse.move(700, 300)
+    chat.page.mouse.wheel(0, -900)
+    expect(jump).to_be_visible()
+    jump.click()
+    expect(jump).to_be_hidden()
+    chat.page.wait_for_function("(() => { const s = document.getElementById('scroller'); return s.scrollHeight - s.clientHeight - s.scrollTop < 4; })()")
+
+
+def test_forbidden_storage_is_told_and_the_page_still_answers(server: Any, new_page: Callable[..., Page]) -> None:
+    """Without IndexedDB and localStorage the page says that nothing is kept, and works."""
+    page = new_page()
+    page.add_init_script("""
+        Object.defineProperty(window, "localStorage", { get() { throw new DOMException("denied", "SecurityError"); } });
+        IDBFactory.prototype.open = () => { throw new DOMException("denied", "SecurityError"); };
+    """)
+    chat = Chat(page, server.url).open()
+    expect(page.locator("#toasts")).to_contain_text("keeps nothing")
+    chat.send("Tell me a story about a fox")
+    chat.wait_begun()
+    chat.stop.click()
+
+
+def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: Callable[..., Page]) -> None:
+    """With two models there is a picker, and the request names the one chosen."""
+    page = new_page()
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [
+        {"id": name, "object": "model", "created": 1, "owned_by": "x", "max_model_len": 2048} for name in ("one", "two")]}))
+    chat = Chat(page, server.url).open()
+    answer_with(page, delta("Yes"), "id: s.0.9\ndata: [DONE]")
+    page.locator("#model").select_option("two")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        chat.send("Hello")
+    assert sent.value.post_data_json["model"] == "two"
+
+
+def test_loading_shows_progress_and_writing_is_possible(server: Any, new_page: Callable[..., Page]) -> None:
+    """While the model loads there is a bar with numbers; a message can be written but not sent."""
+    page = new_page()
+    ready = []
+
+    def health(route: Route) -> None:
+        if ready:
+            return route.fulfill(json={"status": "ready"})
+        return route.fulfill(status=503, json={"error": {"message": "Loading.", "type": "server_error", "param": None, "code": "loading"},
+                                               "loading": {"done": 250_000_000, "total": 1_000_000_000, "what": "weights"}})
+
+    page.route("**/health", health)
+    page.goto(server.url + "/")
+    expect(page.locator("#loading-what")).to_contain_text("250 MB of 1.0 GB")
+    expect(page.locator("#loading-bar")).to_have_js_property("value", 250_000_000)
+    page.locator("#prompt").fill("Hello")
+    expect(page.locator("#send")).to_be_disabled()
+    ready.append(True)
+    expect(page.locator("#loading")).to_be_hidden()
+    expect(page.locator("#send")).to_be_enabled()
+
+
+def test_everything_a_finger_or_a_reader_can_reach_has_a_name(chat: Chat) -> None:
+    """No button, link or field is nameless, in the thread and around it."""
+    answer_with(chat.page, delta("```js\n1\n```"), "id: s.0.9\ndata: [DONE]")
+    chat.send("Hello")
+    chat.wait_done()
+    nameless = chat.page.evaluate("""() => [...document.querySelectorAll("button, a, input, select, textarea")].filter((node) =>
+        !(node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim())).map((node) => node.outerHTML)""")
+    assert nameless == []

@@ -1,0 +1,56 @@
+"""What the page loads is in the tree: pinned copies, no other host, no inline code."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STATIC = ROOT / "static"
+VENDOR = STATIC / "vendor"
+
+
+def test_vendored_files_are_the_pinned_ones() -> None:
+    """Every vendored file has its line in HASHES.sha256 and hashes to it."""
+    pinned = {}
+    for line in (VENDOR / "HASHES.sha256").read_text().splitlines():
+        digest, name = line.split()
+        pinned[name.removeprefix("./")] = digest
+    found = {
+        str(path.relative_to(VENDOR)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in VENDOR.rglob("*") if path.is_file() and path.name not in ("README.md", "HASHES.sha256")
+    }
+    assert found == pinned
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in VENDOR.iterdir() if path.is_dir()))
+def test_each_library_brings_its_licence_and_is_listed(folder: str) -> None:
+    """A LICENSE lies beside it and the README names its source and version."""
+    assert (VENDOR / folder / "LICENSE").is_file()
+    assert re.search(rf"^\| {folder} \| \S+ \| \d+\.\d+\.\d+ \|", (VENDOR / "README.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize("template", sorted((ROOT / "templates").glob("*.html")), ids=lambda path: path.name)
+def test_templates_hold_no_inline_code(template: Path) -> None:
+    """The strict content security policy would refuse it: no inline script, style, style attribute or handler."""
+    text = template.read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text)
+    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+
+
+def test_nothing_is_loaded_from_another_host() -> None:
+    """No module, style or template names a foreign URL, the SVG namespace aside."""
+    own = [path for folder in ("js", "css") for path in (STATIC / folder).rglob("*") if path.is_file()]
+    for path in [*own, *STATIC.glob("*.svg"), *(ROOT / "templates").glob("*.html")]:
+        assert not re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w-]+\.[\w.]+", re.sub(r"^\s*(//|\*|/\*).*$", "", path.read_text(), flags=re.M)), path
+
+
+def test_modules_stay_small_and_say_what_they_own() -> None:
+    """A module begins by naming what it owns and fits in 260 lines."""
+    for path in (STATIC / "js").rglob("*.js"):
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("// Owns "), path
+        assert len(lines) <= 260, path

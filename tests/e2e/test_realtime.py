@@ -1,0 +1,230 @@
+"""The realtime WebSocket: openai's own client, and a raw one that behaves worse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from tests.e2e.test_resume import http, wait_until_idle  # noqa: F401  (a fixture)
+
+LONG = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Tell me a story about a fox."}]}
+
+
+class Raw:
+    """A WebSocket and the events that came over it."""
+
+    def __init__(self, socket) -> None:
+        self.socket = socket
+        self.seen: list[dict] = []
+
+    async def send(self, **event) -> None:
+        await self.socket.send(json.dumps(event))
+
+    async def until(self, kind: str) -> dict:
+        """The next event of `kind`; what came before it is in `seen`."""
+        async with asyncio.timeout(60):
+            while True:
+                event = json.loads(await self.socket.recv())
+                self.seen.append(event)
+                if event["type"] == kind:
+                    return event
+
+    def kinds(self) -> list[str]:
+        """Types in order, with runs of deltas as one and live status left out."""
+        kinds = [event["type"] for event in self.seen if event["type"] != "carousel.status"]
+        return [k for i, k in enumerate(kinds) if i == 0 or not (k == kinds[i - 1] == "response.output_text.delta")]
+
+
+@pytest.fixture
+async def raw(server):
+    url = server.url.replace("http", "ws") + "/v1/realtime"
+    async with connect(url) as socket:
+        client = Raw(socket)
+        await client.until("session.created")
+        yield client
+
+
+async def test_openai_s_realtime_client_holds_a_conversation(server):
+    """Two turns; the second sees the first."""
+    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+    async with client.realtime.connect(model=(await client.models.list()).data[0].id) as connection:
+        await connection.session.update(
+            session={"type": "realtime", "output_modalities": ["text"], "max_output_tokens": 20}
+        )
+        input_tokens = []
+        for text in ("Hello!", "Count from 1 to 5."):
+            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+            await connection.conversation.item.create(item=item)
+            await connection.response.create()
+            deltas = ""
+            async for event in connection:
+                assert event.type != "error", event
+                if event.type == "response.output_text.delta":
+                    deltas += event.delta
+                if event.type == "response.output_text.done":
+                    assert event.text == deltas
+                if event.type == "response.done":
+                    assert event.response.status in ("completed", "incomplete")
+                    input_tokens.append(event.response.usage.input_tokens)
+                    break
+        assert input_tokens[1] > input_tokens[0]
+    await client.close()
+
+
+async def test_openai_s_realtime_client_interrupts(server):
+    """Barge-in: cancel after a few words, then talk on."""
+    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+    async with client.realtime.connect(model="carousel-demo") as connection:
+        await connection.conversation.item.create(item=LONG)
+        await connection.response.create()
+        deltas = 0
+        async for event in connection:
+            if event.type == "response.output_text.delta":
+                deltas += 1
+                if deltas == 3:
+                    await connection.response.cancel()
+            if event.type == "response.done":
+                assert event.response.status == "cancelled"
+                assert event.response.status_details.reason == "client_cancelled"
+                break
+        await connection.response.create(response={"max_output_tokens": 4})
+        async for event in connection:
+            assert event.type != "error", event
+            if event.type == "response.done":
+                break
+    await client.close()
+
+
+async def test_a_response_comes_in_the_protocol_s_order(raw):
+    """From response.created to response.done, each once."""
+    await raw.send(type="conversation.item.create", item=LONG)
+    await raw.send(type="response.create", response={"max_output_tokens": 8, "metadata": {"topic": "foxes"}})
+    done = await raw.until("response.done")
+    assert raw.kinds() == [
+        "session.created",
+        "conversation.item.added",
+        "conversation.item.done",
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "conversation.item.done",
+        "response.done",
+    ]
+    assert len({event["event_id"] for event in raw.seen}) == len(raw.seen)
+    response = done["response"]
+    assert response["metadata"] == {"topic": "foxes"}
+    assert response["usage"]["output_tokens"] <= 8
+    assert response["output"][0]["content"][0]["type"] == "output_text"
+
+
+async def test_an_interruption_frees_the_slot_at_once(raw, http):  # noqa: F811
+    """Cancel ends in response.done, and nothing runs on for nobody."""
+    await raw.send(type="conversation.item.create", item=LONG)
+    await raw.send(type="response.create")
+    await raw.until("response.output_text.delta")
+    await raw.send(type="response.cancel")
+    done = await raw.until("response.done")
+    assert done["response"]["status"] == "cancelled"
+    await asyncio.to_thread(wait_until_idle, http, 3.0)
+
+
+async def test_one_response_at_a_time_writes_but_another_may_run_beside_it(raw):
+    """A second one in the conversation is refused; out of band it is not."""
+    await raw.send(type="conversation.item.create", item=LONG)
+    await raw.send(type="response.create")
+    await raw.until("response.created")
+    await raw.send(type="response.create", event_id="second")
+    error = await raw.until("error")
+    assert error["error"]["code"] == "conversation_already_has_active_response"
+    assert error["error"]["event_id"] == "second"
+    await raw.send(
+        type="response.create", response={"conversation": "none", "input": [LONG], "max_output_tokens": 2}
+    )
+    done = await raw.until("response.done")
+    assert done["response"]["status"] == "incomplete"
+    await raw.send(type="response.cancel")
+    assert (await raw.until("response.done"))["response"]["status"] == "cancelled"
+
+
+async def test_a_client_that_hangs_up_frees_its_slot(server, http):  # noqa: F811
+    """In the middle of a response."""
+    async with connect(server.url.replace("http", "ws") + "/v1/realtime") as socket:
+        client = Raw(socket)
+        await client.send(type="conversation.item.create", item=LONG)
+        await client.send(type="response.create")
+        await client.until("response.output_text.delta")
+    await asyncio.to_thread(wait_until_idle, http, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[]", "invalid_value", None),
+        ('{"event_id": "e1"}', "missing", "type"),
+        ('{"type": "input_audio_buffer.append", "audio": ""}', "unknown_event", "type"),
+        ('{"type": "session.update", "session": {"voice": "alloy"}}', "unsupported_parameter", "session.voice"),
+        ('{"type": "session.update", "session": {"output_modalities": ["audio"]}}', "invalid_value", None),
+        ('{"type": "response.create"}', "empty_conversation", None),
+        ('{"type": "response.cancel"}', "response_cancel_not_active", "response_id"),
+        ('{"type": "conversation.item.delete", "item_id": "x"}', "item_not_found", "item_id"),
+    ],
+)
+async def test_a_bad_event_is_answered_and_the_session_lives(raw, frame: str, code: str, param: str | None):
+    """An `error` event says what was wrong; the next event is served."""
+    await raw.socket.send(frame)
+    error = (await raw.until("error"))["error"]
+    assert error["code"] == code
+    assert param is None or error["param"] == param
+    await raw.send(type="session.update", session={"instructions": "Be brief."})
+    assert (await raw.until("session.updated"))["session"]["instructions"] == "Be brief."
+
+
+async def test_items_can_be_read_and_deleted(raw):
+    """What was created is found by its id until it is deleted."""
+    await raw.send(type="conversation.item.create", item=LONG | {"id": "mine"})
+    await raw.until("conversation.item.done")
+    await raw.send(type="conversation.item.retrieve", item_id="mine")
+    assert (await raw.until("conversation.item.retrieved"))["item"]["content"][0]["text"]
+    await raw.send(type="conversation.item.delete", item_id="mine")
+    await raw.until("conversation.item.deleted")
+    await raw.send(type="conversation.item.retrieve", item_id="mine")
+    assert (await raw.until("error"))["error"]["code"] == "item_not_found"
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"), [(b"\x00\x01", 1003), ('{"type": "' + "x" * (1 << 20) + '"}', 1009)]
+)
+async def test_a_frame_of_the_wrong_kind_closes_with_its_code(raw, frame, code: int):
+    """1003 for binary, 1009 for too big."""
+    await raw.socket.send(frame)
+    with pytest.raises(ConnectionClosed) as closed:
+        await raw.until("never")
+    assert closed.value.rcvd.code == code
+
+
+async def test_a_foreign_origin_is_turned_away_before_the_upgrade(server):
+    """A page of another site cannot talk to a server on this machine."""
+    url = server.url.replace("http", "ws") + "/v1/realtime"
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(url, origin="https://elsewhere.example"):
+            pass
+    assert refused.value.response.status_code == 403
+
+
+async def test_an_unknown_model_closes_with_1008(server):
+    """A code that clients do not retry on."""
+    async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=gpt-nine") as socket:
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+    assert closed.value.rcvd.code == 1008

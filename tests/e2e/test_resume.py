@@ -1,0 +1,141 @@
+"""Readers that leave, come back, or never come back."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import httpx
+import pytest
+
+ASK = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "stream": True, "ignore_eos": True}
+
+
+def events(response: httpx.Response):
+    """(event id, data) of each event of an SSE response."""
+    last_id = None
+    for line in response.iter_lines():
+        if line.startswith("id: "):
+            last_id = line[4:]
+        elif line.startswith("data: "):
+            yield last_id, line[6:]
+
+
+def running(http: httpx.Client) -> float:
+    """Requests that hold a slot or wait, as the metrics say."""
+    metrics = http.get("/metrics").text
+    return sum(float(v) for v in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", metrics, re.M))
+
+
+def wait_until_idle(http: httpx.Client, seconds: float = 10.0) -> None:
+    """Asserts that nothing runs any more, soon."""
+    deadline = time.monotonic() + seconds
+    while running(http):
+        assert time.monotonic() < deadline, "a request is still in its slot"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def http(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        wait_until_idle(client)
+        yield client
+
+
+def test_a_reader_that_leaves_frees_its_slot(http):
+    """No grace was asked for: the request ends with its reader."""
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 900}) as response:
+        for _, _ in zip(range(3), events(response), strict=False):
+            pass
+        assert running(http) == 1
+    wait_until_idle(http)
+
+
+def test_a_whole_answer_whose_client_leaves_frees_its_slot(http):
+    """The same without streaming."""
+    with pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/chat/completions", json=ASK | {"max_tokens": 900, "stream": False}, timeout=0.3)
+    wait_until_idle(http)
+
+
+def test_an_answer_goes_on_for_a_reader_that_comes_back(http):
+    """With X-Carousel-Resume: what was missed is replayed, what follows is live, and nothing is twice or lost."""
+    ask = ASK | {"max_tokens": 60, "temperature": 0.9, "seed": 5}
+    with http.stream("POST", "/v1/chat/completions", json=ask) as response:
+        undisturbed = [data for _, data in events(response)]
+    with http.stream("POST", "/v1/chat/completions", json=ask, headers={"X-Carousel-Resume": "30"}) as response:
+        stream = response.headers["x-carousel-stream"]
+        first = [event for event, _ in zip(events(response), range(7), strict=False)]
+    got = list(first)
+    for _ in range(3):  # leave and come back three times
+        with http.stream("GET", f"/v1/streams/{stream}", headers={"Last-Event-ID": got[-1][0]}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            got += [event for event, _ in zip(events(response), range(9), strict=False)]
+    with http.stream("GET", f"/v1/streams/{stream}?starting_after={got[-1][0]}") as response:
+        got += list(events(response))
+    assert got[-1][1] == "[DONE]"
+
+    def text(items):
+        chunks = [json.loads(data) for data in items if data != "[DONE]"]
+        return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+
+    assert text(data for _, data in got) == text(undisturbed)
+    assert len({event_id for event_id, _ in got}) == len(got)
+
+
+def test_a_finished_stream_can_be_read_again_from_its_start(http):
+    """Byte for byte what the first reader got."""
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 12}) as response:
+        stream = response.headers["x-carousel-stream"]
+        first = list(events(response))
+    with http.stream("GET", f"/v1/streams/{stream}") as response:
+        assert list(events(response)) == first
+
+
+def test_stopping_a_stream_ends_it_for_its_reader_and_frees_its_slot(http):
+    """DELETE is the stop button: the reader gets a proper end, not a cut."""
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 900}) as response:
+        reading = events(response)
+        next(reading)
+        assert http.delete(f"/v1/streams/{response.headers['x-carousel-stream']}").status_code == 204
+        rest = [data for _, data in reading]
+    assert rest[-1] == "[DONE]"
+    assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "stop"
+    wait_until_idle(http)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "status"),
+    [
+        ("rubbish", 400),
+        ("{stream}.{epoch}.x", 400),
+        ("{stream}.{epoch}.999999", 400),
+        ("{stream}.abcdef.1", 410),
+        ("another.{epoch}.1", 400),
+    ],
+)
+def test_a_cursor_that_cannot_be_served_is_refused_before_any_data(http, cursor: str, status: int):
+    """400 for nonsense, 410 for what is lost."""
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 2}) as response:
+        event_id, _ = next(events(response))
+    stream, epoch, _ = event_id.split(".")
+    answer = http.get(
+        f"/v1/streams/{stream}", headers={"Last-Event-ID": cursor.format(stream=stream, epoch=epoch)}
+    )
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+def test_an_unknown_stream_is_not_found(http):
+    """For reading and for stopping."""
+    assert http.get("/v1/streams/nothing").status_code == 404
+    assert http.delete("/v1/streams/nothing").status_code == 404
+
+
+def test_no_block_is_without_data(http):
+    """A bare id, event or retry breaks five of seven clients; comments are safe."""
+    body = http.post("/v1/chat/completions", json=ASK | {"max_tokens": 5}).text
+    for block in filter(None, re.split(r"\r?\n\r?\n", body)):
+        lines = block.splitlines()
+        assert all(line.startswith(":") for line in lines) or any(line.startswith("data: ") for line in lines), block

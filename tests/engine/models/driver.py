@@ -1,0 +1,91 @@
+"""A tiny greedy engine for tests: page tables by hand, one forward at a time, any chunking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.execution.cache import KVCache
+from engine.execution.inputs import ModelInputs
+from engine.execution.models import Model
+from kernels.interface import Kernels
+
+
+@dataclass
+class Row:
+    """One sequence: its tokens, its pages, and how many tokens are in the cache."""
+
+    tokens: list[int]
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+class Driver:
+    """Runs rows through a model. Pages are handed out in a scattered order, so that nothing relies on their being consecutive."""
+
+    def __init__(self, model: Model, kernels: Kernels, num_pages: int = 64, page_size: int = 16, table_width: int = 0) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.table_width = table_width
+        self.cache = KVCache.allocate(
+            num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, model.dtype, model.device
+        )
+        self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
+
+    def step(self, decodes: list[Row], chunks: list[tuple[Row, int]]) -> Tensor:
+        """One forward: one token of each decode row, `n` tokens of each chunk's row -> logits of the last of each [R, V]."""
+        work = [(row, 1) for row in decodes] + chunks
+        for row, count in work:
+            while len(row.pages) * self.cache.page_size < row.computed + count:
+                row.pages.append(self.free.pop())
+        logits = self.model.compute_logits(self._forward(decodes, chunks, work))
+        for row, count in work:
+            row.computed += count
+        return logits
+
+    def _forward(self, decodes: list[Row], chunks: list[tuple[Row, int]], work: list[tuple[Row, int]]) -> Tensor:
+        size = self.cache.page_size
+        positions = [list(range(row.computed, row.computed + count)) for row, count in work]
+        ends = torch.tensor([len(p) for p in positions]).cumsum(0)
+        starts = [0]
+        for _, count in chunks:
+            starts.append(starts[-1] + count)
+        slots = [[row.pages[p // size] * size + p % size for p in where] for (row, _), where in zip(work, positions, strict=True)]
+        tokens = [[row.tokens[p] for p in where] for (row, _), where in zip(work, positions, strict=True)]
+        inputs = ModelInputs(
+            token_ids=torch.tensor(sum(tokens, [])),
+            positions=torch.tensor(sum(positions, [])),
+            slots=torch.tensor(sum(slots, [])),
+            num_decodes=len(decodes),
+            decode_page_table=self._table(decodes),
+            decode_context_lens=torch.tensor([row.computed + 1 for row in decodes], dtype=torch.int32),
+            prefill_page_table=self._table([row for row, _ in chunks]),
+            prefill_query_starts=tuple(starts),
+            prefill_context_lens=tuple(row.computed + count for row, count in chunks),
+            logit_rows=ends - 1,
+        )
+        hidden = self.model.forward(inputs, self.cache, self.kernels)
+        return hidden[inputs.logit_rows]
+
+    def _table(self, rows: list[Row]) -> Tensor:
+        width = max([self.table_width, *(len(row.pages) for row in rows)])
+        # Padding is -1: reading it would be an error.
+        return torch.tensor([row.pages + [-1] * (width - len(row.pages)) for row in rows], dtype=torch.int32).view(len(rows), width)
+
+    def prefill(self, row: Row, chunk: int) -> Tensor:
+        """All tokens of `row` not yet computed, `chunk` at a time -> logits of the last [V]."""
+        logits = torch.empty(0)
+        while row.computed < len(row.tokens):
+            logits = self.step([], [(row, min(chunk, len(row.tokens) - row.computed))])[0]
+        return logits
+
+    def generate(self, prompt: list[int], count: int, chunk: int = 1000) -> list[int]:
+        """Greedy continuation of one prompt: `count` token ids."""
+        row = Row(list(prompt))
+        logits = self.prefill(row, chunk)
+        for _ in range(count):
+            row.tokens.append(int(logits.argmax()))
+            logits = self.step([row], [])[0]
+        return row.tokens[len(prompt) :]

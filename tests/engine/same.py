@@ -1,0 +1,63 @@
+"""Running requests through a real engine, and what they said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
+
+Texts = dict[tuple[str, int], list[int]]
+
+
+def make_engine(model: Path, **options) -> Engine:
+    """A CPU engine in float32."""
+    defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "page_size": 16, "device": "cpu", "dtype": "float32"}
+    return build_engine(EngineConfig(model=str(model), **(defaults | options)))
+
+
+def requests(prompts: Iterable[Iterable[int]], max_tokens: int, stop: Iterable[int] = ()) -> list[Request]:
+    """Half greedy, half seeded, over all classes and with every kind of sampling parameter somewhere."""
+    made = []
+    for i, prompt in enumerate(prompts):
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.0 if i % 2 == 0 else 0.7 + 0.1 * (i % 5),
+            top_k=20 if i % 3 == 0 else 0,
+            top_p=0.9 if i % 4 == 1 else 1.0,
+            min_p=0.05 if i % 8 == 3 else 0.0,
+            repetition_penalty=1.2 if i % 6 == 5 else 1.0,
+            frequency_penalty=0.4 if i % 7 == 3 else 0.0,
+            seed=1000 + i,
+            stop_token_ids=tuple(stop),
+        )
+        service_class = ServiceClass(i % 3)
+        made.append(Request(id=f"r{i}", prompt=tuple(prompt), sampling=sampling, service_class=service_class))
+    return made
+
+
+def run(engine: Engine, wanted: Iterable[Request], before_step: Callable[[], None] = lambda: None) -> Texts:
+    """Submit all at once, step until done; check the books on the way."""
+    texts: Texts = {}
+    for request in wanted:
+        engine.submit(request)
+    while engine.has_work:
+        before_step()
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                texts.setdefault((event.request_id, event.choice), []).append(event.token_id)
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.held == 0
+    return texts
+
+
+def alone(engine: Engine, wanted: Iterable[Request]) -> Texts:
+    """Each request with the engine to itself, nothing remembered from the one before."""
+    texts: Texts = {}
+    for request in wanted:
+        engine.scheduler.pool.forget_cached()
+        texts |= run(engine, [request])
+    return texts

@@ -1,0 +1,114 @@
+"""The strongest promise: a request gets the text it would have got alone, whatever happens around it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from app.text import TextModel
+from engine.types import Mechanism
+from tests.engine.same import Texts, alone, make_engine, requests, run
+
+STREAMS = 64
+TOKENS = 40
+
+TURNS = (
+    "Hello!",
+    "How does continuous batching work?",
+    "Tell me a story about a fox.",
+    "Write a table of three planets.",
+    "Count from 3 to 12.",
+    "What is 7 plus 8?",
+    "what are pages",
+    "Write a Python function that reverses a string.",
+)
+
+
+@pytest.fixture(scope="module")
+def text(demo: Path) -> TextModel:
+    return TextModel.load(demo)
+
+
+@pytest.fixture(scope="module")
+def wanted(text: TextModel):
+    """64 conversations; many share a beginning, so that the prefix cache has something to do."""
+    prompts = []
+    for i in range(STREAMS):
+        system = [{"role": "system", "content": "You are a helpful assistant. Answer briefly."}] if i % 4 else []
+        turn = {"role": "user", "content": f"{TURNS[i % len(TURNS)]}{' Please.' * (i // len(TURNS))}"}
+        prompts.append(text.encode(text.render_chat([*system, turn]), add_special_tokens=False))
+    return requests(prompts, TOKENS, text.eos_token_ids)
+
+
+@pytest.fixture(scope="module")
+def solo(demo: Path, wanted) -> Texts:
+    return alone(make_engine(demo), wanted)
+
+
+@pytest.mark.slow
+def test_the_solo_texts_differ_from_each_other(solo: Texts):
+    """The comparison is worth something: seeds and prompts lead to many different texts."""
+    assert len(solo) == STREAMS
+    assert len({tuple(tokens) for tokens in solo.values()}) > STREAMS // 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("chunk", [7, 64, None])
+def test_64_streams_at_once_say_what_each_says_alone(demo: Path, wanted, solo: Texts, caching: bool, chunk: int | None):
+    """Greedy and seeded, with and without the prefix cache, at three chunk sizes."""
+    engine = make_engine(demo, enable_prefix_caching=caching, prefill_chunk=chunk)
+    assert run(engine, wanted) == solo
+    if caching:
+        assert run(engine, wanted) == solo, "again, now from a warm cache"
+        assert engine.load().counters.cached_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanisms", [[Mechanism.SWAP], [Mechanism.RECOMPUTE], list(Mechanism)])
+@pytest.mark.parametrize("caching", [True, False])
+def test_preemption_at_every_step_changes_no_text(demo: Path, wanted, solo: Texts, mechanisms, caching: bool):
+    """Before every step every running sequence is paused; nobody notices."""
+    engine = make_engine(demo, enable_prefix_caching=caching, max_num_seqs=16, max_num_batched_tokens=256)
+    choices = itertools.cycle(mechanisms)
+    scheduler = engine.scheduler
+
+    def pause_all() -> None:
+        for sequence in list(scheduler.running):
+            scheduler.pause(sequence, 0.0, mechanism=next(choices))
+
+    some = wanted[:16]
+    texts = run(engine, some, pause_all)
+    assert texts == {key: solo[key] for key in texts}
+    assert len(texts) == len(some)
+    counters = engine.load().counters
+    assert counters.swaps + counters.recomputes > TOKENS
+
+
+@pytest.mark.slow
+def test_a_pool_too_small_for_all_changes_no_text(demo: Path, wanted, solo: Texts):
+    """Memory pressure pauses sequences by itself; all finish, with the same text."""
+    engine = make_engine(demo, num_pages=24, swap_space=0.001)
+    assert run(engine, wanted) == solo
+    assert engine.load().counters.swaps + engine.load().counters.recomputes > 0
+
+
+@pytest.mark.slow
+def test_n_choices_share_the_prompt_and_differ_only_in_noise(demo: Path, wanted):
+    """n > 1 computes the prompt once; each choice is what it would be without its siblings."""
+    from msgspec.structs import replace
+
+    engine = make_engine(demo, enable_prefix_caching=False)
+    request = replace(wanted[1], n=4)
+    together = run(engine, [request])
+    computed = engine.load().counters.computed_tokens
+    generated = sum(len(tokens) for tokens in together.values())
+    # The prompt once, one token of it again for each sibling, and every generated token but the last of each choice.
+    assert computed == len(request.prompt) + 3 + generated - 4
+    paused = run(
+        make_engine(demo, enable_prefix_caching=True, max_num_seqs=2, max_num_batched_tokens=64), [replace(request, id="x")]
+    )
+    assert [together[request.id, i] for i in range(4)] == [paused["x", i] for i in range(4)]
+    assert together[request.id, 0] == run(engine, [wanted[1]])[request.id, 0]

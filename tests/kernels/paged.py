@@ -1,0 +1,75 @@
+"""Caches filled at random, and attention over them the slow and obvious way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A cache [N, Hkv, S, D] twice and the page tables of some sequences; every entry that must not be read is NaN."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    page_table: Tensor  # [B, P] int32, -1 behind a row's own pages
+    context_lens: tuple[int, ...]
+    contiguous: tuple[tuple[Tensor, Tensor], ...]  # per row: keys and values [context, Hkv, D]
+
+    @property
+    def lengths(self) -> Tensor:
+        return torch.tensor(self.context_lens, dtype=torch.int32, device=self.k_cache.device)
+
+
+def make_paged(
+    context_lens: tuple[int, ...],
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    seed: int = 0,
+    spare_width: int = 0,
+) -> Paged:
+    """Rows of the given lengths on scattered pages. spare_width: unused columns of the page table."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-context // page_size) for context in context_lens]
+    order = torch.randperm(sum(counts) + 2, generator=generator).to(torch.int32)
+    caches = [torch.full((len(order), kv_heads, page_size, head_dim), torch.nan) for _ in range(2)]
+    table = torch.full((len(counts), max(counts) + spare_width), -1, dtype=torch.int32)
+    contiguous = []
+    used = 0
+    for row, (context, count) in enumerate(zip(context_lens, counts, strict=True)):
+        table[row, :count] = order[used : used + count]
+        used += count
+        positions = torch.arange(context)
+        pages = table[row].long()[positions // page_size]
+        pair = []
+        for cache in caches:
+            values = torch.randn((context, kv_heads, head_dim), generator=generator).to(dtype)
+            cache[pages, :, positions % page_size] = values.float()
+            pair.append(values)
+        contiguous.append((pair[0], pair[1]))
+    k_cache, v_cache = (cache.to(dtype).to(device) for cache in caches)
+    return Paged(k_cache, v_cache, table.to(device), context_lens, tuple(contiguous))
+
+
+def naive_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int) -> Tensor:
+    """One query [Hq, D] at `position` over keys and values [context, Hkv, D], in float64 and head by head -> [Hq, D]."""
+    group = q.shape[0] // keys.shape[1]
+    first = max(0, position + 1 - window) if window else 0
+    rows = []
+    for head, query in enumerate(q.cpu().double()):
+        k = keys[first : position + 1, head // group].double()
+        v = values[first : position + 1, head // group].double()
+        rows.append((k @ query * scale).softmax(dim=0) @ v)
+    return torch.stack(rows)
+
+
+def naive_rows(q: Tensor, paged: Paged, row: int, positions: range, scale: float, window: int) -> Tensor:
+    """Queries [t, Hq, D] of one row at consecutive positions -> [t, Hq, D] float64."""
+    keys, values = paged.contiguous[row]
+    pairs = zip(q, positions, strict=True)
+    return torch.stack([naive_attention(query, keys, values, position, scale, window) for query, position in pairs])

@@ -1,0 +1,108 @@
+"""Decode and prefill attention of both back ends against float64 attention written head by head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.interface import Kernels
+from tests.kernels.paged import make_paged, naive_attention, naive_rows
+
+# kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split
+# of 256.
+DECODE_SHAPES = [
+    pytest.param(1, 1, 16, 4, 0, (1, 4, 5), id="smallest"),
+    pytest.param(3, 3, 64, 32, 0, (1, 31, 32, 33, 290), id="three heads to one"),
+    pytest.param(2, 4, 80, 16, 0, (255, 257), id="head size 80"),
+    pytest.param(1, 20, 32, 8, 0, (70, 9), id="more heads than a tile has rows"),
+    pytest.param(2, 8, 128, 16, 0, (17,), id="one row"),
+    pytest.param(2, 2, 32, 16, 5, (1, 4, 5, 6, 100), id="window of 5"),
+    pytest.param(1, 2, 64, 32, 300, (290, 300, 301, 600), id="window over splits"),
+    pytest.param(1, 2, 16, 48, 20, (100, 300), id="pages that do not divide a tile"),
+]
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim", "page_size", "window", "contexts"), DECODE_SHAPES)
+def test_decode_attention_equals_naive(
+    kernels: Kernels,
+    device: torch.device,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    page_size: int,
+    window: int,
+    contexts: tuple[int, ...],
+) -> None:
+    """A decode row is its query's attention over its own context, though everything around that context is NaN."""
+    paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
+    torch.manual_seed(1)
+    q = torch.randn(len(contexts), kv_heads * group, head_dim, device=device)
+    out = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    for row, context in enumerate(contexts):
+        keys, values = paged.contiguous[row]
+        expected = naive_attention(q[row], keys, values, context - 1, 0.3, window)
+        torch.testing.assert_close(out[row].cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+# ..., chunks as (context, queries).
+PREFILL_SHAPES = [
+    pytest.param(1, 1, 16, 4, 0, ((1, 1),), id="one token"),
+    pytest.param(3, 3, 64, 32, 0, ((32, 32), (33, 1), (40, 7)), id="three heads to one"),
+    pytest.param(1, 4, 80, 16, 0, ((67, 65),), id="head size 80"),
+    pytest.param(1, 2, 128, 16, 0, ((290, 33),), id="late chunk"),
+    pytest.param(2, 2, 32, 16, 5, ((70, 70), (4, 4), (40, 3)), id="window of 5"),
+    pytest.param(1, 2, 64, 32, 260, ((330, 70),), id="window over tiles"),
+    pytest.param(1, 2, 16, 48, 20, ((100, 9),), id="pages that do not divide a tile"),
+]
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim", "page_size", "window", "chunks"), PREFILL_SHAPES)
+def test_prefill_attention_equals_naive(
+    kernels: Kernels,
+    device: torch.device,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    page_size: int,
+    window: int,
+    chunks: tuple[tuple[int, int], ...],
+) -> None:
+    """Every query of a chunk attends to its own position and those before it, within the window, and to nothing else."""
+    contexts = tuple(context for context, _ in chunks)
+    paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
+    starts = [0]
+    for _, queries in chunks:
+        starts.append(starts[-1] + queries)
+    torch.manual_seed(1)
+    q = torch.randn(starts[-1], kv_heads * group, head_dim, device=device)
+    args = (paged.k_cache, paged.v_cache, paged.page_table, tuple(starts), contexts, 0.3, window)
+    out = kernels.prefill_attention(q, *args)
+    for row, (context, queries) in enumerate(chunks):
+        rows = slice(starts[row], starts[row + 1])
+        expected = naive_rows(q[rows], paged, row, range(context - queries, context), 0.3, window)
+        torch.testing.assert_close(out[rows].cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.device) -> None:
+    """In float16 attention is as close to the exact one as float16 allows."""
+    paged = make_paged((40, 300), 2, 64, 16, dtype=torch.float16, device=device)
+    torch.manual_seed(1)
+    q = torch.randn(2, 6, 64, device=device).half()
+    out = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
+    chunk = (paged.k_cache, paged.v_cache, paged.page_table, (0, 1, 2), (40, 300), 0.125, 0)
+    for result in (out, kernels.prefill_attention(q, *chunk)):
+        assert result.dtype == torch.float16
+        for row, context in enumerate((40, 300)):
+            expected = naive_attention(q[row], *paged.contiguous[row], context - 1, 0.125, 0)
+            torch.testing.assert_close(result[row].cpu().double(), expected, atol=2e-3, rtol=5e-3)
+
+
+def test_a_strided_query_is_read_correctly(kernels: Kernels, device: torch.device) -> None:
+    """Rows of a larger batch may be handed over as a slice of it."""
+    paged = make_paged((9, 20), 2, 32, 8, device=device)
+    torch.manual_seed(1)
+    q = torch.randn(5, 4, 32, device=device)
+    args = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.2, 0)
+    torch.testing.assert_close(
+        kernels.decode_attention(q[3:], *args), kernels.decode_attention(q[3:].clone(), *args), atol=0, rtol=0
+    )

@@ -1,0 +1,56 @@
+"""Who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# folder -> what nothing in it may import, however deep
+FORBIDDEN = {
+    "kernels": ("app", "engine", "starlette", "uvicorn", "transformers"),
+    "engine": ("app", "starlette", "uvicorn", "asyncio", "pydantic", "tokenizers"),
+    "engine/scheduling": ("torch", "numpy", "time", "random", "kernels", "engine.execution", "engine.engine"),
+    "engine/execution": ("engine.scheduling.scheduler", "engine.scheduling.policy", "engine.scheduling.queue"),
+    "app": ("torch", "kernels", "engine.execution", "engine.build", "engine.scheduling", "requests"),
+    "app/schemas": ("starlette", "app.routes", "app.client", "app.service"),
+}
+
+
+def imports(file: Path) -> set[str]:
+    """Every module named by an import statement anywhere in `file`, with the names taken from it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_a_folder_imports_nothing_from_above_or_beside_it(folder: str):
+    """app -> engine -> kernels; scheduling is pure; execution does not know why."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in files
+        for name in imports(file)
+        for forbidden in FORBIDDEN[folder]
+        if name == forbidden or name.startswith(f"{forbidden}.")
+    ]
+    # The engine client's in-process mode runs the same worker; the worker itself imports its builder late.
+    assert wrong == []
+
+
+def test_the_api_process_never_loads_torch():
+    """A fast start, and no forward pass can ever hold up the event loop."""
+    import subprocess
+    import sys
+
+    code = "import sys, app.launch; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
