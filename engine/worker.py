@@ -50,6 +50,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the other side closes the channel (`ChannelClosed`)."""
+        self._channel.send(Stepped((), self._engine.load()))  # the books of an engine that has done nothing yet
         while True:
             for message in self._channel.receive(self._patience()):
                 self._handle(message)

@@ -67,7 +67,10 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda message: faults.append(message.text) if "Content Security Policy" in message.text else None)
+        page.on(
+            "console",
+            lambda message: faults.append(message.text) if "Content Security Policy" in message.text else None,
+        )
         return page
 
     yield make
@@ -98,8 +101,12 @@ def delta(text: str) -> dict[str, Any]:
 
 def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
     """Lets the page's next questions be answered by this stream instead of the server's."""
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(
-        status=200, body=sse(*parts), headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}))
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            status=200, body=sse(*parts), headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}
+        ),
+    )
 
 
 def test_an_answer_streams_and_ends_with_its_figures(chat: Chat) -> None:
@@ -220,9 +227,15 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
         tries.append(route.request.headers.get("last-event-id"))
         if len(tries) < 3:
             return route.abort()
-        return route.fulfill(status=200, headers={"content-type": "text/event-stream"},
-                             body="id: s.0.1\ndata: " + json.dumps(delta("two ")) + "\n\nid: s.0.2\ndata: "
-                             + json.dumps(delta("three")) + "\n\nid: s.0.3\ndata: [DONE]\n\n")
+        return route.fulfill(
+            status=200,
+            headers={"content-type": "text/event-stream"},
+            body="id: s.0.1\ndata: "
+            + json.dumps(delta("two "))
+            + "\n\nid: s.0.2\ndata: "
+            + json.dumps(delta("three"))
+            + "\n\nid: s.0.3\ndata: [DONE]\n\n",
+        )
 
     chat.page.route("**/v1/streams/s", resume)
     chat.send("Count")
@@ -247,34 +260,64 @@ def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
 def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
     """410 on resume: what had arrived stays, the reason is shown, a new try is offered."""
     answer_with(chat.page, delta("Half an"))
-    chat.page.route("**/v1/streams/s", lambda route: route.fulfill(
-        status=410, json={"error": {"message": "This answer is gone.", "type": "invalid_request_error", "param": None, "code": "stream_lost"}}))
+    chat.page.route(
+        "**/v1/streams/s",
+        lambda route: route.fulfill(
+            status=410,
+            json={
+                "error": {
+                    "message": "This answer is gone.",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "stream_lost",
+                }
+            },
+        ),
+    )
     chat.send("Count")
     expect(chat.answers.last.locator(".trouble")).to_contain_text("This answer is gone.")
     expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
     expect(chat.text()).to_have_text("Half an")
 
 
-@pytest.mark.parametrize(("status", "words"), [
-    ({"state": "queued", "position": 2, "cause": "slots"}, "2nd in line"),
-    ({"state": "paused", "by": "interactive", "mechanism": "swap"}, "Paused for someone"),
-])
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"state": "queued", "position": 2, "cause": "slots"}, "2nd in line"),
+        ({"state": "paused", "by": "interactive", "mechanism": "swap"}, "Paused for someone"),
+    ],
+)
 def test_waiting_says_where_and_why(chat: Chat, status: dict[str, Any], words: str) -> None:
     """The server's status comments become a sentence in place of silence."""
     # A body that never ends: a fulfilled route would close at once and show the reconnect instead.
-    chat.page.evaluate("""(line) => {
+    chat.page.evaluate(
+        """(line) => {
         const fetch = window.fetch;
         window.fetch = (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init) : Promise.resolve(new Response(
             new ReadableStream({ start: (sink) => sink.enqueue(new TextEncoder().encode(line)) }), { headers: { "x-carousel-stream": "s" } }));
-    }""", f": carousel {json.dumps(status)}\n\n")
+    }""",
+        f": carousel {json.dumps(status)}\n\n",
+    )
     chat.send("Hello")
     expect(chat.answers.last.locator(".wait")).to_contain_text(words)
 
 
 def test_an_error_is_shown_as_the_server_worded_it(chat: Chat) -> None:
     """The protocol's error message stands in the thread with its code and a way to try again."""
-    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(
-        status=400, json={"error": {"message": "The prompt is too long.", "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"}}))
+    chat.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            status=400,
+            json={
+                "error": {
+                    "message": "The prompt is too long.",
+                    "type": "invalid_request_error",
+                    "param": "messages",
+                    "code": "context_length_exceeded",
+                }
+            },
+        ),
+    )
     chat.send("Too much")
     expect(chat.answers.last.locator(".trouble")).to_contain_text("The prompt is too long.")
     expect(chat.answers.last.locator(".trouble")).to_contain_text("context_length_exceeded")
@@ -292,7 +335,18 @@ def test_a_throttled_question_counts_down_and_asks_again(chat: Chat) -> None:
         tries.append(1)
         if len(tries) > 1:
             return route.fallback()
-        return route.fulfill(status=429, headers={"retry-after": "2"}, json={"error": {"message": "Slow down.", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}})
+        return route.fulfill(
+            status=429,
+            headers={"retry-after": "2"},
+            json={
+                "error": {
+                    "message": "Slow down.",
+                    "type": "rate_limit_error",
+                    "param": None,
+                    "code": "rate_limit_exceeded",
+                }
+            },
+        )
 
     chat.page.route("**/v1/chat/completions", throttle)
     chat.send("Tell me a story about a fox")
@@ -309,8 +363,22 @@ def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
     def guard(route: Route) -> None:
         seen.append(route.request.headers.get("authorization"))
         if seen[-1] != "Bearer s3cret":
-            return route.fulfill(status=401, json={"error": {"message": "A key, please.", "type": "authentication_error", "param": None, "code": "invalid_api_key"}})
-        return route.fulfill(status=200, headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}, body=sse(delta("Welcome"), "id: s.0.9\ndata: [DONE]"))
+            return route.fulfill(
+                status=401,
+                json={
+                    "error": {
+                        "message": "A key, please.",
+                        "type": "authentication_error",
+                        "param": None,
+                        "code": "invalid_api_key",
+                    }
+                },
+            )
+        return route.fulfill(
+            status=200,
+            headers={"content-type": "text/event-stream", "x-carousel-stream": "s"},
+            body=sse(delta("Welcome"), "id: s.0.9\ndata: [DONE]"),
+        )
 
     chat.page.route("**/v1/chat/completions", guard)
     chat.send("Hello")
@@ -417,7 +485,12 @@ def test_a_second_tab_reads_along(chat: Chat) -> None:
     chat.wait_begun()
     other = Chat(chat.page.context.new_page(), chat.url)
     asked: list[str] = []
-    other.page.on("request", lambda request: asked.append(request.url) if "/v1/streams/" in request.url or request.method == "POST" else None)
+    other.page.on(
+        "request",
+        lambda request: (
+            asked.append(request.url) if "/v1/streams/" in request.url or request.method == "POST" else None
+        ),
+    )
     other.page.goto(chat.page.url)
     expect(other.answers).to_have_count(1)
     chat.page.bring_to_front()
@@ -440,7 +513,9 @@ def test_enter_sends_shift_enter_does_not_and_a_composition_is_left_alone(chat: 
     chat.prompt.fill("one")
     chat.prompt.press("Shift+Enter")
     expect(chat.prompt).to_have_value("one\n")
-    chat.prompt.evaluate("""(box) => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))""")
+    chat.prompt.evaluate(
+        """(box) => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))"""
+    )
     expect(chat.questions).to_have_count(0)
     chat.prompt.press("Enter")
     expect(chat.questions).to_have_count(1)
@@ -503,19 +578,25 @@ def test_the_system_preference_is_followed(server: Any, new_page: Callable[..., 
 def test_a_phone_scrolls_one_way_only(server: Any, new_page: Callable[..., Page]) -> None:
     """At 390 px nothing is wider than the screen, the list is a drawer, and no field makes the phone zoom."""
     chat = Chat(new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True), server.url).open()
-    table = "| a | b | c |\n|--|--|--|\n| " + "wide " * 30 + "| x | y |\n\n```\n" + "long " * 60 + "\n```\n\n" + "x" * 400
+    table = (
+        "| a | b | c |\n|--|--|--|\n| " + "wide " * 30 + "| x | y |\n\n```\n" + "long " * 60 + "\n```\n\n" + "x" * 400
+    )
     answer_with(chat.page, delta(table), "id: s.0.9\ndata: [DONE]")
     chat.send("w" * 200)
     chat.wait_done()
     assert chat.page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert chat.page.evaluate("(node) => node.scrollWidth <= node.clientWidth", chat.page.locator("#scroller").element_handle())
+    assert chat.page.evaluate(
+        "(node) => node.scrollWidth <= node.clientWidth", chat.page.locator("#scroller").element_handle()
+    )
     expect(chat.page.locator("#sidebar")).to_be_hidden()
     chat.page.locator("#drawer-open").click()
     expect(chat.rows.first).to_be_visible()
     expect(chat.page.locator("#drawer-close")).to_be_focused()
     chat.page.keyboard.press("Escape")
     expect(chat.page.locator("#sidebar")).to_be_hidden()
-    sizes = chat.page.evaluate("[...document.querySelectorAll('textarea, input')].map((node) => parseFloat(getComputedStyle(node).fontSize))")
+    sizes = chat.page.evaluate(
+        "[...document.querySelectorAll('textarea, input')].map((node) => parseFloat(getComputedStyle(node).fontSize))"
+    )
     assert min(sizes) >= 16
 
 
@@ -532,7 +613,9 @@ def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
     expect(jump).to_be_visible()
     jump.click()
     expect(jump).to_be_hidden()
-    chat.page.wait_for_function("(() => { const s = document.getElementById('scroller'); return s.scrollHeight - s.clientHeight - s.scrollTop < 4; })()")
+    chat.page.wait_for_function(
+        "(() => { const s = document.getElementById('scroller'); return s.scrollHeight - s.clientHeight - s.scrollTop < 4; })()"
+    )
 
 
 def test_forbidden_storage_is_told_and_the_page_still_answers(server: Any, new_page: Callable[..., Page]) -> None:
@@ -552,8 +635,18 @@ def test_forbidden_storage_is_told_and_the_page_still_answers(server: Any, new_p
 def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: Callable[..., Page]) -> None:
     """With two models there is a picker, and the request names the one chosen."""
     page = new_page()
-    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": [
-        {"id": name, "object": "model", "created": 1, "owned_by": "x", "max_model_len": 2048} for name in ("one", "two")]}))
+    page.route(
+        "**/v1/models",
+        lambda route: route.fulfill(
+            json={
+                "object": "list",
+                "data": [
+                    {"id": name, "object": "model", "created": 1, "owned_by": "x", "max_model_len": 2048}
+                    for name in ("one", "two")
+                ],
+            }
+        ),
+    )
     chat = Chat(page, server.url).open()
     answer_with(page, delta("Yes"), "id: s.0.9\ndata: [DONE]")
     page.locator("#model").select_option("two")
@@ -570,8 +663,13 @@ def test_loading_shows_progress_and_writing_is_possible(server: Any, new_page: C
     def health(route: Route) -> None:
         if ready:
             return route.fulfill(json={"status": "ready"})
-        return route.fulfill(status=503, json={"error": {"message": "Loading.", "type": "server_error", "param": None, "code": "loading"},
-                                               "loading": {"done": 250_000_000, "total": 1_000_000_000, "what": "weights"}})
+        return route.fulfill(
+            status=503,
+            json={
+                "error": {"message": "Loading.", "type": "server_error", "param": None, "code": "loading"},
+                "loading": {"done": 250_000_000, "total": 1_000_000_000, "what": "weights"},
+            },
+        )
 
     page.route("**/health", health)
     page.goto(server.url + "/")

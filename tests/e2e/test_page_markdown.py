@@ -54,7 +54,7 @@ HOSTILE = [
     "<script>window.pwned=1</script>",
     '<svg onload="window.pwned=1"><animate onbegin=window.pwned=1 attributeName=x dur=1s></svg>',
     '<iframe src="https://evil.example/"></iframe>',
-    "<a href=\"javascript:window.pwned=1\">x</a>",
+    '<a href="javascript:window.pwned=1">x</a>',
     "[x](javascript:window.pwned=1)",
     "[x](java\tscript:window.pwned=1)",
     "[x](&#106;avascript:window.pwned=1)",
@@ -204,7 +204,8 @@ def test_grown_text_equals_whole_text(renderer: Renderer, size: int) -> None:
 
 def test_what_is_finished_is_never_touched_again(renderer: Renderer) -> None:
     """While the tail grows, closed blocks keep their nodes and a selection inside them holds."""
-    kept = renderer.page.evaluate("""async ([base]) => {
+    kept = renderer.page.evaluate(
+        """async ([base]) => {
         const { MarkdownStream } = await import(`${base}/static/js/render.js`);
         const root = document.createElement("div");
         document.getElementById("thread").replaceChildren(root);
@@ -219,13 +220,16 @@ def test_what_is_finished_is_never_touched_again(renderer: Renderer) -> None:
         for (const text of [" paragraph", " **with", " bold** end.\\n\\n", "- a\\n- b\\n\\n", "Third."]) { stream.write(text); await frame(); }
         stream.finish();
         return { same: nodes.every((node) => node.isConnected), changes, selected: String(getSelection()).trim() };
-    }""", [renderer.url])
+    }""",
+        [renderer.url],
+    )
     assert kept == {"same": True, "changes": 0, "selected": "First paragraph here."}
 
 
 def test_a_selection_in_the_growing_block_survives_its_growth(renderer: Renderer) -> None:
     """The last paragraph grows in place; its text node is extended, not replaced."""
-    selected = renderer.page.evaluate("""async ([base]) => {
+    selected = renderer.page.evaluate(
+        """async ([base]) => {
         const { MarkdownStream } = await import(`${base}/static/js/render.js`);
         const root = document.createElement("div");
         document.getElementById("thread").replaceChildren(root);
@@ -238,7 +242,9 @@ def test_a_selection_in_the_growing_block_survives_its_growth(renderer: Renderer
         stream.write(" there was a fox");
         await frame();
         return String(getSelection());
-    }""", [renderer.url])
+    }""",
+        [renderer.url],
+    )
     assert selected == "Once"
 
 
@@ -249,28 +255,34 @@ def test_code_is_coloured_once_closed_and_can_be_copied(renderer: Renderer) -> N
     expect(renderer.page.locator("#thread").get_by_role("button", name="Copy")).to_be_visible()
 
 
-@pytest.mark.parametrize(("begun", "shown"), [
-    ("Some **bold te", "Some bold te"),
-    ("Some **", "Some"),
-    ("A `code sp", "A code sp"),
-    ("A [link](https://exa", "A link"),
-    ("A [li", "A li"),
-    ("Text\n\n-", "Text"),
-    ("Text\n\n``", "Text"),
-    ("Text\n\n| a | b", "Text"),
-    ("1. one\n\n2", "1. one"),
-    ("snake_case_na", "snake_case_na"),
-    ("2 * 3", "2 * 3"),
-    ("*slanted", "slanted"),
-])
+@pytest.mark.parametrize(
+    ("begun", "shown"),
+    [
+        ("Some **bold te", "Some bold te"),
+        ("Some **", "Some"),
+        ("A `code sp", "A code sp"),
+        ("A [link](https://exa", "A link"),
+        ("A [li", "A li"),
+        ("Text\n\n-", "Text"),
+        ("Text\n\n``", "Text"),
+        ("Text\n\n| a | b", "Text"),
+        ("1. one\n\n2", "1. one"),
+        ("snake_case_na", "snake_case_na"),
+        ("2 * 3", "2 * 3"),
+        ("*slanted", "slanted"),
+    ],
+)
 def test_an_unfinished_tail_does_not_flash_its_marks(renderer: Renderer, begun: str, shown: str) -> None:
     """What the model opened and has not closed yet is shown as it will be, or not yet."""
-    text = renderer.page.evaluate("""async ([base, text]) => {
+    text = renderer.page.evaluate(
+        """async ([base, text]) => {
         const { MarkdownStream } = await import(`${base}/static/js/render.js`);
         const root = document.createElement("div");
         document.getElementById("thread").replaceChildren(root);
         new MarkdownStream(root).write(text);
         await new Promise((done) => setTimeout(() => requestAnimationFrame(done), 30));
         return root.innerText;
-    }""", [renderer.url, begun])
+    }""",
+        [renderer.url, begun],
+    )
     assert " ".join(text.split()) == shown.replace("1. one", "one")

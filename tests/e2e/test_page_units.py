@@ -20,7 +20,9 @@ def run(server: Any, browser: Browser) -> Iterator[Run]:
     page.goto(server.url + "/")
     expect(page.locator("html[data-ready]")).to_be_attached()
     yield lambda module, body, arg=None: page.evaluate(
-        f"async ([base, arg]) => {{ const m = await import(`${{base}}/static/js/{module}`); {body} }}", [server.url, arg])
+        f"async ([base, arg]) => {{ const m = await import(`${{base}}/static/js/{module}`); {body} }}",
+        [server.url, arg],
+    )
     page.close()
 
 
@@ -47,66 +49,98 @@ PARTS = [
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
 def test_sse_is_read_the_same_however_it_is_cut(run: Run, size: int) -> None:
     """CR, LF, CRLF and UTF-8 split at any byte give the same events; an event without its end is dropped."""
-    parts = run("sse.js", """
+    parts = run(
+        "sse.js",
+        """
         const bytes = new TextEncoder().encode(arg.text), parser = new m.SseParser(), out = [];
         for (let at = 0; at < bytes.length; at += arg.size) out.push(...parser.push(bytes.slice(at, at + arg.size)));
-        return out;""", {"text": STREAM, "size": size})
+        return out;""",
+        {"text": STREAM, "size": size},
+    )
     assert parts == PARTS
 
 
 def test_sse_refuses_an_endless_line(run: Run) -> None:
     """A line that never ends is an error, not a full memory."""
-    assert run("sse.js", """
+    assert run(
+        "sse.js",
+        """
         const parser = new m.SseParser(), chunk = new Uint8Array(1024 * 1024).fill(97);
         try { for (let i = 0; i < 20; i++) parser.push(chunk); } catch (error) { return error instanceof m.SseTooLong; }
-        return false;""")
+        return false;""",
+    )
 
 
 def test_a_silent_stream_is_given_up(run: Run) -> None:
     """When not even a ping comes, reading ends with Stalled."""
-    assert run("sse.js", """
+    assert run(
+        "sse.js",
+        """
         const response = new Response(new ReadableStream({}));
         try { for await (const part of m.readParts(response, 30)); } catch (error) { return error instanceof m.Stalled; }
-        return false;""")
+        return false;""",
+    )
 
 
-@pytest.mark.parametrize(("headers", "ms"), [
-    ({"retry-after-ms": "1500", "retry-after": "9"}, 1500), ({"retry-after": "3"}, 3000), ({"retry-after": "0"}, 0),
-    ({}, None), ({"retry-after": "soon"}, None),
-])
+@pytest.mark.parametrize(
+    ("headers", "ms"),
+    [
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1500),
+        ({"retry-after": "3"}, 3000),
+        ({"retry-after": "0"}, 0),
+        ({}, None),
+        ({"retry-after": "soon"}, None),
+    ],
+)
 def test_retry_after_is_read(run: Run, headers: dict[str, str], ms: int | None) -> None:
     """Milliseconds win over seconds; nonsense is nothing."""
     assert run("api.js", "return m.retryAfter(new Headers(arg));", headers) == ms
 
 
-@pytest.mark.parametrize(("text", "kinds"), [
-    ("a\n\nb", ["text:a", "text:b"]),
-    ("```py\nx\n```\nb", ["code:x", "text:b"]),
-    ("a\n```\nx", ["text:a", "code:x"]),
-    ("- a\n\n- b\n\nc", ["text:- a\n\n- b", "text:c"]),
-    ("- a\n\n  ```\n  # no heading\n\n  - no item\n  ```\n\nc", ["text:- a\n\n  ```\n  # no heading\n\n  - no item\n  ```", "text:c"]),
-    ("# h\ntext", ["text:# h", "text:text"]),
-    ("````\n```\n````", ["code:```"]),
-    ("~~~\n```\n~~~\n", ["code:```"]),
-    ("a\r\nb\r\n\r\nc", ["text:a\nb", "text:c"]),
-])
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("a\n\nb", ["text:a", "text:b"]),
+        ("```py\nx\n```\nb", ["code:x", "text:b"]),
+        ("a\n```\nx", ["text:a", "code:x"]),
+        ("- a\n\n- b\n\nc", ["text:- a\n\n- b", "text:c"]),
+        (
+            "- a\n\n  ```\n  # no heading\n\n  - no item\n  ```\n\nc",
+            ["text:- a\n\n  ```\n  # no heading\n\n  - no item\n  ```", "text:c"],
+        ),
+        ("# h\ntext", ["text:# h", "text:text"]),
+        ("````\n```\n````", ["code:```"]),
+        ("~~~\n```\n~~~\n", ["code:```"]),
+        ("a\r\nb\r\n\r\nc", ["text:a\nb", "text:c"]),
+    ],
+)
 def test_text_is_cut_into_blocks(run: Run, text: str, kinds: list[str]) -> None:
     """Blocks end where Markdown lets them end, at any size of the pieces."""
     for size in (1, 3, 1000):
-        assert run("blocks.js", """
+        assert (
+            run(
+                "blocks.js",
+                """
             const splitter = new m.BlockSplitter(), out = [];
             for (let at = 0; at < arg.text.length; at += arg.size) out.push(...splitter.push(arg.text.slice(at, at + arg.size)));
             out.push(...splitter.finish());
-            return out.map(({ kind, source }) => `${kind}:${source.trimEnd()}`);""", {"text": text, "size": size}) == kinds
+            return out.map(({ kind, source }) => `${kind}:${source.trimEnd()}`);""",
+                {"text": text, "size": size},
+            )
+            == kinds
+        )
 
 
 def test_an_endless_line_leaves_in_pieces_and_loses_nothing(run: Run) -> None:
     """1 MB without a line end becomes plain pieces that add up to it."""
-    sizes = run("blocks.js", """
+    sizes = run(
+        "blocks.js",
+        """
         const splitter = new m.BlockSplitter(), out = [];
         for (let i = 0; i < 1000; i++) out.push(...splitter.push("x".repeat(1000)));
         out.push(...splitter.finish());
-        return out.map(({ source }) => source.length);""")
+        return out.map(({ source }) => source.length);""",
+    )
     assert sum(sizes) == 1_000_000
     assert max(sizes) <= 16_000
 
@@ -114,24 +148,47 @@ def test_an_endless_line_leaves_in_pieces_and_loses_nothing(run: Run) -> None:
 def test_ordinals_and_causes(run: Run) -> None:
     """The waiting line counts like a person and names the cause."""
     assert run("words.js", "return [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(m.ordinal);") == [
-        "1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
+        "1st",
+        "2nd",
+        "3rd",
+        "4th",
+        "11th",
+        "12th",
+        "13th",
+        "21st",
+        "102nd",
+        "111th",
+    ]
     for cause in ("slots", "pages", "budget", "fairness"):
         assert run("words.js", "return m.describe({ state: 'queued', position: 2, cause: arg }).why;", cause)
 
 
 def test_only_what_was_set_is_sent(run: Run) -> None:
     """The request carries the conversation's own choices and leaves the rest to the server; empty answers are not repeated to it."""
-    body = run("sampling.js", """return m.requestFor({ system: " ", sampling: { seed: 7, stop: ["\\n"] } },
-        [{ role: "user", content: "a" }, { role: "assistant", content: "" }, { role: "user", content: "b" }], "demo");""")
+    body = run(
+        "sampling.js",
+        """return m.requestFor({ system: " ", sampling: { seed: 7, stop: ["\\n"] } },
+        [{ role: "user", content: "a" }, { role: "assistant", content: "" }, { role: "user", content: "b" }], "demo");""",
+    )
     assert body == {
-        "model": "demo", "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "stream": True,
-        "stream_options": {"include_usage": True}, "service_tier": "priority", "seed": 7, "stop": ["\n"]}
+        "model": "demo",
+        "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "service_tier": "priority",
+        "seed": 7,
+        "stop": ["\n"],
+    }
 
 
 @pytest.mark.parametrize("n", [1, 4, 16, 40, 41, 96, 97, 180, 256, 512])
 def test_every_slot_has_a_seat_and_no_two_touch(run: Run, n: int) -> None:
     """From 4 to 256 slots and beyond, the carousel draws each once, apart from its neighbours, outside the hub."""
-    seats = run("engine/seats.js", "return m.placeSeats(arg).seats.map(({ radius, angle, size }) => [radius * Math.cos(angle), radius * Math.sin(angle), size]);", n)
+    seats = run(
+        "engine/seats.js",
+        "return m.placeSeats(arg).seats.map(({ radius, angle, size }) => [radius * Math.cos(angle), radius * Math.sin(angle), size]);",
+        n,
+    )
     assert len(seats) == n
     for i, (x, y, size) in enumerate(seats):
         assert (x * x + y * y) ** 0.5 - size > 100
@@ -141,13 +198,16 @@ def test_every_slot_has_a_seat_and_no_two_touch(run: Run, n: int) -> None:
 
 def test_pauses_are_told_from_snapshots(run: Run) -> None:
     """A pause, its end and one too short to see each give one event; those before the first look give none."""
-    events = run("engine/pauses.js", """
+    events = run(
+        "engine/pauses.js",
+        """
         const pauses = new m.Pauses();
         const look = (t, slots, paused, swap) => pauses.read({ t, slots, paused, preemptions: { swap, recompute: 0 } }).map(m.sentence);
         const batch = { request: "4f2a", class: "batch" }, person = { request: "91cc", class: "interactive" };
         return [look(1, [batch], [{ request: "old", class: "batch", by: "x", mechanism: "swap" }], 5),
                 look(2, [person, null], [{ ...batch, by: "91cc", mechanism: "swap" }], 6),
-                look(3.5, [batch, null], [], 8)];""")
+                look(3.5, [batch, null], [], 8)];""",
+    )
     assert events[0] == []
     assert "paused batch 4f2a for interactive 91cc, swapped to the host" in events[1]
     assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 shorter than one look at the engine"]

@@ -21,7 +21,8 @@ def test_vendored_files_are_the_pinned_ones() -> None:
         pinned[name.removeprefix("./")] = digest
     found = {
         str(path.relative_to(VENDOR)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in VENDOR.rglob("*") if path.is_file() and path.name not in ("README.md", "HASHES.sha256")
+        for path in VENDOR.rglob("*")
+        if path.is_file() and path.name not in ("README.md", "HASHES.sha256")
     }
     assert found == pinned
 
@@ -45,7 +46,10 @@ def test_nothing_is_loaded_from_another_host() -> None:
     """No module, style or template names a foreign URL, the SVG namespace aside."""
     own = [path for folder in ("js", "css") for path in (STATIC / folder).rglob("*") if path.is_file()]
     for path in [*own, *STATIC.glob("*.svg"), *(ROOT / "templates").glob("*.html")]:
-        assert not re.findall(r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w-]+\.[\w.]+", re.sub(r"^\s*(//|\*|/\*).*$", "", path.read_text(), flags=re.M)), path
+        assert not re.findall(
+            r"(?:https?:)?//(?!www\.w3\.org/2000/svg)[\w-]+\.[\w.]+",
+            re.sub(r"^\s*(//|\*|/\*).*$", "", path.read_text(), flags=re.M),
+        ), path
 
 
 def test_modules_stay_small_and_say_what_they_own() -> None:

@@ -147,9 +147,7 @@ async def test_one_response_at_a_time_writes_but_another_may_run_beside_it(raw):
     error = await raw.until("error")
     assert error["error"]["code"] == "conversation_already_has_active_response"
     assert error["error"]["event_id"] == "second"
-    await raw.send(
-        type="response.create", response={"conversation": "none", "input": [LONG], "max_output_tokens": 2}
-    )
+    await raw.send(type="response.create", response={"conversation": "none", "input": [LONG], "max_output_tokens": 2})
     done = await raw.until("response.done")
     assert done["response"]["status"] == "incomplete"
     await raw.send(type="response.cancel")
@@ -202,9 +200,7 @@ async def test_items_can_be_read_and_deleted(raw):
     assert (await raw.until("error"))["error"]["code"] == "item_not_found"
 
 
-@pytest.mark.parametrize(
-    ("frame", "code"), [(b"\x00\x01", 1003), ('{"type": "' + "x" * (1 << 20) + '"}', 1009)]
-)
+@pytest.mark.parametrize(("frame", "code"), [(b"\x00\x01", 1003), ('{"type": "' + "x" * (1 << 20) + '"}', 1009)])
 async def test_a_frame_of_the_wrong_kind_closes_with_its_code(raw, frame, code: int):
     """1003 for binary, 1009 for too big."""
     await raw.socket.send(frame)

@@ -120,9 +120,7 @@ def test_a_cursor_that_cannot_be_served_is_refused_before_any_data(http, cursor:
     with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 2}) as response:
         event_id, _ = next(events(response))
     stream, epoch, _ = event_id.split(".")
-    answer = http.get(
-        f"/v1/streams/{stream}", headers={"Last-Event-ID": cursor.format(stream=stream, epoch=epoch)}
-    )
+    answer = http.get(f"/v1/streams/{stream}", headers={"Last-Event-ID": cursor.format(stream=stream, epoch=epoch)})
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
 

@@ -108,7 +108,8 @@ def test_n_choices_share_the_prompt_and_differ_only_in_noise(demo: Path, wanted)
     # The prompt once, one token of it again for each sibling, and every generated token but the last of each choice.
     assert computed == len(request.prompt) + 3 + generated - 4
     paused = run(
-        make_engine(demo, enable_prefix_caching=True, max_num_seqs=2, max_num_batched_tokens=64), [replace(request, id="x")]
+        make_engine(demo, enable_prefix_caching=True, max_num_seqs=2, max_num_batched_tokens=64),
+        [replace(request, id="x")],
     )
     assert [together[request.id, i] for i in range(4)] == [paused["x", i] for i in range(4)]
     assert together[request.id, 0] == run(engine, [wanted[1]])[request.id, 0]

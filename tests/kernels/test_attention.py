@@ -67,7 +67,7 @@ def test_prefill_attention_equals_naive(
     window: int,
     chunks: tuple[tuple[int, int], ...],
 ) -> None:
-    """Every query of a chunk attends to its own position and those before it, within the window, and to nothing else."""
+    """A query of a chunk attends to its own position and those before it, in the window, to nothing else."""
     contexts = tuple(context for context, _ in chunks)
     paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
     starts = [0]

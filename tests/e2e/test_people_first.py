@@ -1,0 +1,90 @@
+"""A person arrives while bulk work has everything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from tests.conftest import Server
+
+BULK = 12
+
+
+@pytest.fixture(scope="module")
+def small_server():
+    """Four slots and pages for little more than four sequences: bulk work takes all of both."""
+    running = Server.start("--max-num-seqs", "4", "--num-pages", "20", "--page-size", "16", "--max-model-len", "256")
+    yield running
+    running.stop()
+
+
+def ask(content: str, tier: str, tokens: int, seed: int) -> dict:
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": tokens,
+        "service_tier": tier,
+        "seed": seed,
+        "temperature": 0.8,
+        "ignore_eos": True,
+    }
+
+
+async def whole(http: httpx.AsyncClient, body: dict) -> str:
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+async def test_a_person_is_served_while_bulk_work_has_every_slot_and_page(small_server):
+    """The person's whole answer comes before the bulk work ends; each bulk text is what it is alone; all finish."""
+    bulk = [ask(f"Tell me a story about number {i}.", "flex", 50, i) for i in range(BULK)]
+    person = ask("Hello!", "priority", 12, 99)
+    async with httpx.AsyncClient(base_url=small_server.url, timeout=120) as http:
+        alone = [await whole(http, body) for body in bulk]
+        person_alone = await whole(http, person)
+        running = [asyncio.create_task(whole(http, body)) for body in bulk]
+        while not await is_full(http):
+            assert not running[-1].done()
+            await asyncio.sleep(0.005)
+        answer = await whole(http, person)
+        assert not all(task.done() for task in running), "the person waited for the bulk work"
+        assert answer == person_alone
+        assert await asyncio.gather(*running) == alone
+        metrics = (await http.get("/metrics")).text
+    preempted = [line for line in metrics.splitlines() if line.startswith("vllm:num_preemptions_total")]
+    assert float(preempted[0].split()[-1]) > 0
+
+
+async def is_full(http: httpx.AsyncClient) -> bool:
+    metrics = (await http.get("/metrics")).text
+    return any(
+        line.startswith("vllm:num_requests_running") and 'service_class="batch"' in line and line.endswith(" 4.0")
+        for line in metrics.splitlines()
+    )
+
+
+async def test_who_is_paused_is_told_for_whom(small_server):
+    """The victim's stream says so in a comment, and later that it runs again."""
+    bulk = [ask(f"Tell me a story about number {i}.", "flex", 120, i) | {"stream": True} for i in range(4)]
+    async with httpx.AsyncClient(base_url=small_server.url, timeout=120) as http:
+
+        async def follow(body: dict) -> list[dict]:
+            async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                return [
+                    json.loads(line.removeprefix(": carousel "))
+                    async for line in response.aiter_lines()
+                    if line.startswith(": carousel ")
+                ]
+
+        running = [asyncio.create_task(follow(body)) for body in bulk]
+        while not await is_full(http):
+            await asyncio.sleep(0.005)
+        await whole(http, ask("Hello!", "priority", 4, 1))
+        told = await asyncio.gather(*running)
+    paused = [status for statuses in told for status in statuses if status["state"] == "paused"]
+    assert paused
+    assert any(status["by"] == "interactive" and status["mechanism"] in ("swap", "recompute") for status in paused)
+    assert all(statuses[-1]["state"] == "running" for statuses in told)

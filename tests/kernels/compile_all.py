@@ -1,0 +1,98 @@
+"""Compiles the Triton kernels for compute capability 9.0 and prints the sizes of the results as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels import decode_attention, prefill_attention, rms_norm, rope_and_cache, sample, silu_mul
+
+HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
+CACHES = {"k_cache": HALF, "v_cache": HALF}
+STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32"}
+HEADS = {"KV_HEADS": 8, "HEAD_DIM": 80, "PAGE_SIZE": 32}
+
+# kernel, types of its arguments, its constants, warps
+CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
+    (
+        rms_norm._rms_norm_kernel,
+        {"x": HALF, "residual": HALF, "weight": HALF, "out": HALF, "eps": "fp32"},
+        {"H": 576, "BLOCK": 1024, "ADD": True},
+        rms_norm.NUM_WARPS,
+    ),
+    (
+        silu_mul._silu_mul_kernel,
+        {"gate_up": HALF, "out": HALF},
+        {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK},
+        silu_mul.NUM_WARPS,
+    ),
+    (
+        rope_and_cache._rope_and_cache_kernel,
+        {"q": HALF, "k": HALF, "v": HALF, "cos_sin": FLOAT, "positions": LONG, "slots": LONG}
+        | CACHES
+        | {"q_norm": HALF, "k_norm": HALF, "q_out": HALF, "eps": "fp32"}
+        | STRIDES,
+        HEADS | {"QUERY_HEADS": 32, "HALF_BLOCK": 64, "Q_NORM": True, "K_NORM": True},
+        rope_and_cache.NUM_WARPS,
+    ),
+    (
+        rope_and_cache._write_cache_kernel,
+        {"k": HALF, "v": HALF, "slots": LONG, "k_stride": "i32", "v_stride": "i32"} | CACHES,
+        HEADS | {"HEAD_BLOCK": 128},
+        rope_and_cache.NUM_WARPS,
+    ),
+    (
+        decode_attention._split_kernel,
+        {"q": HALF, "page_table": INT, "context_lens": INT, "partial": FLOAT, "weight": FLOAT, "table_stride": "i32"}
+        | CACHES
+        | {"scale": "fp32", "window": "i32"},
+        HEADS
+        | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": 128, "PRECISION": "ieee"}
+        | {"SPLIT": decode_attention.SPLIT, "BLOCK": decode_attention.BLOCK},
+        decode_attention.NUM_WARPS,
+    ),
+    (
+        decode_attention._combine_kernel,
+        {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": HALF, "splits": "i32", "window": "i32"},
+        {"QUERY_HEADS": 32, "HEAD_DIM": 80, "HEAD_BLOCK": 128, "SPLIT": decode_attention.SPLIT},
+        1,
+    ),
+    (
+        prefill_attention._prefill_kernel,
+        {"q": HALF, "page_table": INT, "tiles": INT, "out": HALF, "q_stride": "i32", "table_stride": "i32"}
+        | CACHES
+        | {"scale": "fp32", "window": "i32"},
+        HEADS
+        | {"QUERY_HEADS": 32, "HEAD_BLOCK": 128, "PRECISION": "ieee"}
+        | {"BLOCK_M": prefill_attention.BLOCK_M, "BLOCK_N": prefill_attention.BLOCK_N},
+        prefill_attention.NUM_WARPS,
+    ),
+    (
+        sample._sample_kernel,
+        {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
+        | {"seed": LONG, "position": LONG, "choice": LONG, "ids": LONG, "V": "i32"},
+        {"BLOCK": sample.BLOCK},
+        sample.NUM_WARPS,
+    ),
+]
+
+
+def main() -> None:
+    """Compile each case; an error in one ends the program."""
+    sizes = {}
+    for kernel, types, constants, warps in CASES:
+        names = kernel.arg_names
+        signature = {name: types.get(name, "constexpr") for name in names}
+        indexed = {(names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, signature, constexprs=indexed)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        sizes[kernel.__name__] = len(compiled.asm["cubin"])
+    print(json.dumps(sizes))
+
+
+if __name__ == "__main__":
+    main()

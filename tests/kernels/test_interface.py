@@ -1,0 +1,56 @@
+"""Which back end a device gets, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from kernels.interface import load
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code: str) -> None:
+    """A fresh interpreter in the checkout must get through `code`."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_cpu_gets_the_references():
+    """On a CPU the plain-torch back end serves."""
+    from kernels.reference.backend import ReferenceKernels
+
+    assert isinstance(load(torch.device("cpu")), ReferenceKernels)
+
+
+def test_triton_is_imported_for_its_back_end_only():
+    """Choosing the references imports no Triton kernel; torch may have its own business with Triton."""
+    run(
+        "import sys, torch\n"
+        "before = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
+        "from kernels.interface import load\n"
+        "load(torch.device('cpu'))\n"
+        "after = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
+        "assert after == before and 'kernels.backend' not in sys.modules\n"
+    )
+
+
+def test_both_back_ends_have_the_same_operations():
+    """Every operation of the protocol exists in both, with the same parameters in the same order."""
+    import inspect
+
+    from kernels.backend import TritonKernels
+    from kernels.interface import Kernels
+    from kernels.reference.backend import ReferenceKernels
+
+    names = [name for name in vars(Kernels) if not name.startswith("_")]
+    assert len(names) == 11
+    for name in names:
+        wanted = list(inspect.signature(getattr(Kernels, name)).parameters)[1:]
+        for backend in (TritonKernels(), ReferenceKernels()):
+            assert list(inspect.signature(getattr(backend, name)).parameters) == wanted, (name, backend)

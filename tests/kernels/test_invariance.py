@@ -1,0 +1,150 @@
+"""In float32 on a CPU a row's attention has the same bits whatever is computed with it. Every comparison here is
+exact.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.reference.decode_attention import decode_attention, plan_decode
+from kernels.reference.prefill_attention import prefill_attention
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.silu_mul import silu_mul
+from tests.kernels.paged import Paged, make_paged
+
+HEAD_DIMS = [8, 16, 32, 64, 80, 128]
+GROUPS = [1, 2, 3, 4, 5, 8]
+PAGE_SIZES = [4, 16, 32]
+
+
+def queries(paged: Paged, group: int, count: int) -> Tensor:
+    """[count, Hq, D]"""
+    heads = paged.k_cache.shape[1] * group
+    generator = torch.Generator().manual_seed(9)
+    return torch.randn(count, heads, paged.k_cache.shape[3], generator=generator)
+
+
+def prefill(q: Tensor, paged: Paged, row: int, context: int, window: int) -> Tensor:
+    """The last len(q) positions of a context of one row, as one chunk."""
+    table = paged.page_table[row : row + 1]
+    return prefill_attention(q, paged.k_cache, paged.v_cache, table, (0, len(q)), (context,), 0.2, window)
+
+
+def decode(
+    q: Tensor, paged: Paged, rows: list[int], contexts: list[int], window: int, width: int | None = None
+) -> Tensor:
+    """One query for each of `rows`, each at its own context."""
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    table = paged.page_table[rows, :width]
+    return decode_attention(q, paged.k_cache, paged.v_cache, table, lengths, 0.2, window)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(group: int, head_dim: int, window: int):
+    """A prompt prefilled whole, in chunks of any size, or token by token through decode: the same attention."""
+    context = 300
+    page_size = PAGE_SIZES[(group + head_dim // 8) % 3]
+    paged = make_paged((context,), 2, head_dim, page_size)
+    q = queries(paged, group, context)
+    whole = prefill(q, paged, 0, context, window)
+    for size in (1, 2, 3, 7, 63, 64, 65, 256, 299):
+        # Small chunks are many: their first, their last, and those around the tile border at 256 stand for all.
+        starts = [
+            start for start in range(0, context, size) if size > 8 or start < 40 or 250 < start < 270 or start > 290
+        ]
+        for start in starts:
+            end = min(start + size, context)
+            assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
+    positions = [0, 1, 15, 16, 17, 31, 32, 100, 254, 255, 256, 257, 299]
+    decoded = decode(q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window)
+    assert torch.equal(decoded, whole[positions])
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(head_dim: int):
+    """The same beyond two tiles, where sums over a context are made of parts."""
+    context = 1100
+    paged = make_paged((context,), 1, head_dim, 32)
+    q = queries(paged, 3, context)
+    for window in (0, 400):
+        whole = prefill(q, paged, 0, context, window)
+        for size in (100, 512, 700):
+            for start in range(0, context, size):
+                end = min(start + size, context)
+                assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
+        positions = [511, 512, 513, 767, 768, 1023, 1024, 1099]
+        decoded = decode(q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window)
+        assert torch.equal(decoded, whole[positions])
+
+
+@pytest.mark.parametrize("window", [0, 50])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 16), (1, 80), (3, 64), (8, 128), (5, 32)])
+def test_a_decode_row_has_the_same_bits_in_every_batch(group: int, head_dim: int, page_size: int, window: int):
+    """Alone, among rows of any length, in any order, with any width of the page table: the same attention."""
+    contexts = (1, 2, 17, 33, 64, 100, 255, 256, 257, 300, 530, 1025)
+    paged = make_paged(contexts, 2, head_dim, page_size, spare_width=5)
+    q = queries(paged, group, len(contexts))
+    rows = list(range(len(contexts)))
+    together = decode(q, paged, rows, list(contexts), window)
+    for row, context in enumerate(contexts):
+        for width in (-(-context // page_size), None):
+            alone = decode(q[row : row + 1], paged, [row], [context], window, width)
+            assert torch.equal(alone[0], together[row]), (context, width)
+    for some in (rows[::-1], rows[3:9], [0, 11], [11, 0, 5], [2] * 20):
+        batch = decode(q[some], paged, some, [contexts[row] for row in some], window)
+        assert torch.equal(batch, together[some]), some
+
+
+def test_grouping_rows_by_length_changes_nothing(monkeypatch: pytest.MonkeyPatch):
+    """However rows are grouped, and whether the plan was made ahead, a row's bits are the same."""
+    import sys
+
+    module = sys.modules[decode_attention.__module__]
+    contexts = (5, 700, 6, 90, 100, 350)
+    paged = make_paged(contexts, 2, 64, 16)
+    q = queries(paged, 3, len(contexts))
+    results, group_counts = [], []
+    for padding, keys in ((0, 0), (64 << 10, 8 << 20), (1 << 40, 1 << 40)):
+        monkeypatch.setattr(module, "PADDING_BYTES_PER_GROUP", padding)
+        monkeypatch.setattr(module, "KEY_BYTES_PER_GROUP", keys)
+        plan = plan_decode(paged.page_table, paged.lengths, 6, paged.k_cache, 0)
+        group_counts.append(len(plan.groups))
+        args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.2, 0)
+        results += [decode_attention(*args, plan), decode_attention(*args)]
+    assert group_counts[0] == 6 and 1 < group_counts[1] < 6 and group_counts[2] == 1
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_changes_nothing(threads: int):
+    """A server that is restarted with other threads repeats itself."""
+    paged = make_paged((300, 20), 2, 64, 16)
+    q = queries(paged, 3, 300)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        result = prefill(q, paged, 0, 300, 0), decode(q[:2], paged, [0, 1], [300, 20], 0)
+        torch.set_num_threads(3 - threads)
+        other = prefill(q, paged, 0, 300, 0), decode(q[:2], paged, [0, 1], [300, 20], 0)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(result, other, strict=True))
+
+
+@pytest.mark.parametrize("width", [1, 30, 64, 80, 576, 1025])
+def test_norms_and_gates_have_the_same_bits_in_every_batch(width: int):
+    """A row's norm and gate do not depend on the rows around it."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(70, 2 * width, generator=generator), torch.randn(2 * width, generator=generator)
+    heads = torch.randn(70, 5, width, generator=generator)[:, 1:4]
+    normed, gated, heads_normed = rms_norm(x, weight, 1e-6), silu_mul(x), rms_norm(heads, weight[:width], 1e-6)
+    for rows in (1, 2, 3, 8, 31, 64):
+        for some in (slice(0, rows), slice(70 - rows, 70)):
+            assert torch.equal(rms_norm(x[some], weight, 1e-6), normed[some])
+            assert torch.equal(silu_mul(x[some]), gated[some])
+            assert torch.equal(rms_norm(heads[some], weight[:width], 1e-6), heads_normed[some])

@@ -1,0 +1,195 @@
+"""The sampler: its filters against a row-by-row implementation, its distribution, its independence of neighbours."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.interface import Kernels
+from kernels.reference.sample import SHORT_LIST, filter_threshold
+
+NEVER_MIND = [HealthCheck.function_scoped_fixture]  # the back ends have no state that a test could leave behind
+
+
+def parameters(
+    rows: int, device: torch.device | None = None, **given: float | list[float] | Tensor
+) -> dict[str, Tensor]:
+    """Sampling parameters for `rows` rows; a scalar stands for all of them. Unnamed ones are off, temperature is 1."""
+    dtypes = dict.fromkeys(("seed", "position", "choice"), torch.int64) | {"top_k": torch.int32}
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0, "position": 0, "choice": 0}
+    return {
+        name: torch.as_tensor(value).to(dtypes.get(name, torch.float32)).expand(rows).contiguous().to(device)
+        for name, value in (off | given).items()
+    }
+
+
+def naive_kept(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The columns one row's filters keep, by sorting Python floats."""
+    scaled = [(torch.tensor(x) / torch.tensor(temperature)).item() for x in logits]
+    largest = max(scaled)
+    weights = {column: math.exp(x - largest) for column, x in enumerate(scaled)}
+    kept = {column for column, weight in weights.items() if weight >= min_p}
+    if 0 < top_k < len(logits):
+        smallest = sorted(weights.values(), reverse=True)[top_k - 1]
+        kept = {column for column in kept if weights[column] >= smallest}
+    if top_p < 1:
+        target = top_p * sum(weights[column] for column in kept)
+        mass, smallest = 0.0, 0.0
+        for column in sorted(kept, key=lambda column: -weights[column]):
+            if mass > 0 and mass >= target:
+                break
+            # Sums that meet the target to the last bits are nobody's claim, unless all terms are equal and so exact.
+            assume(abs(mass + weights[column] - target) > 1e-6 or len(set(weights.values())) == 1)
+            mass, smallest = mass + weights[column], weights[column]
+        kept = {column for column in kept if weights[column] >= smallest}
+    return kept
+
+
+# A coarse grid makes ties common.
+LOGITS = st.lists(st.integers(-12, 12).map(lambda n: n / 4), min_size=1, max_size=40)
+FILTERS = {
+    "temperature": st.sampled_from([0.25, 0.7, 1.0, 1.5]),
+    "top_k": st.integers(0, 45),
+    "top_p": st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0]).map(lambda p: torch.tensor(p).item()),
+    "min_p": st.sampled_from([0.0, 0.02, 0.3, 1.0]).map(lambda p: torch.tensor(p).item()),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(logits=LOGITS, **FILTERS)
+@example(logits=[0.0] * 10, temperature=1.0, top_k=0, top_p=0.5, min_p=0.0)
+@example(logits=[1.0, 0.0, 0.0, 0.0], temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
+def test_filters_keep_what_a_sorted_list_keeps(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+):
+    """min_p, then top_k with all ties, then top_p on what is left: the same set as one row done by hand."""
+    row = torch.tensor([logits, [0.0] * len(logits)])  # a neighbour, to be ignored
+    given = parameters(2, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    scaled = row / given["temperature"].unsqueeze(1)
+    threshold = filter_threshold(scaled, given["top_k"], given["top_p"], given["min_p"])
+    kept = set((scaled[0] >= threshold[0]).nonzero().flatten().tolist())
+    assert kept == naive_kept(logits, temperature, top_k, top_p, min_p)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=NEVER_MIND)
+@given(logits=LOGITS, **FILTERS)
+def test_only_kept_tokens_are_sampled(
+    kernels: Kernels,
+    device: torch.device,
+    logits: list[float],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+):
+    """Whatever the noise, a token outside the filters' set is never chosen; with one token kept it always is."""
+    kept = naive_kept(logits, temperature, top_k, top_p, min_p)
+    rows = 3
+    row = torch.tensor([logits] * rows, device=device)
+    position = torch.arange(rows)
+    given = parameters(rows, device, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, position=position)
+    assert set(kernels.sample(row, **given).tolist()) <= kept
+
+
+@pytest.mark.parametrize("V", [1, 2, 1000, 2049, 5000])
+def test_temperature_zero_takes_the_first_of_the_largest(kernels: Kernels, device: torch.device, V: int):
+    """Greedy rows ignore every other parameter; among equal logits the lowest id wins, also across blocks."""
+    logits = torch.zeros(3, V, device=device)
+    logits[1, [V // 2, V - 1]] = 5.0
+    logits[2, V - 1] = 1e-3
+    given = parameters(3, device, temperature=0.0, top_k=3, top_p=0.5, min_p=0.1, seed=torch.tensor([1, 2, 3]))
+    assert kernels.sample(logits, **given).tolist() == [0, V // 2, V - 1]
+
+
+def test_minus_infinity_is_never_sampled(kernels: Kernels, device: torch.device):
+    """Forbidden tokens stay forbidden, filtered or not."""
+    logits = torch.full((12, 50), -math.inf, device=device)
+    logits[:, [3, 40]] = torch.tensor([0.0, -1.0], device=device)
+    position = torch.arange(12)
+    top_p = [1.0, 0.999, 0.5] * 4
+    ids = kernels.sample(logits, **parameters(12, device, position=position, top_p=top_p, top_k=[0, 5] * 6))
+    assert set(ids.tolist()) == {3, 40}
+
+
+def test_both_back_ends_sample_the_same_tokens(
+    triton_kernels: Kernels, reference_kernels: Kernels, device: torch.device
+):
+    """Rows of every kind, an odd vocabulary over more than one block: the same ids."""
+    torch.manual_seed(0)
+    R, V = 16, 4099  # two blocks and a bit
+    logits = torch.randn(R, V) * 3
+    given = parameters(
+        R,
+        temperature=[0.0, 0.5, 1.0, 2.0] * 4,
+        top_k=[0, 0, 1, 5, 0, 50, 4098, 4099] * 2,
+        top_p=[1.0] * 8 + [0.9, 0.5, 1.0, 0.95, 0.3, 0.01, 0.999, 0.7],
+        min_p=[0.0] * 4 + [0.1, 0.02] + [0.0] * 10,
+        seed=torch.randint(-(2**63), 2**63 - 1, (R,)),
+        position=torch.arange(R) * 1000,
+        choice=torch.arange(R) % 3,
+    )
+    expected = reference_kernels.sample(logits, **given)
+    on_device = {name: value.to(device) for name, value in given.items()}
+    assert triton_kernels.sample(logits.to(device), **on_device).tolist() == expected.tolist()
+
+
+def test_a_row_does_not_see_its_neighbours(reference_kernels: Kernels):
+    """Alone, in company and in another order a row samples the same token, filters or not."""
+    torch.manual_seed(0)
+    R, V = 40, 3 * SHORT_LIST
+    logits = torch.randn(R, V) * torch.linspace(0, 4, R).unsqueeze(1)
+    given = parameters(
+        R,
+        temperature=[0.0, 0.8, 1.0, 1.0, 1.3] * 8,
+        top_k=[0, 0, 7, 0] * 10,
+        top_p=[1.0, 0.9, 0.6, 0.999] * 10,
+        min_p=[0.0, 0.05] * 20,
+        seed=torch.arange(R) * 77777,
+    )
+    together = reference_kernels.sample(logits, **given)
+    order = torch.randperm(R)
+    for rows in [*torch.arange(R).unsqueeze(1), order, order[:7], order[7:9]]:
+        some = {name: value[rows] for name, value in given.items()}
+        assert torch.equal(reference_kernels.sample(logits[rows], **some), together[rows])
+
+
+PROBABILITIES = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.009, 0.001])
+CRITICAL = {8: 26.1, 4: 18.5, 3: 16.3}  # chi-square at 0.999 would be 24.3, 16.3, 13.8; seeds are fixed, so no flakes
+
+
+@pytest.mark.parametrize("varied", ["seed", "position", "choice"])
+@pytest.mark.parametrize(
+    ("kept", "filters"),
+    [(8, {}), (4, {"top_k": 4}), (3, {"top_p": 0.7}), (4, {"min_p": 0.2}), (8, {"temperature": 2.0})],
+    ids=["none", "top_k", "top_p", "min_p", "temperature"],
+)
+def test_tokens_come_with_their_probabilities(
+    reference_kernels: Kernels, varied: str, kept: int, filters: dict[str, float]
+):
+    """Over consecutive seeds, positions or choices the tokens' counts fit the filtered distribution (chi-square)."""
+    rows = 20_000
+    logits = PROBABILITIES.log().expand(rows, -1).contiguous()
+    given = parameters(rows, **{"seed": 7, varied: torch.arange(rows)}, **filters)
+    counts = reference_kernels.sample(logits, **given).bincount(minlength=8)
+    wanted = PROBABILITIES.double() ** (1 / filters.get("temperature", 1.0))
+    wanted = wanted[:kept] / wanted[:kept].sum() * rows
+    assert int(counts[kept:].sum()) == 0
+    assert float(((counts[:kept] - wanted) ** 2 / wanted).sum()) < CRITICAL[kept]
+
+
+def test_pruning_does_not_change_the_winner(reference_kernels: Kernels):
+    """Noise is computed only for tokens that can still win, and the winner is the one of full noise."""
+    from kernels.reference.noise import column_hash, gumbel, row_keys
+
+    torch.manual_seed(0)
+    rows, V = 300, 2000
+    logits = torch.randn(rows, V) * torch.linspace(0, 30, rows).unsqueeze(1)
+    given = parameters(rows, position=torch.arange(rows), seed=5)
+    key_a, key_b = row_keys(given["seed"], given["position"], given["choice"])
+    full = logits + gumbel(column_hash(torch.arange(V), key_a.unsqueeze(1), key_b.unsqueeze(1)))
+    assert torch.equal(reference_kernels.sample(logits, **given), full.argmax(dim=-1))
