@@ -14,6 +14,8 @@ pytestmark = pytest.mark.browser
 
 LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
 ANSWER_MS = 120_000  # a small machine, a cold model: long, but never endless
+SHORT = 40  # tokens: most tests need an answer, not a long one
+DEFAULTS = """try { localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: %d } }); } catch {}""" % SHORT
 
 
 class Chat:
@@ -40,6 +42,11 @@ class Chat:
         expect(self.page.locator("#send")).to_be_enabled(timeout=ANSWER_MS)
         self.prompt.press("Enter")
 
+    def send_long(self) -> None:
+        """Asks for an answer that is still being written when the test looks at it."""
+        self.set_field("max_tokens", "")
+        self.send(LONG)
+
     def text(self) -> Locator:
         return self.answers.last.locator(".body")
 
@@ -65,6 +72,7 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     def make(**options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
         contexts.append(context)
+        context.add_init_script(DEFAULTS)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on(
@@ -133,7 +141,7 @@ def test_status_is_announced_but_tokens_are_not(chat: Chat) -> None:
 
 def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
     """Stop ends the answer here and asks the server to end it there."""
-    chat.send(LONG)
+    chat.send_long()
     chat.wait_begun()
     with chat.page.expect_request(lambda request: request.method == "DELETE" and "/v1/streams/" in request.url):
         chat.stop.click()
@@ -145,7 +153,7 @@ def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
 
 def test_escape_stops(chat: Chat) -> None:
     """Esc does what the stop button does."""
-    chat.send(LONG)
+    chat.send_long()
     chat.wait_begun()
     chat.page.keyboard.press("Escape")
     chat.wait_done()
@@ -193,7 +201,7 @@ def test_conversations_outlive_a_reload(chat: Chat) -> None:
 
 def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
     """After a reload the same stream goes on after the last event that was kept; nothing is asked twice."""
-    chat.send(LONG)
+    chat.send_long()
     chat.wait_begun()
     expect(chat.page.locator("#stop")).to_be_visible()
     # The record is saved now and then; the reload must find the stream's name in it.
@@ -384,13 +392,13 @@ def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
     chat.send("Hello")
     expect(chat.page.locator("#key-dialog")).to_be_visible()
     chat.page.locator("#key-input").fill("s3cret")
-    chat.page.locator("#key-dialog").get_by_role("button", name="Save").click()
+    chat.page.locator("#key-input").press("Enter")
     expect(chat.text()).to_have_text("Welcome")
     assert "s3cret" not in chat.page.evaluate("JSON.stringify(localStorage)")
 
 
 def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -> None:
-    """max_tokens 5 is sent, cuts the answer at five tokens, and is still set after a reload; a new conversation is free of it."""
+    """max_tokens 5 is sent, cuts the answer at five tokens, and is still set after a reload; a new conversation has its own."""
     chat.set_field("max_tokens", "5")
     chat.set_field("temperature", "0.3")
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -409,7 +417,7 @@ def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -
     chat.page.keyboard.press("Escape")
     chat.page.locator("#new").click()
     chat.page.locator("#settings-open").click()
-    expect(chat.page.locator("#settings [name=max_tokens]")).to_have_value("")
+    expect(chat.page.locator("#settings [name=max_tokens]")).to_have_value(str(SHORT))
 
 
 def test_a_value_out_of_range_is_named_and_not_sent(chat: Chat) -> None:
@@ -481,7 +489,7 @@ def test_a_conversation_can_be_taken_along(chat: Chat, form: str, ending: str) -
 
 def test_a_second_tab_reads_along(chat: Chat) -> None:
     """Another tab of the same browser shows the answer as it grows and its end, and asks the server for nothing."""
-    chat.send(LONG)
+    chat.send_long()
     chat.wait_begun()
     other = Chat(chat.page.context.new_page(), chat.url)
     asked: list[str] = []

@@ -1,0 +1,152 @@
+"""What HTTP costs: output tokens per second through SSE against the same engine called in its own process.
+
+A random-weight Llama of about 108M parameters (30 layers, hidden 576, 9 heads, 3 KV heads, intermediate 1536, the demo
+model's vocabulary), float32, 16 streams at once. Each token is one event; nothing is coalesced for a reader that keeps up.
+
+    python -m benchmarks.http_overhead       # 5 interleaved runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from app.resources import demo_model
+from benchmarks.results import save, spread
+from benchmarks.sse_client import stream
+
+LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 16
+SIZE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+}
+
+
+def make_model(folder: Path) -> None:
+    """config.json of the shape above, with the demo model's tokenizer."""
+    demo = json.loads((demo_model() / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(SIZE | {"vocab_size": demo["vocab_size"], "eos_token_id": 0}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_model() / name, folder / name)
+
+
+def prompts() -> list[list[int]]:
+    """Token ids, different for each stream."""
+    return [[300 + (7 * i + 13 * j) % 3000 for j in range(PROMPT)] for i in range(STREAMS)]
+
+
+def in_process(model: Path) -> subprocess.Popen[str]:
+    """This file's `--engine` mode: it drains the workload once for each line it is sent."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.http_overhead", "--engine", str(model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def engine_mode(model: str) -> None:
+    """Build the engine, then measure on demand."""
+    from engine.build import build_engine
+    from engine.config import EngineConfig
+    from engine.types import Request, SamplingParams
+
+    config = EngineConfig(model=model, load_format="dummy", max_num_seqs=STREAMS, enable_prefix_caching=False)
+    engine = build_engine(config)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        for i, prompt in enumerate(prompts()):
+            sampling = SamplingParams(max_tokens=OUTPUT, temperature=0.0)
+            engine.submit(Request(id=f"{line}{i}", prompt=tuple(prompt), sampling=sampling))
+        while engine.has_work:
+            engine.step()
+        print(time.perf_counter() - began, flush=True)
+
+
+def start_server(model: Path) -> tuple[subprocess.Popen[str], str, int]:
+    """A real server on a free port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", str(model), "--port", "0", "--load-format", "dummy"]
+        + ["--max-num-seqs", str(STREAMS), "--no-enable-prefix-caching"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.match(r"Ready: http://([^:]+):(\d+)", line)
+        if found:
+            return process, found.group(1), int(found.group(2))
+    raise RuntimeError("the server did not start")
+
+
+async def over_http(host: str, port: int) -> float:
+    """Seconds until all streams have ended."""
+    ask: dict[str, Any] = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True}
+    began = time.perf_counter()
+    await asyncio.gather(*(stream(host, port, "/v1/completions", ask | {"prompt": prompt}) for prompt in prompts()))
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine:
+        engine_mode(options.engine)
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        make_model(Path(name))
+        engine = in_process(Path(name))
+        assert engine.stdin is not None and engine.stdout is not None
+        assert engine.stdout.readline() == "ready\n"
+        server, host, port = start_server(Path(name))
+        try:
+            for run in range(-1, options.runs):  # the first is the warm-up
+                engine.stdin.write(f"{run}\n")
+                engine.stdin.flush()
+                alone = STREAMS * OUTPUT / float(engine.stdout.readline())
+                http = STREAMS * OUTPUT / asyncio.run(over_http(host, port))
+                if run >= 0:
+                    rows.append({"run": run, "in_process": alone, "http": http, "ratio": http / alone})
+                    print(
+                        f"run {run}: in process {alone:.0f} tokens/s, HTTP {http:.0f}, ratio {http / alone:.3f}",
+                        flush=True,
+                    )
+        finally:
+            server.terminate()
+            server.wait()
+            engine.stdin.close()
+            engine.wait()
+    summary = {key: spread([row[key] for row in rows]) for key in ("in_process", "http", "ratio")}
+    settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": SIZE, "dtype": "float32"}
+    print(summary)
+    print("kept in", save("http_overhead", settings, rows, summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Raw results with where they come from: device, versions, commit, time. One JSON file per run of a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+
+
+def origin() -> dict[str, Any]:
+    """What a reader needs to judge a figure."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False)
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip() or "unknown",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {
+            name: version(name) for name in ("torch", "transformers", "starlette", "uvicorn", "sse-starlette")
+        },
+    }
+
+
+def save(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, Any]) -> Path:
+    """Write benchmarks/results/<name>.json, replacing the last run's."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    content = {"origin": origin(), "settings": settings, "summary": summary, "rows": rows}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and range."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

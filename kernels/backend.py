@@ -1,0 +1,36 @@
+"""The Triton kernels gathered into one back end. Importing this imports Triton."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.decode_attention import decode_attention
+from kernels.plans import DecodePlan, RopePlan
+from kernels.prefill_attention import prefill_attention
+from kernels.reference.log_probs import log_probs
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope_and_cache import rope_and_cache, write_cache
+from kernels.sample import sample
+from kernels.silu_mul import silu_mul
+
+
+class TritonKernels:
+    """`kernels.interface.Kernels` in Triton. Index arithmetic is free inside a kernel, so nothing is planned ahead."""
+
+    rms_norm = staticmethod(rms_norm)
+    add_rms_norm = staticmethod(add_rms_norm)
+    silu_mul = staticmethod(silu_mul)
+    rope_and_cache = staticmethod(rope_and_cache)
+    write_cache = staticmethod(write_cache)
+    decode_attention = staticmethod(decode_attention)
+    prefill_attention = staticmethod(prefill_attention)
+    sample = staticmethod(sample)
+    log_probs = staticmethod(log_probs)
+
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+        return None
+
+    def plan_decode(
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+    ) -> DecodePlan | None:
+        return None

@@ -1,0 +1,196 @@
+"""Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
+
+A context is cut into splits of a fixed size from position 0, each reduced by its own program; a second kernel
+combines them in order. The size does not depend on the batch, so neither does the order in which a row's numbers are
+added. The query heads of one key/value head form the rows of one matrix product, padded to the 16 rows a tensor core
+takes.
+"""
+
+# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.plans import DecodePlan
+
+SPLIT = 256  # positions; a multiple of BLOCK
+BLOCK = 64  # positions of one product
+LEAST_ROWS = 16  # of tl.dot
+NUM_WARPS = 4
+NUM_STAGES = 3
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _split_kernel(
+    q,  # [B, Hq, D] any float
+    k_cache,  # [N, Hkv, S, D]
+    v_cache,  # [N, Hkv, S, D]
+    page_table,  # [B, P] int32
+    context_lens,  # [B] int32
+    partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
+    weight,  # [B, Hq, splits] float32: log2 of the split's softmax denominator
+    table_stride,
+    scale,  # of scores, times log2(e)
+    window,
+    GROUP: tl.constexpr,  # Hq / Hkv
+    GROUP_BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Reduces one split of one row's context for all query heads of one key/value head."""
+    row = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(context_lens + row)
+    first = 0
+    if window > 0:
+        first = tl.maximum(context - window, 0)
+    begin = tl.maximum(split * SPLIT, first // BLOCK * BLOCK)
+    end = tl.minimum((split + 1) * SPLIT, context)
+    if begin >= end:
+        return
+    heads = tl.arange(0, GROUP_BLOCK)
+    dims = tl.arange(0, HEAD_BLOCK)
+    head_inside = heads < GROUP
+    dim_inside = dims < HEAD_DIM
+    q_rows = row * KV_HEADS * GROUP + kv_head * GROUP + heads
+    query = tl.load(
+        q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=head_inside[:, None] & dim_inside[None, :], other=0.0
+    )
+    largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_BLOCK], tl.float32)
+    summed = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
+    for block in range(begin, end, BLOCK):
+        positions = block + tl.arange(0, BLOCK)
+        seen = (positions >= first) & (positions < end)
+        pages = tl.load(page_table + row * table_stride + positions // PAGE_SIZE, mask=seen, other=0).to(tl.int64)
+        rows = (pages * KV_HEADS + kv_head) * PAGE_SIZE + positions % PAGE_SIZE
+        keys = tl.load(
+            k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
+        )
+        scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_largest[:, None])
+        decay = tl.exp2(largest - new_largest)
+        values = tl.load(
+            v_cache + rows[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None] & dim_inside[None, :], other=0.0
+        )
+        summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        total = total * decay + tl.sum(weights, axis=1)
+        largest = new_largest
+    out_rows = q_rows * tl.num_programs(2) + split
+    tl.store(
+        partial + out_rows[:, None] * HEAD_DIM + dims[None, :],
+        summed / total[:, None],
+        mask=head_inside[:, None] & dim_inside[None, :],
+    )
+    tl.store(weight + out_rows, largest + tl.log2(total), mask=head_inside)
+
+
+@triton.jit
+def _combine_kernel(
+    partial,  # [B, Hq, splits, D] float32
+    weight,  # [B, Hq, splits] float32
+    context_lens,  # [B] int32
+    out,  # [B, Hq, D]
+    splits,
+    window,
+    QUERY_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Combines the splits of one row and query head, in ascending order."""
+    row = tl.program_id(0).to(tl.int64)
+    out_row = row * QUERY_HEADS + tl.program_id(1)
+    context = tl.load(context_lens + row)
+    first = 0
+    if window > 0:
+        first = tl.maximum(context - window, 0) // SPLIT
+    dims = tl.arange(0, HEAD_BLOCK)
+    inside = dims < HEAD_DIM
+    largest = float("-inf")
+    total = 0.0
+    summed = tl.zeros([HEAD_BLOCK], tl.float32)
+    for split in range(first, tl.cdiv(context, SPLIT)):
+        split_weight = tl.load(weight + out_row * splits + split)
+        values = tl.load(partial + (out_row * splits + split) * HEAD_DIM + dims, mask=inside, other=0.0)
+        new_largest = tl.maximum(largest, split_weight)
+        decay = tl.exp2(largest - new_largest)
+        share = tl.exp2(split_weight - new_largest)
+        summed = summed * decay + values * share
+        total = total * decay + share
+        largest = new_largest
+    tl.store(out + out_row * HEAD_DIM + dims, (summed / total).to(out.dtype.element_ty), mask=inside)
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int,
+    plan: DecodePlan | None = None,
+) -> Tensor:
+    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]."""
+    B, query_heads, head_dim = q.shape
+    kv_heads, page_size = k_cache.shape[1:3]
+    group = query_heads // kv_heads
+    # From the table's width, not from the lengths: they live on the device. Splits behind a context return at once.
+    splits = max(1, triton.cdiv(page_table.shape[1] * page_size, SPLIT))
+    partial = torch.empty((B, query_heads, splits, head_dim), dtype=torch.float32, device=q.device)
+    weight = torch.empty((B, query_heads, splits), dtype=torch.float32, device=q.device)
+    head_block = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
+    _split_kernel[(B, kv_heads, splits)](
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        context_lens,
+        partial,
+        weight,
+        page_table.stride(0),
+        scale * LOG2_E,
+        window,
+        GROUP=group,
+        GROUP_BLOCK=max(LEAST_ROWS, triton.next_power_of_2(group)),
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=head_block,
+        PAGE_SIZE=page_size,
+        SPLIT=SPLIT,
+        BLOCK=BLOCK,
+        PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+    )
+    out = torch.empty_like(q)
+    _combine_kernel[(B, query_heads)](
+        partial,
+        weight,
+        context_lens,
+        out,
+        splits,
+        window,
+        QUERY_HEADS=query_heads,
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=head_block,
+        SPLIT=SPLIT,
+        num_warps=1,
+    )
+    return out

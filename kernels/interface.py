@@ -1,0 +1,142 @@
+"""The operations a back end offers, and `load`, which picks one for a device.
+
+Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads, D head size, N pages, S positions in
+a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
+
+The cache of one layer is two tensors [N, Hkv, S, D]. A slot is a position in the cache: `page * S + offset`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.plans import DecodePlan, RopePlan
+
+
+class Kernels(Protocol):
+    """What both back ends do. Tensors are contiguous unless said otherwise; outputs have the dtype of their first
+    input.
+    """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x[T, H], weight[H] -> [T, H]: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x[T, H], residual[T, H], weight[H] -> (rms_norm(x + residual), x + residual). May overwrite `x`."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up[T, 2I] -> [T, I]: silu(first half) * second half."""
+
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+        """What `rope_and_cache` can compute once a step for all layers. None: nothing worth computing ahead."""
+
+    def rope_and_cache(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        plan: RopePlan | None = None,
+    ) -> Tensor:
+        """Rotate q and k, write k and v to the cache, return the rotated q [T, Hq, D].
+
+        q[T, Hq, D], k[T, Hkv, D] and v[T, Hkv, D] may be strided over T (views of one fused projection).
+        cos_sin[max_pos, D] float32: first half cosines, second half sines, in the "rotate half" convention.
+        positions[T] int64. slots[T] int64, -1: do not write.
+        q_norm[D] and k_norm[D]: RMSNorm weights applied to each head before the rotation (Qwen3), or None.
+        """
+
+    def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+        """k[T, Hkv, D] and v[T, Hkv, D] into their slots[T] int64; -1: do not write."""
+
+    def plan_decode(
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+    ) -> DecodePlan | None:
+        """What `decode_attention` can compute once a step for all layers of one window. None: nothing."""
+
+    def decode_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        context_lens: Tensor,
+        scale: float,
+        window: int,
+        plan: DecodePlan | None = None,
+    ) -> Tensor:
+        """One query per sequence: q[B, Hq, D], page_table[B, P] int32, context_lens[B] int32 (own token included) ->
+        [B, Hq, D].
+
+        window: 0, or how many last positions (own included) are attended to. Entries of `page_table` behind the pages
+        that hold a row's context are not looked at.
+        """
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        query_starts: tuple[int, ...],
+        context_lens: tuple[int, ...],
+        scale: float,
+        window: int,
+    ) -> Tensor:
+        """Causal attention of C chunks whose keys and values are in the cache already: q[T, Hq, D] -> [T, Hq, D].
+
+        page_table[C, P] int32. query_starts: C + 1 offsets into T. context_lens: for each chunk the tokens of its
+        sequence up to and with this chunk, so the first query of chunk c stands at position context_lens[c] - (its
+        number of queries).
+        """
+
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seed: Tensor,
+        position: Tensor,
+        choice: Tensor,
+    ) -> Tensor:
+        """logits[R, V] float32 -> ids[R] int64. Rows do not influence each other and there is no generator state.
+
+        temperature[R] float32, below 1e-5: the largest logit, the lowest id among equals. top_k[R] int32, 0: off.
+        top_p[R] float32, 1: off. min_p[R] float32, 0: off. seed[R], position[R], choice[R] int64 determine the noise
+        of a row.
+
+        Filters, in vLLM's order, on logits / temperature: min_p keeps tokens with at least min_p times the largest
+        probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens whose renormalised
+        probability reaches top_p. Tokens equal to the smallest kept one are all kept. Then argmax(kept + Gumbel
+        noise), see `kernels.reference.noise`.
+        """
+
+    def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k],
+        chosen_rank[R]).
+
+        Rank 1 is the most likely token; equal tokens share the better rank.
+        """
+
+
+def load(device: torch.device) -> Kernels:
+    """Triton kernels on a CUDA device, the torch references on any other."""
+    if device.type == "cuda":
+        from kernels.backend import TritonKernels
+
+        return TritonKernels()
+    from kernels.reference.backend import ReferenceKernels
+
+    return ReferenceKernels()

@@ -1,0 +1,55 @@
+"""What a step computes once and every layer reuses. Opaque to callers: built by `plan_*`, handed back to the operation.
+
+A small model on a CPU is bound by the number of dispatched operations, and index arithmetic is the same in all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RopePlan:
+    """Rotations and cache rows of one step.
+
+    cos, sin: [T, 1, D] in the dtype of the cache, both halves filled, the first half of `sin` negated.
+    rows: [T', Hkv] int64 into the cache seen as [N * Hkv * S, D], for the tokens that are written.
+    kept: [T'] int64, the tokens that are written; None when all are.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    rows: Tensor
+    kept: Tensor | None
+
+
+@dataclass(frozen=True)
+class DecodeGroup:
+    """Decode rows of similar length that are computed together, padded to the longest of them.
+
+    first, last: the group's rows among the plan's ordered rows.
+    key_rows: [b * Hkv * pages] int32 into the cache seen as [N * Hkv, S * D].
+    hidden: [b, 1, 1, L] bool, positions that are not attended to.
+    value_rows: [b * Hq * L] int32 into the cache seen as [N * Hkv * S, D].
+    tile_starts: [b * Hq * tiles] int32, where each tile of `value_rows` begins.
+    """
+
+    first: int
+    last: int
+    key_rows: Tensor
+    hidden: Tensor
+    value_rows: Tensor
+    tile_starts: Tensor
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Groups in ascending length. order and restore: [B] int64 permutations there and back; None when they change
+    nothing.
+    """
+
+    groups: tuple[DecodeGroup, ...]
+    order: Tensor | None
+    restore: Tensor | None

@@ -1,0 +1,150 @@
+"""Causal attention of prefill chunks over a paged cache: flash attention (Dao, 2023) with gathered key and value
+rows.
+"""
+
+# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_M = 64  # queries of one program
+BLOCK_N = 64  # positions of one product
+BLOCK_N_WIDE = 32  # the same for float32, whose tiles take twice the shared memory
+LEAST_COLUMNS = 16  # of tl.dot
+NUM_WARPS = 4
+NUM_STAGES = 2
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _prefill_kernel(
+    q,  # [T, Hq, D] any float
+    k_cache,  # [N, Hkv, S, D]
+    v_cache,  # [N, Hkv, S, D]
+    page_table,  # [C, P] int32
+    tiles,  # [tiles, 4] int32: chunk, first query row, number of queries, position of the first query
+    out,  # [T, Hq, D]
+    q_stride,
+    table_stride,
+    scale,  # of scores, times log2(e)
+    window,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One query head of one tile of queries, over all positions these may see."""
+    tile = tiles + tl.program_id(0) * 4
+    head = tl.program_id(1)
+    chunk = tl.load(tile).to(tl.int64)
+    first_row = tl.load(tile + 1).to(tl.int64)
+    queries = tl.load(tile + 2)
+    position = tl.load(tile + 3)
+    kv_head = head // (QUERY_HEADS // KV_HEADS)
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_BLOCK)
+    dim_inside = dims < HEAD_DIM
+    inside = (rows < queries)[:, None] & dim_inside[None, :]
+    query = tl.load(
+        q + (first_row + rows)[:, None] * q_stride + head * HEAD_DIM + dims[None, :], mask=inside, other=0.0
+    )
+    # Rows behind the tile's last query repeat its position, so that no row is without a key to attend to.
+    query_positions = position + tl.minimum(rows, queries - 1)
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(position + 1 - window, 0) // BLOCK_N * BLOCK_N
+    end = position + queries
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    summed = tl.zeros([BLOCK_M, HEAD_BLOCK], tl.float32)
+    for block in range(begin, end, BLOCK_N):
+        positions = block + tl.arange(0, BLOCK_N)
+        known = positions < end
+        pages = tl.load(page_table + chunk * table_stride + positions // PAGE_SIZE, mask=known, other=0).to(tl.int64)
+        cache_rows = (pages * KV_HEADS + kv_head) * PAGE_SIZE + positions % PAGE_SIZE
+        keys = tl.load(
+            k_cache + cache_rows[None, :] * HEAD_DIM + dims[:, None],
+            mask=known[None, :] & dim_inside[:, None],
+            other=0.0,
+        )
+        seen = positions[None, :] <= query_positions[:, None]
+        if window > 0:
+            seen = seen & (positions[None, :] > query_positions[:, None] - window)
+        scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+        scores = tl.where(seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+        # Early blocks of a window hold nothing for the later queries of the tile: -inf - -inf must not become NaN.
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(scores - reference[:, None])
+        decay = tl.exp2(largest - reference)
+        values = tl.load(
+            v_cache + cache_rows[:, None] * HEAD_DIM + dims[None, :],
+            mask=known[:, None] & dim_inside[None, :],
+            other=0.0,
+        )
+        summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        total = total * decay + tl.sum(weights, axis=1)
+        largest = new_largest
+    target = out + ((first_row + rows) * QUERY_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    query_starts: tuple[int, ...],
+    context_lens: tuple[int, ...],
+    scale: float,
+    window: int,
+) -> Tensor:
+    """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D]; see `kernels.interface.Kernels`."""
+    query_heads, head_dim = q.shape[1:]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    tiles = _tiles(query_starts, context_lens)
+    _prefill_kernel[(len(tiles), query_heads)](
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        torch.tensor(tiles, dtype=torch.int32).to(q.device, non_blocking=True),
+        out,
+        q.stride(0),
+        page_table.stride(0),
+        scale * LOG2_E,
+        window,
+        QUERY_HEADS=query_heads,
+        KV_HEADS=k_cache.shape[1],
+        HEAD_DIM=head_dim,
+        HEAD_BLOCK=max(LEAST_COLUMNS, triton.next_power_of_2(head_dim)),
+        PAGE_SIZE=k_cache.shape[2],
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N_WIDE if q.dtype == torch.float32 else BLOCK_N,
+        PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+    )
+    return out
+
+
+def _tiles(query_starts: tuple[int, ...], context_lens: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """(chunk, first query row, number of queries, position of the first query) of every tile of at most BLOCK_M
+    queries.
+    """
+    tiles = []
+    for chunk, context in enumerate(context_lens):
+        first, last = query_starts[chunk], query_starts[chunk + 1]
+        position = context - (last - first)
+        tiles += [(chunk, row, min(BLOCK_M, last - row), position + row - first) for row in range(first, last, BLOCK_M)]
+    return tiles

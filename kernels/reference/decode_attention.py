@@ -1,0 +1,137 @@
+"""Attention of one new token per sequence over its paged context.
+
+Scores are one matrix product over gathered keys. The weighted sum over values is an embedding-bag lookup into the
+cache itself: each (row, head) is a bag of cache rows with the softmax as weights, so values are never gathered, and a
+bag is summed position by position. That is the order in which the matrix product of `prefill_attention` sums a tile,
+so both yield the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.plans import DecodeGroup, DecodePlan
+from kernels.reference.scores import softmax_scores
+from kernels.reference.tiles import TILE, first_tile_position, padded_length
+
+# Rows of unlike length are padded to the longest of their group. A group costs 40 us of dispatch and 80 us of
+# planning in a step, padding 130 to 250 us per MiB of keys (2 threads and 1 thread of a Xeon with AVX-512). Cutting
+# long gathers to the size of a second-level cache gained 5 to 30 % with 2 threads and lost as much with 1, so the
+# second bound is for memory only.
+PADDING_BYTES_PER_GROUP = 512 << 10
+KEY_BYTES_PER_GROUP = 8 << 20
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int,
+    plan: DecodePlan | None = None,
+) -> Tensor:
+    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]."""
+    plan = plan or plan_decode(page_table, context_lens, q.shape[1], k_cache, window)
+    if plan.order is not None:
+        q = q.index_select(0, plan.order)
+    parts = [_attend(q[group.first : group.last], k_cache, v_cache, group, scale) for group in plan.groups]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out if plan.restore is None else out.index_select(0, plan.restore)
+
+
+def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+    """q[b, Hq, D] of one group -> [b, Hq, D]."""
+    b, query_heads, head_dim = q.shape
+    kv_heads = k_cache.shape[1]
+    keys = (
+        k_cache.view(k_cache.shape[0] * kv_heads, -1).index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
+    )
+    heads = (b, kv_heads, query_heads // kv_heads)
+    weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
+    tiles = torch.embedding_bag(
+        v_cache.view(-1, head_dim),
+        group.value_rows,
+        group.tile_starts,
+        mode=0,  # sum
+        per_sample_weights=weights.view(-1),
+    )[0].view(b, query_heads, -1, head_dim)
+    out = tiles[:, :, 0]
+    for tile in range(1, tiles.shape[2]):
+        out = out + tiles[:, :, tile]
+    return out
+
+
+def plan_decode(page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int) -> DecodePlan:
+    """page_table[B, P] int32, context_lens[B] int32 -> groups of rows of similar length and their indices."""
+    lengths = context_lens.tolist()
+    position_bytes = k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    bounds = _group_bounds([lengths[row] for row in order], position_bytes)
+    if len(bounds) == 1:
+        return DecodePlan((_group(page_table, context_lens, lengths, query_heads, k_cache, window, 0),), None, None)
+    order_index = torch.tensor(order, device=page_table.device)
+    page_table = page_table.index_select(0, order_index)
+    context_lens = context_lens.index_select(0, order_index)
+    lengths = [lengths[row] for row in order]
+    groups = tuple(
+        _group(page_table[a:b], context_lens[a:b], lengths[a:b], query_heads, k_cache, window, a) for a, b in bounds
+    )
+    return DecodePlan(groups, order_index, order_index.argsort())
+
+
+def _group_bounds(lengths: list[int], position_bytes: int) -> list[tuple[int, int]]:
+    """Ascending lengths -> (first, last) of each group, filled greedily within the two budgets above."""
+    bounds = []
+    first = 0
+    for row in range(1, len(lengths) + 1):
+        if row < len(lengths):
+            longest, rows = lengths[row], row + 1 - first
+            padding = rows * longest - sum(lengths[first : row + 1])
+            if (
+                padding * position_bytes <= PADDING_BYTES_PER_GROUP
+                and rows * longest * position_bytes <= KEY_BYTES_PER_GROUP
+            ):
+                continue
+        bounds.append((first, row))
+        first = row
+    return bounds
+
+
+def _group(
+    page_table: Tensor,
+    context_lens: Tensor,
+    lengths: list[int],
+    query_heads: int,
+    k_cache: Tensor,
+    window: int,
+    first: int,
+) -> DecodeGroup:
+    """page_table[b, P], context_lens[b] and the same as `lengths` -> the indices of one group."""
+    _, kv_heads, page_size, _ = k_cache.shape
+    start = first_tile_position(max(0, min(lengths) - window), page_size) if window else 0
+    end = padded_length(max(lengths), page_size)
+    positions = torch.arange(start, end, dtype=torch.int32, device=page_table.device)
+    ends = context_lens.unsqueeze(1)
+    starts = (ends - window).clamp_(min=0) if window else torch.zeros_like(ends)
+    hidden = (positions >= ends) | (positions < starts)
+    # Whatever stands outside a context is another sequence's business and may be NaN, which a weight of zero does not
+    # silence: hidden positions read the row's own first or last position instead.
+    own = positions.clamp(starts, ends - 1)
+    pages = page_table.gather(1, (own // page_size).to(torch.int64))
+    heads = torch.arange(kv_heads, dtype=torch.int32, device=page_table.device).view(1, -1, 1)
+    value_rows = (pages * (kv_heads * page_size) + own % page_size).unsqueeze(1) + heads * page_size
+    # The last position of a page lies in its page or, for pages outside the context, in the nearest one inside.
+    key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * kv_heads + heads
+    bags, length = len(lengths) * query_heads, end - start
+    tile_starts = torch.arange(0, bags * length, length).unsqueeze(1) + torch.arange(0, length, TILE)
+    return DecodeGroup(
+        first=first,
+        last=first + len(lengths),
+        key_rows=key_rows.reshape(-1),
+        hidden=hidden[:, None, None],
+        value_rows=value_rows.repeat_interleave(query_heads // kv_heads, dim=1).view(-1),
+        tile_starts=tile_starts.view(-1).to(torch.int32),
+    )

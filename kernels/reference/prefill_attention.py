@@ -1,0 +1,84 @@
+"""Causal attention of prefill chunks over their paged contexts, a tile of queries at a time so that memory stays
+bounded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.reference.scores import softmax_scores
+from kernels.reference.tiles import TILE, first_tile_position, padded_length
+
+QUERY_TILE = 64  # scores of one tile: Hq * 64 * context floats; larger tiles measured no faster
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    query_starts: tuple[int, ...],
+    context_lens: tuple[int, ...],
+    scale: float,
+    window: int,
+) -> Tensor:
+    """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D]; see `kernels.interface.Kernels`."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for chunk, context in enumerate(context_lens):
+        first, last = query_starts[chunk], query_starts[chunk + 1]
+        position = context - (last - first)  # of the first query
+        start = first_tile_position(max(0, position + 1 - window), k_cache.shape[2]) if window else 0
+        keys = _gather(k_cache, page_table[chunk], start, context)
+        values = _gather(v_cache, page_table[chunk], start, context)
+        # Behind the context the page may hold another sequence's NaN, which a weight of zero does not silence.
+        values[:, context - start :].zero_()
+        for a in range(first, last, QUERY_TILE):
+            b = min(a + QUERY_TILE, last)
+            out[a:b] = _attend(q[a:b], keys, values, position + a - first, start, scale, window)
+    return out
+
+
+def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
+    """Positions start to `context`, padded to whole lanes, of one sequence: cache [N, Hkv, S, D], pages[P] -> [Hkv,
+    L, D].
+    """
+    _, heads, page_size, head_dim = cache.shape
+    wanted = padded_length(context, page_size) // page_size
+    used = pages[start // page_size : -(-context // page_size)]
+    if wanted * page_size - start > used.shape[0] * page_size:
+        # Lanes are padded with the last page: its positions are outside the context and hidden.
+        missing = wanted - start // page_size - used.shape[0]
+        used = torch.cat((used, used[-1:].expand(missing)))
+    rows = used * heads + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(1)
+    return cache.view(-1, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, start: int, scale: float, window: int) -> Tensor:
+    """q[t, Hq, D] at `position` onwards, keys and values [Hkv, L, D] from position `start` onwards -> [t, Hq, D]."""
+    t, query_heads, head_dim = q.shape
+    kv_heads = keys.shape[0]
+    begin = first_tile_position(max(0, position + 1 - window), TILE) - start if window else 0
+    begin = max(0, begin)
+    end = min(keys.shape[1], padded_length(position + t - start, TILE))
+    key_positions = torch.arange(start + begin, start + end, device=q.device)
+    query_positions = torch.arange(position, position + t, device=q.device).unsqueeze(1)
+    hidden = key_positions > query_positions
+    if window:
+        hidden |= key_positions <= query_positions - window
+    heads = (kv_heads, t, query_heads // kv_heads)
+    grouped = q.view(t, kv_heads, -1, head_dim).transpose(0, 1).reshape(kv_heads, -1, head_dim)
+    weights = softmax_scores(grouped, keys[:, begin:end], hidden.unsqueeze(1), heads, scale)
+    return _weighted_sum(weights, values[:, begin:end]).view(*heads, head_dim).transpose(0, 1).reshape(q.shape)
+
+
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """weights[Hkv, M, L] @ values[Hkv, L, D] -> [Hkv, M, D], summed tile by tile in ascending order."""
+    M, L = weights.shape[1:]
+    if M == 1:
+        # As in softmax_scores: no matrix-vector path.
+        weights = weights.expand(-1, 2, -1)
+    out = torch.bmm(weights[:, :, :TILE], values[:, :TILE])
+    for tile in range(TILE, L, TILE):
+        out.baddbmm_(weights[:, :, tile : tile + TILE], values[:, tile : tile + TILE])
+    return out[:, :M]

@@ -1,0 +1,99 @@
+// Owns HTTP towards the server: URLs, the key, and the shape of errors. Knows nothing about what is shown.
+import { url } from "./env.js";
+
+const KEY = "carousel.key";
+
+/** Seconds the server lets an answer run on without a reader, so that a reload or a lost network can pick it up. */
+export const RESUME_SECONDS = 30;
+
+export class ApiError extends Error {
+  /** @param {{ message: string, status?: number, type?: string, code?: string | null, param?: string | null, retryAfter?: number | null, body?: any }} fault */
+  constructor({ message, status = 0, type = "", code = null, param = null, retryAfter = null, body = null }) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+    this.type = type;
+    this.code = code;
+    this.param = param;
+    this.retryAfter = retryAfter;
+    this.body = body;
+  }
+}
+
+let memoryKey = ""; // deliberate: only where sessionStorage is forbidden
+export function apiKey() {
+  try {
+    return sessionStorage.getItem(KEY) ?? memoryKey;
+  } catch {
+    return memoryKey;
+  }
+}
+
+/** @param {string} key */
+export function setApiKey(key) {
+  memoryKey = key;
+  try {
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    // Kept in memory then, for as long as the page lives.
+  }
+}
+
+/** A response that is not an error. @param {string} path @param {RequestInit} [init] @returns {Promise<Response>} */
+export async function call(path, init = {}) {
+  const headers = new Headers(init.headers);
+  if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
+  const response = await fetch(url(path), { ...init, headers, cache: "no-store", credentials: "same-origin" });
+  if (!response.ok) throw await readError(response);
+  return response;
+}
+
+/** @param {Response} response */
+export async function readError(response) {
+  const text = await response.text().catch(() => "");
+  let body = null;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    // A proxy in between may answer with a page of its own.
+  }
+  const error = body?.error ?? {};
+  const message = typeof error.message === "string" && error.message ? error.message : plainReason(response);
+  return new ApiError({
+    message, status: response.status, type: error.type, code: error.code, param: error.param,
+    retryAfter: retryAfter(response.headers), body,
+  });
+}
+
+const plainReason = (response) => `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+
+/** Milliseconds to wait, or null where the server named none. @param {Headers} headers */
+export function retryAfter(headers) {
+  const exact = Number.parseFloat(headers.get("retry-after-ms") ?? "");
+  if (exact >= 0) return exact;
+  const value = headers.get("retry-after");
+  if (!value) return null;
+  const ms = /^\d+(\.\d+)?$/.test(value.trim()) ? Number(value) * 1000 : Date.parse(value) - Date.now();
+  return Number.isFinite(ms) ? Math.max(0, ms) : null;
+}
+
+/** @returns {Promise<{ id: string, max_model_len?: number }[]>} */
+export const listModels = async () => (await (await call("/v1/models")).json()).data;
+
+/** Opens an answer. @param {object} body @param {AbortSignal} signal */
+export const startAnswer = (body, signal) =>
+  call("/v1/chat/completions", {
+    method: "POST", signal, body: JSON.stringify(body),
+    headers: { "Content-Type": "application/json", Accept: "text/event-stream", "X-Carousel-Resume": String(RESUME_SECONDS) },
+  });
+
+/** Picks an answer up after the last event seen. @param {string} stream @param {string | null} last @param {AbortSignal} signal */
+export const resumeAnswer = (stream, last, signal) =>
+  call(`/v1/streams/${encodeURIComponent(stream)}`, {
+    signal, headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
+  });
+
+/** Frees the slot at once. `keepalive` lets it leave even while the page goes away. @param {string} stream */
+export const stopAnswer = (stream) =>
+  call(`/v1/streams/${encodeURIComponent(stream)}`, { method: "DELETE", keepalive: true }).then(() => {}, () => {});

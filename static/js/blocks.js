@@ -1,0 +1,163 @@
+// Owns where Markdown may be cut: text arrives in pieces, top-level blocks leave as soon as nothing can change them.
+// Pure and linear: each line is looked at once, whatever it holds. Knows nothing about HTML.
+
+/**
+ * A closed block never changes. `cut` marks a piece of something too long to handle whole.
+ * @typedef {{ kind: "text" | "code" | "plain", source: string, info: string, cut: boolean, list: boolean, blank: boolean,
+ *   fence: string, indent: number, inner: string }} Block
+ */
+
+const LONGEST_LINE = 8_000; // beyond this a line is shown as it is, in pieces of this size
+const LONGEST_TEXT = 40_000;
+const LONGEST_CODE = 200_000;
+
+const FENCE = /^( {0,3})(`{3,}|~{3,})[ \t]*([^`]*)$/;
+const INNER_FENCE = /^[ \t]{2,}(`{3,}|~{3,})/;
+const LIST_ITEM = /^ {0,3}(?:[-*+]|\d{1,9}[.)])(?:[ \t]|$)/;
+const HEADING = /^ {0,3}#{1,6}(?:[ \t]|$)/;
+const INDENTED = /^(?: {2,}|\t)/;
+
+const newBlock = (kind, extra = {}) => ({
+  kind, source: "", info: "", cut: false, list: false, blank: false, fence: "", indent: 0, inner: "", ...extra,
+});
+
+export class BlockSplitter {
+  #open = /** @type {Block | null} */ (null);
+  #partial = ""; // the line still being written
+  #inLongLine = false;
+
+  /** Takes more text, gives the blocks that it closed. @param {string} text @returns {Block[]} */
+  push(text) {
+    const closed = /** @type {Block[]} */ ([]);
+    let from = 0;
+    for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", from)) {
+      const line = this.#partial + text.slice(from, at);
+      this.#partial = "";
+      this.#line(line.endsWith("\r") ? line.slice(0, -1) : line, closed);
+      from = at + 1;
+    }
+    this.#partial += text.slice(from);
+    if (this.#partial.length > LONGEST_LINE) this.#partial = this.#spill(this.#partial, closed);
+    return closed;
+  }
+
+  /** The block still being written, with its unfinished line; null if there is none. @returns {Block | null} */
+  peek() {
+    const open = this.#open;
+    if (!open) return this.#partial ? newBlock(this.#inLongLine ? "plain" : "text", { source: this.#partial, cut: this.#inLongLine }) : null;
+    if (!this.#partial) return open;
+    if (open.kind === "code" && closes(open, this.#partial)) return open;
+    // Unindented text after a list's blank line is the next block already; shown apart, the list never jumps.
+    return { ...open, source: open.source + (open.kind === "code" ? dedent(this.#partial, open.indent) : this.#partial) };
+  }
+
+  /** No more will come. @returns {Block[]} */
+  finish() {
+    const closed = /** @type {Block[]} */ ([]);
+    if (this.#partial) this.#line(this.#partial, closed);
+    this.#partial = "";
+    this.#close(closed);
+    return closed;
+  }
+
+  #line(line, closed) {
+    if (this.#inLongLine) {
+      this.#inLongLine = false;
+      if (line) closed.push(newBlock("plain", { source: line, cut: true }));
+      return;
+    }
+    if (line.length > LONGEST_LINE) {
+      const rest = this.#spill(line, closed);
+      this.#inLongLine = false;
+      if (this.#open?.kind === "code") this.#open.source += `${rest}\n`;
+      else if (rest) closed.push(newBlock("plain", { source: rest, cut: true }));
+      return;
+    }
+    if (this.#open?.kind === "code") this.#codeLine(this.#open, line, closed);
+    else this.#textLine(line, closed);
+  }
+
+  #codeLine(open, line, closed) {
+    if (closes(open, line)) return this.#close(closed);
+    open.source += `${dedent(line, open.indent)}\n`;
+    if (open.source.length > LONGEST_CODE) this.#continue(closed);
+  }
+
+  #textLine(line, closed) {
+    const open = this.#open;
+    if (open?.inner) {
+      if (line.trim().startsWith(open.inner) && !line.trim().replaceAll(open.inner[0], "")) open.inner = "";
+      return this.#append(line, closed);
+    }
+    if (!line.trim()) {
+      if (open && !open.list) return this.#close(closed);
+      if (open) {
+        open.source += "\n";
+        open.blank = true;
+      }
+      return;
+    }
+    if (open?.list) {
+      const inner = INNER_FENCE.exec(line);
+      if (inner) open.inner = inner[1];
+      if (!inner && open.blank && !INDENTED.test(line) && !LIST_ITEM.test(line)) this.#close(closed);
+    }
+    const fence = this.#open?.inner ? null : FENCE.exec(line);
+    if (fence) {
+      this.#close(closed);
+      this.#open = newBlock("code", { indent: fence[1].length, fence: fence[2], info: fence[3].trim() });
+    } else if (HEADING.test(line)) {
+      this.#close(closed);
+      closed.push(newBlock("text", { source: line }));
+    } else {
+      this.#append(line, closed);
+    }
+  }
+
+  #append(line, closed) {
+    const open = (this.#open ??= newBlock("text"));
+    open.source += `${line}\n`;
+    open.list ||= LIST_ITEM.test(line);
+    open.blank = false;
+    if (open.source.length > LONGEST_TEXT) this.#close(closed);
+  }
+
+  /** Gives an endless line out in pieces and returns what is left of it. */
+  #spill(line, closed) {
+    if (this.#open?.kind === "code") {
+      this.#open.source += line;
+      if (this.#open.source.length > LONGEST_CODE) this.#continue(closed);
+      return "";
+    }
+    this.#close(closed);
+    this.#inLongLine = true;
+    let from = 0;
+    for (; line.length - from > LONGEST_LINE; from += LONGEST_LINE) {
+      closed.push(newBlock("plain", { source: line.slice(from, from + LONGEST_LINE), cut: true }));
+    }
+    return line.slice(from);
+  }
+
+  /** Closes an endless code block and opens its sequel. */
+  #continue(closed) {
+    const { info, fence, indent } = /** @type {Block} */ (this.#open);
+    this.#close(closed);
+    this.#open = newBlock("code", { info, fence, indent, cut: true });
+  }
+
+  #close(closed) {
+    if (this.#open && (this.#open.source.trim() || this.#open.kind === "code")) closed.push(this.#open);
+    this.#open = null;
+  }
+}
+
+const closes = (open, line) => {
+  const text = line.trim();
+  return text.startsWith(open.fence) && !text.replaceAll(open.fence[0], "");
+};
+
+const dedent = (line, indent) => {
+  let from = 0;
+  while (from < indent && line[from] === " ") from++;
+  return line.slice(from);
+};

@@ -1,0 +1,177 @@
+// Owns what a person can do with conversations: open, send, answer again, edit, stop, remove. Holds which one is open.
+import { MODEL } from "./env.js";
+import { asJson, asMarkdown, download, fileName } from "./export.js";
+import { toast } from "./notices.js";
+import { readPref } from "./prefs.js";
+import { requestFor } from "./sampling.js";
+import { newId, titleFrom } from "./store.js";
+
+const FRESH = 10 * 60_000; // an answer left longer ago than this has certainly been let go by the server
+
+export class Chat {
+  #models = [MODEL];
+
+  /**
+   * @param {{ store: import("./store.js").Store, runs: import("./runs.js").Runs, thread: import("./thread.js").Thread,
+   *   composer: import("./composer.js").Composer, show: () => void }} parts
+   */
+  constructor({ store, runs, thread, composer, show }) {
+    this.store = store;
+    this.runs = runs;
+    this.thread = thread;
+    this.composer = composer;
+    this.show = show;
+    this.current = this.#blank();
+  }
+
+  /** @param {string[]} models */
+  setModels(models) {
+    this.#models = models;
+    if (!models.includes(this.current.model)) this.current.model = models[0];
+    this.show();
+  }
+
+  get models() {
+    return this.#models;
+  }
+
+  #blank() {
+    const { system = "", sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
+    const now = Date.now();
+    return { id: newId(), title: "New conversation", created: now, updated: now, model: this.#models[0], system, sampling: { ...sampling }, messages: [] };
+  }
+
+  /** Shows a conversation, or a blank one when there is none of that id. @param {string} [id] */
+  open(id = "") {
+    this.current = this.store.get(id) ?? this.#blank();
+    this.thread.show(this.current.messages);
+    this.composer.open(this.current.messages.length ? this.current.id : "new");
+    this.show();
+  }
+
+  /** Another tab wrote this conversation. What is being written here is this tab's own. @param {string} id */
+  changedElsewhere(id) {
+    const record = this.store.get(id);
+    if (id !== this.current.id || this.runs.running.has(id)) return this.show();
+    if (!record) return this.open();
+    this.current = record;
+    this.thread.sync(record.messages);
+    return this.show();
+  }
+
+  /** @param {string} text */
+  send(text) {
+    const { current } = this;
+    if (this.runs.running.has(current.id)) return;
+    if (!current.messages.length) {
+      current.title = titleFrom(text);
+      this.composer.forget("new");
+      history.pushState(null, "", `#/c/${current.id}`);
+    }
+    this.#add({ id: newId(), role: "user", content: text, created: Date.now() });
+    this.#answer();
+    if (current.messages.length === 2) this.composer.open(current.id);
+  }
+
+  #add(message) {
+    this.current.messages.push(message);
+    this.thread.append(message);
+    return message;
+  }
+
+  #answer() {
+    const { current } = this;
+    const now = Date.now();
+    const body = requestFor(current, current.messages, current.model);
+    const message = this.#add({ id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: current.model });
+    current.updated = now;
+    this.store.put(current);
+    this.thread.follow.toEnd();
+    this.runs.start(current, message, body);
+  }
+
+  /** Drops this message and all after it. */
+  #truncate(id) {
+    this.runs.stop(this.current.id);
+    const at = this.current.messages.findIndex((message) => message.id === id);
+    this.current.messages.splice(at);
+    this.thread.show(this.current.messages);
+  }
+
+  /** @param {string} id an answer */
+  regenerate(id) {
+    this.#truncate(id);
+    this.#answer();
+  }
+
+  /** @param {string} id a person's message @param {string} text */
+  edit(id, text) {
+    this.#truncate(id);
+    this.send(text.trim());
+    this.composer.focusIfDesk();
+  }
+
+  editLast() {
+    const last = this.current.messages.findLast(({ role }) => role === "user");
+    if (last && !this.runs.running.has(this.current.id)) this.thread.edit(last.id);
+  }
+
+  stop() {
+    return this.runs.stop(this.current.id);
+  }
+
+  /** @param {string} model */
+  setModel(model) {
+    this.current.model = model;
+    this.changed();
+  }
+
+  /** The open conversation's own data changed. One without messages is not worth keeping yet. */
+  changed() {
+    if (this.current.messages.length) this.store.put(this.current);
+    this.show();
+  }
+
+  /** @param {string} id @param {string} title */
+  rename(id, title) {
+    const conversation = this.store.get(id);
+    if (!conversation) return;
+    conversation.title = title;
+    this.store.put(conversation);
+    this.show();
+  }
+
+  /** @param {string} id */
+  remove(id) {
+    const conversation = this.store.get(id);
+    if (!conversation) return;
+    this.runs.stop(id);
+    this.store.remove(id);
+    this.composer.forget(id);
+    if (id === this.current.id) location.hash = "#/";
+    else this.show();
+    toast(`Deleted “${titleFrom(conversation.title)}”`, { action: "Undo", run: () => {
+      this.store.put(conversation);
+      location.hash = `#/c/${id}`;
+      this.show();
+    } });
+  }
+
+  /** @param {string} id @param {"md" | "json"} form */
+  exportAs(id, form) {
+    const conversation = this.store.get(id);
+    if (!conversation) return;
+    const text = form === "md" ? asMarkdown(conversation) : asJson(conversation);
+    download(`${fileName(conversation.title)}.${form}`, text, form === "md" ? "text/markdown" : "application/json");
+  }
+
+  /** Answers that were being written when the page went away are picked up. */
+  pickUp() {
+    for (const conversation of this.store.list()) {
+      const last = conversation.messages.at(-1);
+      if (last?.state !== "streaming") continue;
+      if (!last.stream || Date.now() - (last.lastAt ?? last.created) < FRESH) this.runs.pickUp(conversation, last);
+      else Object.assign(last, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
+    }
+  }
+}

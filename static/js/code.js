@@ -1,0 +1,54 @@
+// Owns the frame around code: language, copy button, colours once the block is closed. The highlighter loads on first use.
+import { h, icon } from "./dom.js";
+import { copy } from "./notices.js";
+
+const LONGEST_COLOURED = 60_000;
+
+/** @param {string} info @param {string} text @returns {HTMLElement} */
+export function codeFrame(info, text) {
+  const lang = (info.split(/[\s,{]/)[0] ?? "").slice(0, 24);
+  const code = h("code", {}, text);
+  const label = h("span", {}, "Copy");
+  const button = h("button", { class: "code-copy", type: "button", onclick: () => copy(code.textContent ?? "", label) }, icon("copy"), label);
+  return h("div", { class: "code", "data-lang": lang },
+    h("div", { class: "code-head" }, h("span", {}, lang || "text"), button),
+    h("pre", { tabindex: "0", "aria-label": lang ? `Code, ${lang}` : "Code", role: "group" }, code));
+}
+
+/** Lets the code grow by what is new, so that a selection inside it holds. @param {HTMLElement} frame @param {string} text */
+export function growCode(frame, text) {
+  const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
+  const node = /** @type {Text | null} */ (code.firstChild);
+  if (node && code.childNodes.length === 1 && text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
+  else code.textContent = text;
+  if (text.length > 8000) frame.classList.toggle("wrapped", /[^\n]{8000}/.test(text)); // one endless line would make a page-wide scroller
+}
+
+let highlighter = /** @type {Promise<any> | null} */ (null); // one lazily loaded module, shared on purpose
+
+/** Colours a closed block, when the browser has time. @param {HTMLElement} frame */
+export async function colour(frame) {
+  const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
+  const text = code.textContent ?? "";
+  const lang = frame.dataset.lang ?? "";
+  if (!lang || text.length > LONGEST_COLOURED) return;
+  try {
+    highlighter ??= import("../vendor/highlight/highlight.min.js");
+    const hljs = (await highlighter).default;
+    if (!hljs.getLanguage(lang)) return;
+    const tree = new DOMParser().parseFromString(hljs.highlight(text, { language: lang, ignoreIllegals: true }).value, "text/html");
+    if (code.textContent === text) code.replaceChildren(...onlySpans(tree.body));
+  } catch {
+    highlighter = null; // colours are a luxury: the code stands as it is
+  }
+}
+
+/** Copies text and hljs-classed spans, nothing else, whatever the highlighter returned. @param {Node} parent @returns {(Node | string)[]} */
+function onlySpans(parent) {
+  return [...parent.childNodes].map((node) => {
+    if (node.nodeType === Node.TEXT_NODE) return node.textContent ?? "";
+    const span = h("span", { class: [...(/** @type {Element} */ (node).classList)].filter((name) => /^[\w-]+$/.test(name)).join(" ") });
+    span.append(...onlySpans(node));
+    return span;
+  });
+}

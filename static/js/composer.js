@@ -1,0 +1,95 @@
+// Owns the message box: growing, Enter and its exceptions, drafts, send and stop.
+import { byId } from "./dom.js";
+import { readPref, writePref } from "./prefs.js";
+
+export class Composer {
+  #draftKey = "draft.new";
+  #busy = false;
+  #ready = true;
+
+  /** @param {{ send(text: string): void, stop(): void, editLast(): void }} actions */
+  constructor(actions) {
+    this.actions = actions;
+    this.form = byId("composer");
+    this.area = byId("prompt");
+    this.sendButton = byId("send");
+    this.stopButton = byId("stop");
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    this.form.addEventListener("click", (event) => event.target === this.form && this.focus());
+    this.area.addEventListener("input", () => this.#changed());
+    this.area.addEventListener("keydown", (event) => this.#key(event));
+    this.stopButton.addEventListener("click", () => this.actions.stop());
+    new ResizeObserver(() => this.#size()).observe(this.form);
+  }
+
+  /** Shows the draft of this conversation. @param {string} id */
+  open(id) {
+    this.#draftKey = `draft.${id}`;
+    this.area.value = readPref(this.#draftKey, "");
+    this.#changed();
+  }
+
+  /** @param {string} id */
+  forget(id) {
+    writePref(`draft.${id}`, null);
+  }
+
+  /** While an answer runs, Stop takes Send's place. @param {boolean} busy */
+  setBusy(busy) {
+    const hadFocus = document.activeElement === this.stopButton;
+    this.#busy = busy;
+    this.stopButton.hidden = !busy;
+    this.sendButton.hidden = busy;
+    if (!busy && hadFocus) this.focus();
+  }
+
+  /** Writing is always possible, sending only once the model is there. @param {boolean} ready */
+  setReady(ready) {
+    this.#ready = ready;
+    this.#changed();
+  }
+
+  focus() {
+    this.area.focus({ preventScroll: true });
+  }
+
+  /** On a phone the keyboard would cover what the reader came for. */
+  focusIfDesk() {
+    if (matchMedia("(hover: hover)").matches) this.focus();
+  }
+
+  #changed() {
+    writePref(this.#draftKey, this.area.value);
+    this.sendButton.disabled = !this.#ready || !this.area.value.trim();
+    this.#size();
+  }
+
+  #size() {
+    this.area.style.setProperty("height", "auto");
+    this.area.style.setProperty("height", `${this.area.scrollHeight}px`);
+    this.area.style.setProperty("overflow-y", this.area.scrollHeight > this.area.clientHeight + 1 ? "auto" : "hidden");
+  }
+
+  #key(event) {
+    // An Enter that ends a composition (Japanese, Chinese, Korean) is not a send; 229 is what Safari says then.
+    if (event.isComposing || event.keyCode === 229) return;
+    if (event.key === "Enter" && !event.shiftKey && !event.altKey) {
+      event.preventDefault();
+      this.#send();
+    } else if (event.key === "ArrowUp" && !this.area.value) {
+      event.preventDefault();
+      this.actions.editLast();
+    }
+  }
+
+  #send() {
+    const text = this.area.value.trim();
+    if (!text || this.#busy || !this.#ready) return;
+    this.area.value = "";
+    this.#changed();
+    this.actions.send(text);
+  }
+}

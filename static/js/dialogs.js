@@ -1,0 +1,61 @@
+// Owns the help card and the key card.
+import { apiKey, setApiKey } from "./api.js";
+import { byId, h } from "./dom.js";
+import { MAC } from "./env.js";
+import { readPref, writePref } from "./prefs.js";
+
+const MOD = MAC ? "⌘" : "Ctrl";
+const KEYS = [
+  ["Send", ["Enter"]],
+  ["New line", ["Shift", "Enter"]],
+  ["Stop the answer", ["Esc"]],
+  ["Search conversations", [MOD, "K"]],
+  ["New conversation", [MOD, "Shift", "O"]],
+  ["Settings", [MOD, ","]],
+  ["Edit your last message", ["↑"]],
+  ["To the message box", ["/"]],
+  ["This help", ["?"]],
+];
+
+export function setUpHelp() {
+  const box = byId("single-keys");
+  box.checked = readPref("single-keys", true);
+  box.addEventListener("change", () => writePref("single-keys", box.checked));
+  byId("help-keys").append(...KEYS.map(([what, keys]) =>
+    h("div", {}, h("dt", {}, String(what)), h("dd", {}, ...[...keys].map((key) => h("kbd", {}, key))))));
+  byId("search-key").textContent = MAC ? "⌘ K" : "Ctrl K";
+  closeByClick(byId("help"));
+}
+
+export const showHelp = () => byId("help").showModal();
+
+/** @param {() => void} onSaved */
+export function setUpKey(onSaved) {
+  const dialog = byId("key-dialog");
+  closeByClick(dialog);
+  byId("key-forget").addEventListener("click", () => {
+    setApiKey("");
+    dialog.close();
+  });
+  byId("key-form").addEventListener("submit", (event) => {
+    setApiKey(byId("key-input").value.trim());
+    onSaved();
+  });
+}
+
+/** @param {string} [why] */
+export function askKey(why) {
+  const dialog = byId("key-dialog");
+  if (why) byId("key-why").textContent = why;
+  byId("key-input").value = apiKey();
+  if (!dialog.open) dialog.showModal();
+  byId("key-input").focus();
+}
+
+/** The cross and a click beside the dialog close it. The cross is no submit button: Enter in a field must not press it. @param {HTMLDialogElement} dialog */
+export function closeByClick(dialog) {
+  dialog.addEventListener("click", (event) => {
+    const target = /** @type {Element} */ (event.target);
+    if (target === dialog || target.closest("[data-close]")) dialog.close();
+  });
+}

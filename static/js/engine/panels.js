@@ -1,0 +1,113 @@
+// Owns the tiles beside the carousel: the line, the parked, pages, pauses, figures, and the table for those who want it read out.
+import { byId, h } from "../dom.js";
+import { sentence } from "./pauses.js";
+
+const CAUSES = { slots: "no free seat", pages: "no free pages", budget: "step is full", fairness: "others had less" };
+const CLASSES = ["interactive", "standard", "batch"];
+const MOST_CELLS = 288;
+const MOST_EVENTS = 40;
+
+const number = (value) => Math.round(value).toLocaleString("en");
+const set = (id, text) => {
+  const node = byId(id);
+  if (node.textContent !== String(text)) node.textContent = String(text);
+};
+
+/** @param {any} snapshot */
+export function showFigures(snapshot) {
+  const { slots, batch, tokens_per_s: tokens, prefill_tokens_per_s: read, step_ms: ms, prefix_hit_rate: hits, requests_finished: finished } = snapshot;
+  set("tokens", number(tokens));
+  set("prefill-rate", number(read));
+  set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
+  set("batch", `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`);
+  set("finished", number(finished));
+  set("hits", `${Math.round(hits * 100)} %`);
+  const busy = slots.filter(Boolean);
+  for (const name of CLASSES) set(`count-${name}`, busy.filter((slot) => slot.class === name).length);
+  set("count-prefill", busy.filter((slot) => slot.state === "prefill").length);
+  set("count-empty", slots.length - busy.length);
+}
+
+/** @param {any} snapshot */
+export function showLine({ queue, waiting, paused }) {
+  const total = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
+  set("queue-note", total ? CLASSES.filter((name) => waiting[name]).map((name) => `${waiting[name]} ${name}`).join(", ") : "nobody");
+  fillList(byId("queue"), queue, ({ request, class: kind, cause, waited }) => [kind, request, CAUSES[cause] ?? cause, `${waited.toFixed(1)} s`]);
+  set("paused-note", paused.length || "nobody");
+  fillList(byId("paused"), paused, ({ request, class: kind, by, mechanism, context }) =>
+    [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${mechanism === "swap" ? "on the host" : "dropped"}`]);
+}
+
+/** Rows are reused: a list that is rebuilt five times a second cannot be read or selected. */
+function fillList(list, items, cells) {
+  while (list.children.length > items.length) list.lastChild.remove();
+  items.forEach((item, i) => {
+    const [kind, ...texts] = cells(item);
+    const row = list.children[i] ?? list.appendChild(h("li", {}, h("i", { class: "dot" }), h("b"), h("span"), h("em")));
+    row.dataset.class = kind;
+    texts.forEach((text, k) => {
+      const cell = row.children[k + 1];
+      if (cell.textContent !== text) cell.textContent = text;
+    });
+  });
+}
+
+/** @param {any} snapshot */
+export function showPages({ slots, pages, page_size: size }) {
+  const mosaic = byId("mosaic");
+  const each = Math.max(1, Math.ceil(pages.total / MOST_CELLS));
+  const count = Math.ceil(pages.total / each);
+  while (mosaic.children.length > count) mosaic.lastChild.remove();
+  while (mosaic.children.length < count) mosaic.append(h("i"));
+  const kinds = cellKinds(slots, pages, count);
+  kinds.forEach((kind, i) => {
+    const cell = mosaic.children[i];
+    if (cell.dataset.kind !== kind) cell.dataset.kind = kind;
+  });
+  set("pages-note", `${number(pages.total)} of ${size} tokens${each > 1 ? `, ${each} to a cell` : ""}`);
+  for (const name of ["held", "cached", "free", "swapped"]) set(`pages-${name}`, number(pages[name]));
+}
+
+/** Held pages by class, then cached, then free. Shared pages are counted once, so the classes share what is held. */
+function cellKinds(slots, pages, count) {
+  const byClass = CLASSES.map((name) => slots.reduce((sum, slot) => sum + (slot?.class === name ? slot.pages : 0), 0));
+  const sum = byClass.reduce((a, b) => a + b, 0);
+  const shares = byClass.map((value) => (sum ? (value / sum) * pages.held : 0));
+  if (!sum) shares[1] = pages.held;
+  const kinds = /** @type {string[]} */ ([]);
+  let edge = 0;
+  [...CLASSES, "cached"].forEach((name, i) => {
+    edge += i < 3 ? shares[i] : pages.cached;
+    while (kinds.length < Math.min(count, Math.round((edge / pages.total) * count))) kinds.push(name);
+  });
+  while (kinds.length < count) kinds.push("free");
+  return kinds;
+}
+
+/** @param {import("./pauses.js").PauseEvent[]} events @param {any} preemptions */
+export function showPauses(events, { swap, recompute }) {
+  set("swaps", number(swap));
+  set("recomputes", number(recompute));
+  const list = byId("events");
+  for (const event of events) {
+    const time = new Date().toLocaleTimeString("en-GB");
+    list.prepend(h("li", { "data-kind": event.kind, "data-class": event.class }, h("time", {}, time), h("i", { class: "dot" }), h("span", {}, sentence(event))));
+  }
+  while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+  byId("events-none").hidden = list.children.length > 0;
+}
+
+/** @param {any} snapshot */
+export function showTable({ slots }) {
+  byId("slots-body").replaceChildren(...slots.map((slot, i) => {
+    const cells = slot ? [slot.request, slot.class, slot.state, number(slot.context), number(slot.generated), number(slot.pages)] : ["free", "", "", "", "", ""];
+    return h("tr", {}, h("th", { scope: "row" }, String(i)), ...cells.map((text) => h("td", {}, text)));
+  }));
+}
+
+/** One sentence for those who do not see the ring. @param {any} snapshot */
+export function summary({ slots, waiting, paused, tokens_per_s: tokens }) {
+  const busy = slots.filter(Boolean).length;
+  const queue = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
+  return `${busy} of ${slots.length} seats taken, ${queue} waiting, ${paused.length} paused, ${number(tokens)} tokens per second`;
+}

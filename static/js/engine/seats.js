@@ -1,0 +1,26 @@
+// Owns the geometry of the carousel: where n seats stand. Pure; angles in radians, lengths in the drawing's units.
+
+/** @typedef {{ radius: number, angle: number, size: number }} Seat */
+
+const OUTER = 212;
+const INNER = 128; // the hub with its figures stays free
+
+/** From 4 to 256 seats and beyond: one ring while it is airy, then two, three, four. @param {number} n @returns {{ seats: Seat[], rings: number[] }} */
+export function placeSeats(n) {
+  const count = n <= 40 ? 1 : n <= 96 ? 2 : n <= 180 ? 3 : Math.max(4, Math.ceil(n / 90));
+  const gap = count === 1 ? 0 : Math.min(count === 2 ? 42 : 32, (OUTER - INNER) / (count - 1));
+  const rings = Array.from({ length: count }, (_, i) => OUTER - i * gap);
+  const whole = rings.reduce((sum, radius) => sum + radius, 0);
+  const seats = /** @type {Seat[]} */ ([]);
+  rings.forEach((radius, i) => {
+    const left = n - seats.length;
+    const here = i === count - 1 ? left : Math.min(left, Math.round((n * radius) / whole));
+    const room = Math.min((2 * Math.PI * radius) / Math.max(here, 1), count === 1 ? 200 : gap);
+    const size = Math.max(3, Math.min(30, room * 0.37));
+    for (let k = 0; k < here; k++) seats.push({ radius, angle: (2 * Math.PI * (k + i / 2)) / here - Math.PI / 2, size });
+  });
+  return { seats, rings };
+}
+
+/** Radians per second for so many steps per second: grows with the work, never faster than the eye likes. @param {number} stepsPerSecond */
+export const turnRate = (stepsPerSecond) => 0.38 * (1 - Math.exp(-stepsPerSecond / 40));

@@ -1,0 +1,46 @@
+// Owns the line of the last minute: decoded tokens as a line, prompt tokens read as an area behind it.
+import { svg } from "../dom.js";
+
+const SPAN = 60;
+const WIDTH = 300;
+const HEIGHT = 72;
+
+export class Spark {
+  #points = /** @type {{ t: number, decode: number, prefill: number }[]} */ ([]);
+
+  /** @param {SVGElement} node @param {HTMLElement} note */
+  constructor(node, note) {
+    this.node = node;
+    this.note = note;
+    this.area = svg("path", { class: "spark-area" });
+    this.line = svg("path", { class: "spark-line" });
+    this.read = svg("path", { class: "spark-read" });
+    node.append(svg("line", { class: "spark-base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }), this.read, this.area, this.line);
+  }
+
+  /** @param {any} snapshot */
+  show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill }) {
+    if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = []; // the engine was restarted
+    this.#points.push({ t, decode, prefill });
+    while (this.#points[0].t < t - SPAN) this.#points.shift();
+    const top = Math.max(1, ...this.#points.map((point) => point.decode));
+    const topRead = Math.max(1, ...this.#points.map((point) => point.prefill));
+    const decoded = this.#path(t, (point) => point.decode / top);
+    this.line.setAttribute("d", decoded);
+    this.area.setAttribute("d", this.#closed(decoded, t));
+    this.read.setAttribute("d", this.#closed(this.#path(t, (point) => (0.5 * point.prefill) / topRead), t));
+    this.note.textContent = `last minute, at most ${Math.round(top).toLocaleString("en")}`;
+  }
+
+  #x(t, now) {
+    return (WIDTH * (t - now + SPAN)) / SPAN;
+  }
+
+  #path(now, share) {
+    return this.#points.map((point, i) => `${i ? "L" : "M"}${this.#x(point.t, now).toFixed(1)} ${(HEIGHT - 2 - share(point) * (HEIGHT - 8)).toFixed(1)}`).join("");
+  }
+
+  #closed(path, now) {
+    return `${path}V${HEIGHT}H${this.#x(this.#points[0].t, now).toFixed(1)}Z`;
+  }
+}

@@ -1,0 +1,13 @@
+// Owns what the server told the page about itself (the meta tags of base.html). Knows nothing about requests.
+
+/** @param {string} name */
+const meta = (name) => document.querySelector(`meta[name="carousel-${name}"]`)?.getAttribute("content") ?? "";
+
+export const BASE = meta("base").replace(/\/$/, "");
+export const MODEL = meta("model");
+export const VERSION = meta("version");
+export const ICONS = meta("icons") || `${BASE}/static/icons.svg`;
+export const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
+
+/** A path of this server, wherever it is mounted. @param {string} path */
+export const url = (path) => BASE + path;

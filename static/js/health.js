@@ -1,0 +1,35 @@
+// Owns the wait for the model: asks /health until it is ready and shows how far loading is.
+import { ApiError, call } from "./api.js";
+import { byId } from "./dom.js";
+
+/** Resolves once the server is ready. @param {(ready: boolean) => void} onReady told false first if there is a wait */
+export async function untilReady(onReady) {
+  for (let waited = false; ; waited = true) {
+    try {
+      await call("/health");
+      byId("loading").hidden = true;
+      return onReady(true);
+    } catch (error) {
+      if (!waited) onReady(false);
+      show(error);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+function show(error) {
+  const bar = byId("loading-bar");
+  const loading = error instanceof ApiError ? error.body?.loading : null;
+  byId("loading").hidden = false;
+  byId("loading-title").textContent = error instanceof ApiError ? (loading ? "The model is loading" : error.message) : "The server cannot be reached, trying again";
+  if (loading?.total > 0) {
+    bar.max = loading.total;
+    bar.value = loading.done;
+  } else {
+    bar.removeAttribute("value");
+  }
+  byId("loading-what").textContent = loading ? [loading.what, share(loading)].filter(Boolean).join(", ") : "You can write meanwhile.";
+}
+
+const share = ({ done, total }) => (total > 0 ? `${size(done)} of ${size(total)}` : "");
+const size = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`);

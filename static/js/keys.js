@@ -1,0 +1,32 @@
+// Owns the keyboard outside of fields. What a shortcut does is given by main.js.
+import { readPref } from "./prefs.js";
+
+/**
+ * @param {{ stop(): boolean, search(): void, create(): void, settings(): void, help(): void, write(): void }} actions
+ */
+export function setUpKeys(actions) {
+  addEventListener("keydown", (event) => {
+    if (event.defaultPrevented || event.isComposing) return;
+    if (document.querySelector("dialog[open], [popover]:popover-open")) return; // Esc and the rest are theirs
+    const run = chosen(event, actions);
+    if (!run) return;
+    if (run() !== false) event.preventDefault();
+  });
+}
+
+function chosen(event, actions) {
+  const mod = event.metaKey || event.ctrlKey;
+  const key = event.key.toLowerCase();
+  if (key === "escape") return () => actions.stop();
+  if (mod && !event.altKey) {
+    if (key === "k") return () => actions.search();
+    if (key === "o" && event.shiftKey) return () => actions.create();
+    if (key === ",") return () => actions.settings();
+    return null;
+  }
+  // Single keys only where nothing is being typed, and only if the reader wants them.
+  if (event.altKey || event.target.closest?.("input, textarea, select, [contenteditable]") || !readPref("single-keys", true)) return null;
+  if (key === "?") return () => actions.help();
+  if (key === "/") return () => actions.write();
+  return null;
+}

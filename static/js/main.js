@@ -1,0 +1,141 @@
+// Owns the start of the chat page: builds the parts and connects them. No rule of its own beyond who talks to whom.
+import { listModels } from "./api.js";
+import { setUpTheme } from "./appearance.js";
+import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
+import { askKey, setUpHelp, setUpKey, showHelp } from "./dialogs.js";
+import { byId, h } from "./dom.js";
+import { MODEL } from "./env.js";
+import { untilReady } from "./health.js";
+import { setUpKeys } from "./keys.js";
+import { openMenu } from "./menu.js";
+import { say, toast } from "./notices.js";
+import { Runs } from "./runs.js";
+import { SettingsSheet } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { Store } from "./store.js";
+import { Thread } from "./thread.js";
+
+const store = new Store(
+  (reason) => toast(`This browser keeps nothing: ${reason}. Conversations last until this tab closes.`, { ms: 12_000 }),
+  (id) => chat.changedElsewhere(id),
+);
+const runs = new Runs(store, {
+  lookAt: (message) => thread.answer(message),
+  changed: () => show(),
+  adopted: ({ id }) => chat.changedElsewhere(id),
+  said: (text, conversation) => conversation === chat.current && say(text),
+  failed: (error) => error.status === 401 && askKey(error.message),
+});
+const thread = new Thread({
+  send: (text) => chat.send(text),
+  regenerate: (id) => chat.regenerate(id),
+  edit: (id, text) => chat.edit(id, text),
+  retryNow: () => runs.now(chat.current.id),
+  stop: () => chat.stop(),
+  askKey: () => askKey(),
+});
+const composer = new Composer({ send: (text) => chat.send(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
+const sidebar = new Sidebar({
+  open: (id) => (location.hash = `#/c/${id}`),
+  create,
+  rename: (id, title) => chat.rename(id, title),
+  remove: (id) => chat.remove(id),
+  exportAs: (id, form) => chat.exportAs(id, form),
+});
+const chat = new Chat({ store, runs, thread, composer, show: () => show() });
+const settings = new SettingsSheet(() => chat.changed());
+
+/** Everything outside the column, brought up to date with the open conversation. */
+function show() {
+  const { current } = chat;
+  sidebar.show(store.list(), current.id, runs.running);
+  composer.setBusy(runs.running.has(current.id));
+  byId("title").textContent = current.title;
+  byId("more").hidden = !current.messages.length;
+  document.title = current.messages.length ? `${current.title} · Carousel` : "Carousel";
+  showModels();
+  showContext();
+}
+
+let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
+
+function showModels() {
+  const select = byId("model");
+  const many = chat.models.length > 1;
+  select.hidden = !many;
+  byId("model-name").hidden = many;
+  byId("model-name").textContent = chat.models[0] ?? MODEL;
+  if (!many) return;
+  if (select.options.length !== chat.models.length) select.replaceChildren(...chat.models.map((id) => h("option", { value: id }, id)));
+  select.value = chat.current.model;
+}
+
+/** Speaks up only when the conversation nears what the model can hold. */
+function showContext() {
+  const used = chat.current.messages.findLast((message) => message.usage)?.usage.total_tokens ?? 0;
+  const share = used / (modelLengths[chat.current.model] ?? Infinity);
+  byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the model's memory used` : "";
+}
+
+function create() {
+  if (location.hash !== "#/") history.pushState(null, "", "#/");
+  route();
+}
+
+function route() {
+  if (!/^#?$|^#\//.test(location.hash)) return; // the skip link points at an element
+  chat.open(/^#\/c\/(\w+)$/.exec(location.hash)?.[1]);
+  sidebar.drawer(false);
+  composer.focusIfDesk();
+}
+
+async function loadModels() {
+  try {
+    const models = await listModels();
+    modelLengths = Object.fromEntries(models.map(({ id, max_model_len: length }) => [id, length]));
+    if (models.length) chat.setModels(models.map(({ id }) => id));
+  } catch (error) {
+    if (/** @type {any} */ (error).status === 401) askKey("This server asks for an API key. It stays in this tab and is forgotten when you close it.");
+    else toast(`The list of models could not be read: ${/** @type {Error} */ (error).message}`, { action: "Retry", run: loadModels });
+  }
+}
+
+setUpTheme(byId("theme"));
+setUpHelp();
+setUpKey(() => {
+  loadModels();
+  const last = chat.current.messages.at(-1);
+  if (last?.error?.status === 401) chat.regenerate(last.id);
+});
+setUpKeys({
+  stop: () => chat.stop(),
+  search: () => sidebar.focusSearch(),
+  create,
+  settings: () => settings.open(chat.current),
+  help: showHelp,
+  write: () => composer.focus(),
+});
+byId("help-button").addEventListener("click", showHelp);
+byId("key-button").addEventListener("click", () => askKey());
+byId("settings-open").addEventListener("click", () => settings.open(chat.current));
+byId("model").addEventListener("change", (event) => chat.setModel(event.target.value));
+byId("more").addEventListener("click", () => {
+  const { id } = chat.current;
+  openMenu(byId("more"), [
+    { label: "Export as Markdown", icon: "download", run: () => chat.exportAs(id, "md") },
+    { label: "Export as JSON", icon: "download", run: () => chat.exportAs(id, "json") },
+    { label: "Delete", icon: "trash", danger: true, run: () => chat.remove(id) },
+  ]);
+});
+addEventListener("hashchange", route);
+addEventListener("popstate", route);
+
+await store.open();
+route();
+chat.pickUp();
+untilReady((ready) => {
+  composer.setReady(ready);
+  if (ready) loadModels();
+});
+document.documentElement.dataset.ready = "";

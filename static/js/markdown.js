@@ -1,0 +1,101 @@
+// Owns Markdown -> safe DOM. Model output is hostile: raw HTML is shown as text, nothing is loaded, only http(s) and mailto
+// links live, and what could blow up the parser is shown plain. DOMPurify stands behind as the second lock.
+import DOMPurify from "../vendor/dompurify/purify.es.mjs";
+import { Marked } from "../vendor/marked/marked.esm.js";
+import { codeFrame } from "./code.js";
+import { h } from "./dom.js";
+
+const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
+const CLEAN = {
+  ALLOWED_TAGS: ["p", "br", "strong", "em", "del", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "table", "thead", "tbody",
+    "tr", "th", "td", "h1", "h2", "h3", "h4", "h5", "h6"],
+  ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
+  ALLOWED_URI_REGEXP: SAFE_LINK,
+  ADD_URI_SAFE_ATTR: ["align", "start"], // else the rule for links would judge these as well
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const escape = (text) => text.replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`);
+
+/** A link that may be followed, with control characters and spaces (which browsers skip over) taken out. */
+function safeHref(href) {
+  const plain = href.replace(/[\u0000-\u0020\u007f-\u00a0\u200b-\u200f\u2028\u2029]/g, "");
+  return SAFE_LINK.test(plain) ? plain : null;
+}
+
+const parser = new Marked({
+  gfm: true,
+  breaks: false,
+  async: false,
+  tokenizer: {
+    // No token: the text falls through and is escaped like any other. `def` would swallow lines and resolve across blocks.
+    html: () => undefined,
+    tag: () => undefined,
+    def: () => undefined,
+  },
+  renderer: {
+    html: ({ text }) => escape(text),
+    link({ href, title, tokens }) {
+      const safe = safeHref(href);
+      const inner = this.parser.parseInline(tokens);
+      return safe ? `<a href="${escape(safe)}"${title ? ` title="${escape(title)}"` : ""}>${inner}</a>` : inner;
+    },
+    // An image is a request to somebody's server; it becomes a link that the reader may follow.
+    image({ href, text }) {
+      const safe = safeHref(href);
+      const label = escape(text || "image");
+      return safe ? `<a href="${escape(safe)}">${label}</a>` : label;
+    },
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+    code: ({ text, lang }) => `<pre><code class="language-${escape(lang ?? "")}">${escape(text)}</code></pre>`,
+  },
+});
+
+/** Shapes that cost a Markdown parser its stack or its minute: deep nesting, seas of brackets, stars or pipes. */
+function tooWild(source) {
+  if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source)) return true;
+  if (/^[ \t]{60}/m.test(source)) return true;
+  if (/[[\](){}*_~`<!\\&]{60}/.test(source)) return true;
+  const marks = source.match(/[[\]*_~`<]/g)?.length ?? 0;
+  return marks > 400 && marks > source.length / 6;
+}
+
+/** Text as it is. @param {string} source @returns {DocumentFragment} */
+export function renderPlain(source) {
+  const fragment = document.createDocumentFragment();
+  fragment.append(h("p", { class: "plain" }, source));
+  return fragment;
+}
+
+/** One block of Markdown. @param {string} source @returns {DocumentFragment} */
+export function renderMarkdown(source) {
+  if (tooWild(source)) return renderPlain(source);
+  let fragment;
+  try {
+    fragment = DOMPurify.sanitize(/** @type {string} */ (parser.parse(source)), CLEAN);
+  } catch {
+    return renderPlain(source); // a stack that ran out in the parser is the text's fault, not the reader's
+  }
+  dress(fragment);
+  return fragment;
+}
+
+/** Links open outside and tell nobody where from; tables get a frame to scroll in; code gets its own. */
+function dress(fragment) {
+  for (const link of fragment.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+  }
+  for (const table of fragment.querySelectorAll("table")) {
+    const frame = h("div", { class: "table-frame" });
+    table.replaceWith(frame);
+    frame.append(table);
+  }
+  for (const pre of fragment.querySelectorAll("pre")) {
+    const lang = /^language-(.*)$/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "";
+    pre.replaceWith(codeFrame(lang, (pre.textContent ?? "").replace(/\n$/, "")));
+  }
+  for (const marked of fragment.querySelectorAll("[class]:not(.table-frame, .code, .code *)")) marked.removeAttribute("class");
+}

@@ -1,0 +1,121 @@
+// Owns the DOM of one Markdown text that may still be growing: closed blocks are built once and never touched again,
+// the last one is patched in place. Reading, selecting and scrolling in what is finished is never disturbed.
+import { BlockSplitter } from "./blocks.js";
+import { codeFrame, colour, growCode } from "./code.js";
+import { h } from "./dom.js";
+import { heal } from "./heal.js";
+import { renderMarkdown, renderPlain } from "./markdown.js";
+
+export class MarkdownStream {
+  #splitter = new BlockSplitter();
+  #queue = "";
+  #live = /** @type {HTMLElement | null} */ (null);
+  #frame = 0;
+  #timer = 0;
+  #cost = 0;
+  #finished = false;
+
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.root = root;
+  }
+
+  /** More text; painted with the next frame. @param {string} text */
+  write(text) {
+    this.#queue += text;
+    if (this.#frame || this.#timer) return;
+    // A paint that was dear earns a pause, so that a huge block cannot take the page over.
+    if (this.#cost > 8) this.#timer = window.setTimeout(() => this.#next(), this.#cost * 4);
+    else this.#next();
+  }
+
+  /** All of the text is there: paints now and lets no unfinished look remain. */
+  finish() {
+    this.#cancel();
+    this.#finished = true;
+    this.#paint();
+  }
+
+  #next() {
+    this.#timer = 0;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = 0;
+      const start = performance.now();
+      this.#paint();
+      this.#cost = performance.now() - start;
+    });
+  }
+
+  #cancel() {
+    cancelAnimationFrame(this.#frame);
+    clearTimeout(this.#timer);
+    this.#frame = this.#timer = 0;
+  }
+
+  #paint() {
+    const closed = this.#splitter.push(this.#queue);
+    this.#queue = "";
+    if (this.#finished) closed.push(...this.#splitter.finish());
+    for (const block of closed) {
+      this.#draw(block, true);
+      this.#live = null;
+    }
+    const open = this.#splitter.peek();
+    if (open) this.#draw(open, false);
+  }
+
+  /** @param {import("./blocks.js").Block} block @param {boolean} closed */
+  #draw(block, closed) {
+    if (!this.#live) this.root.append((this.#live = h("div", { class: "block" })));
+    this.#live.classList.toggle("cut", block.cut);
+    if (block.kind === "code") return drawCode(this.#live, block, closed);
+    const fragment = block.kind === "plain" ? renderPlain(block.source) : renderMarkdown(closed ? block.source : heal(block.source));
+    patch(this.#live, fragment);
+    if (closed) for (const frame of this.#live.querySelectorAll(".code")) colour(/** @type {HTMLElement} */ (frame));
+  }
+}
+
+function drawCode(root, block, closed) {
+  const text = block.source.replace(/\n$/, "");
+  let frame = /** @type {HTMLElement | null} */ (root.firstElementChild);
+  if (!frame?.classList.contains("code")) root.replaceChildren((frame = codeFrame(block.info, "")));
+  growCode(frame, text);
+  if (closed) colour(frame);
+}
+
+/**
+ * Makes `to`'s children look like `from`'s while keeping every node that did not change.
+ * @param {Node} to
+ * @param {Node} from
+ */
+export function patch(to, from) {
+  const want = [...from.childNodes];
+  for (let i = 0; i < want.length; i++) {
+    const old = to.childNodes[i];
+    if (!old) to.appendChild(want[i]);
+    else if (!old.isEqualNode(want[i])) patchNode(old, want[i]);
+  }
+  while (to.childNodes.length > want.length) to.lastChild?.remove();
+}
+
+function patchNode(old, next) {
+  if (old.nodeType === Node.TEXT_NODE && next.nodeType === Node.TEXT_NODE) {
+    if (next.data.startsWith(old.data)) old.appendData(next.data.slice(old.data.length));
+    else old.data = next.data;
+  } else if (old.nodeName === next.nodeName && old.nodeType === Node.ELEMENT_NODE && sameAttributes(old, next) && old.className !== "code") {
+    patch(old, next);
+  } else {
+    old.replaceWith(next);
+  }
+}
+
+const sameAttributes = (a, b) =>
+  a.attributes.length === b.attributes.length && [...a.attributes].every(({ name, value }) => b.getAttribute(name) === value);
+
+/** A whole text at once. @param {HTMLElement} root @param {string} text */
+export function renderWhole(root, text) {
+  const stream = new MarkdownStream(root);
+  stream.write(text);
+  stream.finish();
+  return stream;
+}

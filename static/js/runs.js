@@ -1,0 +1,153 @@
+// Owns the answers that are being written, in the open conversation and in others: applies the wire's events to the records,
+// saves them now and then, and tells whoever is looking. One tab drives an answer; the others read what it saved.
+import { ApiError } from "./api.js";
+import { Answer } from "./stream.js";
+
+const SAVE_EVERY = 400;
+
+/**
+ * @typedef {import("./store.js").Conversation} Conversation
+ * @typedef {import("./store.js").Message} Message
+ * @typedef {{ write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void,
+ *   retrying(error: any, at: number): void, settle(): void }} Look
+ */
+
+export class Runs {
+  #runs = /** @type {Map<string, { answer: Answer, message: Message }>} */ (new Map());
+
+  /**
+   * @param {import("./store.js").Store} store
+   * @param {{ lookAt(message: Message): Look | null, changed(): void, adopted(conversation: Conversation): void, said(text: string, conversation: Conversation): void, failed(error: ApiError): void }} page
+   */
+  constructor(store, page) {
+    this.store = store;
+    this.page = page;
+  }
+
+  /** Conversations with an answer on its way. */
+  get running() {
+    return new Set(this.#runs.keys());
+  }
+
+  /** @param {Conversation} conversation @param {Message} message @param {object} body */
+  start(conversation, message, body) {
+    return this.#drive(conversation, message, new Answer(body));
+  }
+
+  /** Picks up what a reload or a closed tab left; if another tab still drives it, waits for its end first. */
+  async pickUp(conversation, message) {
+    await this.#alone(message.id, async () => {
+      await this.store.refresh(conversation.id);
+      const now = this.store.get(conversation.id);
+      const left = now?.messages.at(-1);
+      if (!now || left?.id !== message.id || left.state !== "streaming" || this.#runs.has(now.id)) return;
+      this.page.adopted(now);
+      if (left.usage) return this.#end(now, left, "done"); // all was said, only the goodbye was missed
+      left.resumed = true;
+      if (left.stream) return this.#run(now, left, new Answer(null, left.stream, left.last));
+      this.#end(now, left, "error", new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }));
+    });
+  }
+
+  /** @param {string} id */
+  stop(id) {
+    const run = this.#runs.get(id);
+    if (!run) return false;
+    run.answer.stop();
+    const conversation = this.store.get(id);
+    this.#runs.delete(id);
+    if (conversation) this.#end(conversation, run.message, "stopped");
+    return true;
+  }
+
+  /** @param {string} id */
+  now(id) {
+    this.#runs.get(id)?.answer.now();
+  }
+
+  #drive(conversation, message, answer) {
+    return this.#alone(message.id, () => this.#run(conversation, message, answer));
+  }
+
+  async #run(conversation, message, answer) {
+    this.#runs.set(conversation.id, { answer, message });
+    this.page.changed();
+    this.page.said("Answering", conversation);
+    let savedAt = 0;
+    let pausedAt = 0;
+    for await (const event of answer.events()) {
+      if (this.#runs.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: let the generator clean up
+      if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
+      pausedAt = event.kind === "status" && event.state === "paused" ? Date.now() : 0;
+      const end = this.#apply(conversation, message, event);
+      if (end) {
+        this.#runs.delete(conversation.id);
+        this.#end(conversation, message, end, event.kind === "error" ? event.error : null);
+        return;
+      }
+      if (Date.now() - savedAt < SAVE_EVERY && event.kind !== "open") continue;
+      savedAt = Date.now();
+      this.store.put(conversation);
+    }
+  }
+
+  /** One event onto the record and, if somebody looks, onto the page. Gives the final state when it is one. */
+  #apply(conversation, message, event) {
+    const look = this.page.lookAt(message);
+    if ("id" in event && event.id) message.last = event.id;
+    switch (event.kind) {
+      case "open":
+        message.stream = event.stream;
+        look?.status({ state: "running" });
+        return null;
+      case "status":
+        look?.status(event);
+        if (event.state !== "running") this.page.said(event.state === "paused" ? "Paused" : `Waiting, ${event.position ?? ""} in line`, conversation);
+        return null;
+      case "delta":
+        message.lastAt = Date.now();
+        message.firstAt ??= message.lastAt;
+        message.pieces = (message.pieces ?? 0) + 1;
+        if (event.thinking) message.thinking = (message.thinking ?? "") + event.thinking;
+        if (event.thinking) look?.think(event.thinking);
+        if (event.text) message.content += event.text;
+        if (event.text) look?.write(event.text);
+        return null;
+      case "finish":
+        message.finish = event.reason;
+        return null;
+      case "usage":
+        message.usage = event.usage;
+        return null;
+      case "reconnecting":
+        look?.reconnecting();
+        this.page.said("Reconnecting", conversation);
+        return null;
+      case "retry":
+        look?.retrying(event.error, event.at);
+        this.page.said(`Waiting: ${event.error.message}`, conversation);
+        return null;
+      case "error":
+        return "error";
+      case "done":
+        return "done";
+    }
+    return null;
+  }
+
+  #end(conversation, message, state, error = null) {
+    message.state = state;
+    message.error = error && { message: error.message, code: error.code, status: error.status };
+    conversation.updated = Date.now();
+    this.store.put(conversation);
+    this.page.lookAt(message)?.settle();
+    this.page.changed();
+    this.page.said({ done: "Done", stopped: "Stopped", error: `Problem: ${error?.message}` }[state], conversation);
+    if (error) this.page.failed(error);
+  }
+
+  /** Runs while holding a lock that other tabs respect; plain http has no locks, there two tabs may both read. */
+  #alone(name, work) {
+    return navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, work) : work();
+  }
+}

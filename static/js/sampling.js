@@ -1,0 +1,54 @@
+// Owns what can be set for an answer: names, ranges, and the request made of them. Pure; settings.js draws it.
+
+/**
+ * @typedef {{ name: string, label: string, note: string, min?: number, max?: number, step?: number, whole?: boolean, slider?: boolean,
+ *   list?: boolean, neutral?: number, group: string }} Field
+ * @type {Field[]}
+ */
+export const FIELDS = [
+  { name: "max_tokens", label: "Longest answer", note: "In tokens.", min: 1, whole: true, group: "Answer" },
+  { name: "temperature", label: "Temperature", note: "0 always takes the likeliest token.", min: 0, max: 2, step: 0.05, slider: true, neutral: 1, group: "Choice of words" },
+  { name: "top_p", label: "Top p", note: "Only the likeliest tokens that together reach this share.", min: 0.01, max: 1, step: 0.01, slider: true, neutral: 1, group: "Choice of words" },
+  { name: "min_p", label: "Min p", note: "Leaves out tokens less likely than this share of the likeliest.", min: 0, max: 1, step: 0.01, slider: true, neutral: 0, group: "Choice of words" },
+  { name: "top_k", label: "Top k", note: "Only this many candidates; 0 for all.", min: 0, whole: true, group: "Choice of words" },
+  { name: "seed", label: "Seed", note: "The same seed and text give the same answer.", min: 0, max: Number.MAX_SAFE_INTEGER, whole: true, group: "Choice of words" },
+  { name: "repetition_penalty", label: "Repetition penalty", note: "Above 1, what was said is said less.", min: 0.5, max: 2, step: 0.01, slider: true, neutral: 1, group: "Repetition" },
+  { name: "presence_penalty", label: "Presence penalty", note: "Lowers what has occurred at all.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
+  { name: "frequency_penalty", label: "Frequency penalty", note: "Lowers what has occurred, each time more.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
+  { name: "stop", label: "Stop at", note: "One text a line; the answer ends before it. \\n stands for a new line.", list: true, group: "Answer" },
+];
+
+/** A reason why the text is no value of the field, or "". @param {Field} field @param {string} text */
+export function fault(field, text) {
+  const value = Number(text);
+  if (field.list || text === "") return "";
+  if (!Number.isFinite(value)) return "A number, please.";
+  if (field.whole && !Number.isInteger(value)) return "A whole number, please.";
+  if (field.min !== undefined && value < field.min) return `At least ${field.min}.`;
+  if (field.max !== undefined && value > field.max) return `At most ${field.max}.`;
+  return "";
+}
+
+/** Lines -> stop texts; at most four are allowed by the protocol. @param {string} text */
+export const stopsFrom = (text) => text.split("\n").filter(Boolean).slice(0, 4).map((line) => line.replaceAll("\\n", "\n"));
+/** @param {string[]} stops */
+export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n")).join("\n");
+
+/**
+ * The request for the answer that follows these messages. What was not set is not sent: the server's own default holds.
+ * @param {import("./store.js").Conversation} conversation
+ * @param {import("./store.js").Message[]} messages
+ * @param {string} model
+ */
+export function requestFor(conversation, messages, model) {
+  const turns = messages.filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content }));
+  const system = conversation.system.trim();
+  return {
+    model,
+    messages: system ? [{ role: "system", content: system }, ...turns] : turns,
+    stream: true,
+    stream_options: { include_usage: true },
+    service_tier: "priority",
+    ...conversation.sampling,
+  };
+}

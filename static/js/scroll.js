@@ -1,0 +1,55 @@
+// Owns where the column is scrolled to: it follows what is written until the reader scrolls up, and then leaves it alone.
+
+const NEAR = 40;
+
+export class Follow {
+  #following = true;
+  #top = 0;
+
+  /** @param {HTMLElement} scroller @param {HTMLElement} content @param {HTMLElement} jump */
+  constructor(scroller, content, jump) {
+    this.scroller = scroller;
+    this.jump = jump;
+    scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#yield(), { passive: true });
+    new ResizeObserver(() => this.#grown()).observe(content);
+    new ResizeObserver(() => this.#grown()).observe(scroller);
+    jump.addEventListener("click", () => this.toEnd());
+  }
+
+  toEnd() {
+    this.#following = true;
+    this.#stick();
+    this.#show();
+  }
+
+  get #gap() {
+    return this.scroller.scrollHeight - this.scroller.clientHeight - this.scroller.scrollTop;
+  }
+
+  #stick() {
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  #grown() {
+    if (this.#following) this.#stick();
+    this.#show();
+  }
+
+  #yield() {
+    if (this.#gap > 0 || this.scroller.scrollTop > 0) this.#following = false;
+  }
+
+  #scrolled() {
+    const up = this.scroller.scrollTop < this.#top - 1;
+    this.#top = this.scroller.scrollTop;
+    // Growth also changes the gap; only a move upward is the reader's wish, only the very end is consent.
+    if (this.#gap < 4) this.#following = true;
+    else if (up) this.#following = false;
+    this.#show();
+  }
+
+  #show() {
+    this.jump.hidden = this.#following || this.#gap < NEAR;
+  }
+}

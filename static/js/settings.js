@@ -1,0 +1,120 @@
+// Owns the settings sheet: draws the fields of sampling.js and writes what is chosen into the open conversation.
+import { closeByClick } from "./dialogs.js";
+import { byId, h } from "./dom.js";
+import { toast } from "./notices.js";
+import { writePref } from "./prefs.js";
+import { FIELDS, fault, stopsFrom, stopsTo } from "./sampling.js";
+
+export class SettingsSheet {
+  #conversation = /** @type {import("./store.js").Conversation | null} */ (null);
+
+  /** @param {() => void} onChange the open conversation was changed */
+  constructor(onChange) {
+    this.onChange = onChange;
+    this.dialog = byId("settings");
+    this.body = byId("settings-body");
+    byId("settings-reset").addEventListener("click", () => this.#reset());
+    byId("settings-default").addEventListener("click", () => this.#keep());
+    closeByClick(this.dialog);
+    // Enter in a number field would submit the form and close the sheet before the value was seen.
+    byId("settings-form").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && event.target.tagName === "INPUT") event.preventDefault();
+    });
+  }
+
+  /** @param {import("./store.js").Conversation} conversation */
+  open(conversation) {
+    this.#conversation = conversation;
+    this.#draw();
+    this.dialog.showModal();
+  }
+
+  #draw() {
+    const { system, sampling } = /** @type {any} */ (this.#conversation);
+    const area = h("textarea", { id: "system-prompt", placeholder: "How the model should behave in this conversation" });
+    area.value = system;
+    area.addEventListener("input", () => {
+      /** @type {any} */ (this.#conversation).system = area.value;
+      this.onChange();
+    });
+    const groups = Map.groupBy ? Map.groupBy(FIELDS, ({ group }) => group) : groupBy(FIELDS);
+    this.body.replaceChildren(
+      h("label", { class: "field" }, h("span", { class: "field-label" }, "System prompt"), area),
+      ...[...groups].map(([group, fields]) => h("section", { class: "group" }, h("h3", {}, group), ...fields.map((field) => this.#field(field, sampling[field.name])))));
+  }
+
+  #field(field, value) {
+    return field.list ? this.#listField(field, value) : this.#numberField(field, value);
+  }
+
+  #listField(field, value) {
+    const area = h("textarea", { class: "mono", name: field.name, spellcheck: "false", "aria-describedby": `note-${field.name}` });
+    area.value = stopsTo(value ?? []);
+    area.addEventListener("input", () => {
+      const stops = stopsFrom(area.value);
+      this.#set(field, stops.length ? stops : undefined);
+    });
+    return h("label", { class: "field" }, h("span", { class: "field-label" }, field.label), area,
+      h("span", { class: "field-note", id: `note-${field.name}` }, field.note));
+  }
+
+  #numberField(field, value) {
+    const describedBy = `note-${field.name} error-${field.name}`;
+    const number = h("input", { type: "text", inputmode: field.whole ? "numeric" : "decimal", id: `set-${field.name}`, name: field.name,
+      placeholder: "default", autocomplete: "off", "aria-describedby": describedBy });
+    const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
+    const node = h("div", { class: "field" },
+      h("div", { class: "field-head" }, h("label", { class: "field-label", for: `set-${field.name}` }, field.label), number));
+    const range = field.slider ? h("input", { type: "range", min: field.min, max: field.max, step: field.step, "aria-label": field.label }) : null;
+    const show = (now) => {
+      node.toggleAttribute("data-auto", now === undefined);
+      if (range) range.value = String(now ?? field.neutral);
+    };
+    number.value = value ?? "";
+    show(value);
+    number.addEventListener("input", () => {
+      const text = number.value.trim().replace(",", ".");
+      const reason = fault(field, text);
+      error.textContent = reason;
+      error.hidden = !reason;
+      number.setAttribute("aria-invalid", String(Boolean(reason)));
+      if (reason) return; // the last good value stays in force, as the message under the field says
+      const now = text === "" ? undefined : Number(text);
+      show(now);
+      this.#set(field, now);
+    });
+    range?.addEventListener("input", () => {
+      number.value = range.value;
+      number.dispatchEvent(new Event("input"));
+    });
+    if (range) node.append(range);
+    node.append(h("span", { class: "field-note", id: `note-${field.name}` }, field.note), error);
+    return node;
+  }
+
+  #set(field, value) {
+    const { sampling } = /** @type {any} */ (this.#conversation);
+    if (value === undefined) delete sampling[field.name];
+    else sampling[field.name] = value;
+    this.onChange();
+  }
+
+  #reset() {
+    Object.assign(/** @type {any} */ (this.#conversation), { system: "", sampling: {} });
+    this.#draw();
+    this.onChange();
+  }
+
+  #keep() {
+    const { system, sampling } = /** @type {any} */ (this.#conversation);
+    writePref("defaults", { system, sampling });
+    this.dialog.close();
+    toast("New conversations start with these settings.", { ms: 3500 });
+  }
+}
+
+function groupBy(fields) {
+  const groups = new Map();
+  for (const field of fields) groups.set(field.group, [...(groups.get(field.group) ?? []), field]);
+  return groups;
+}

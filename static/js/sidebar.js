@@ -1,0 +1,157 @@
+// Owns the list of conversations and, on a phone, the drawer it lives in.
+import { byId, h, iconButton } from "./dom.js";
+import { openMenu } from "./menu.js";
+
+/**
+ * @typedef {{ open(id: string): void, rename(id: string, title: string): void, remove(id: string): void,
+ *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
+ */
+
+export class Sidebar {
+  #list = /** @type {import("./store.js").Conversation[]} */ ([]);
+  #current = "";
+  #running = new Set();
+  #renaming = false;
+
+  /** @param {Actions} actions */
+  constructor(actions) {
+    this.actions = actions;
+    this.app = byId("app");
+    this.node = byId("sidebar");
+    this.items = byId("conversations");
+    this.search = byId("search");
+    this.search.addEventListener("input", () => this.#draw());
+    this.search.addEventListener("keydown", (event) => this.#searchKey(event));
+    byId("new").addEventListener("click", () => this.actions.create());
+    byId("drawer-open").addEventListener("click", () => this.drawer(true));
+    byId("drawer-close").addEventListener("click", () => this.drawer(false));
+    byId("scrim").addEventListener("click", () => this.drawer(false));
+    this.node.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !this.isDrawer) return;
+      event.stopPropagation();
+      this.drawer(false);
+    });
+  }
+
+  /** @param {import("./store.js").Conversation[]} list @param {string} current @param {Set<string>} running */
+  show(list, current, running) {
+    this.#list = list;
+    this.#current = current;
+    this.#running = running;
+    if (!this.#renaming) this.#draw();
+  }
+
+  get isDrawer() {
+    return this.app.hasAttribute("data-drawer");
+  }
+
+  /** @param {boolean} open */
+  drawer(open) {
+    if (open === this.isDrawer) return;
+    this.app.toggleAttribute("data-drawer", open);
+    byId("scrim").hidden = !open;
+    byId("main").inert = open;
+    byId("drawer-open").setAttribute("aria-expanded", String(open));
+    (open ? byId("drawer-close") : byId("drawer-open")).focus();
+  }
+
+  focusSearch() {
+    if (matchMedia("(max-width: 820px)").matches) this.drawer(true);
+    this.search.focus();
+    this.search.select();
+  }
+
+  #found() {
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) return this.#list;
+    return this.#list.filter(({ title, messages }) => {
+      const text = `${title}\n${messages.map(({ content }) => content).join("\n")}`.toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+  }
+
+  #draw() {
+    const found = this.#found();
+    let day = "";
+    const rows = [];
+    for (const conversation of found) {
+      const name = dayName(conversation.updated);
+      if (name !== day && !this.search.value) rows.push(h("li", { class: "day" }, (day = name)));
+      rows.push(this.#row(conversation));
+    }
+    this.items.replaceChildren(...rows);
+    const none = byId("conversations-none");
+    none.hidden = found.length > 0;
+    none.textContent = this.#list.length ? "Nothing found." : "What you talk about will be listed here.";
+  }
+
+  #row({ id, title }) {
+    const current = id === this.#current;
+    const more = iconButton("more", `Menu of ${title}`, () => this.#menu(more, id), { "aria-haspopup": "menu" });
+    more.classList.add("row-more");
+    return h("li", { class: "row", "data-id": id, "data-current": current },
+      h("a", { class: "row-open", href: `#/c/${id}`, title, "aria-current": current ? "page" : null }, title),
+      this.#running.has(id) && h("span", { class: "row-live", role: "img", "aria-label": "answering" }),
+      more);
+  }
+
+  #menu(button, id) {
+    openMenu(button, [
+      { label: "Rename", icon: "edit", run: () => this.rename(id) },
+      { label: "Export as Markdown", icon: "download", run: () => this.actions.exportAs(id, "md") },
+      { label: "Export as JSON", icon: "download", run: () => this.actions.exportAs(id, "json") },
+      { label: "Delete", icon: "trash", danger: true, run: () => this.actions.remove(id) },
+    ]);
+  }
+
+  /** @param {string} id */
+  rename(id) {
+    const row = this.items.querySelector(`[data-id="${id}"]`);
+    const conversation = this.#list.find((one) => one.id === id);
+    if (!row || !conversation) return;
+    const input = h("input", { type: "text", "aria-label": "Title", maxlength: "200" });
+    input.value = conversation.title;
+    this.#renaming = true;
+    let open = true;
+    const close = (keep) => {
+      if (!open) return; // leaving the field by Enter also blurs it
+      open = this.#renaming = false;
+      if (keep && input.value.trim()) this.actions.rename(id, input.value.trim());
+      this.#draw();
+      /** @type {any} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
+    };
+    input.addEventListener("blur", () => close(true));
+    input.addEventListener("keydown", (event) => {
+      if (event.isComposing) return;
+      if (event.key === "Enter") close(true);
+      if (event.key === "Escape") close(false);
+      if (event.key === "Enter" || event.key === "Escape") event.stopPropagation();
+    });
+    row.replaceChildren(input);
+    input.focus();
+    input.select();
+  }
+
+  #searchKey(event) {
+    if (event.key === "Escape" && this.search.value) {
+      event.stopPropagation();
+      this.search.value = "";
+      this.#draw();
+    } else if (event.key === "Enter" && !event.isComposing) {
+      /** @type {any} */ (this.items.querySelector(".row-open"))?.click();
+    } else if (event.key === "ArrowDown") {
+      event.preventDefault();
+      /** @type {any} */ (this.items.querySelector(".row-open"))?.focus();
+    }
+  }
+}
+
+/** @param {number} time */
+function dayName(time) {
+  const midnight = new Date().setHours(0, 0, 0, 0);
+  const days = Math.ceil((midnight - time) / 86_400_000);
+  if (days <= 0) return "Today";
+  if (days === 1) return "Yesterday";
+  if (days <= 7) return "Last seven days";
+  return days <= 31 ? "Last month" : "Older";
+}

@@ -1,0 +1,91 @@
+// Owns the text/event-stream format: bytes in, events and comments out. Knows nothing about chat or the network's moods.
+// Needed because EventSource can neither POST nor send a key nor show comments, and this server's status travels in comments.
+
+/**
+ * @typedef {{ kind: "event", id: string, event: string, data: string } | { kind: "comment", text: string }} Part
+ */
+
+const LONGEST_LINE = 16 * 1024 * 1024;
+
+export class SseTooLong extends Error {}
+
+export class SseParser {
+  #decoder = new TextDecoder(); // stream mode keeps a split UTF-8 character; a leading byte order mark is dropped
+  #rest = "";
+  #skipLineFeed = false; // the last chunk ended in CR: a LF that starts the next one belongs to it
+  #data = /** @type {string[]} */ ([]);
+  #event = "";
+  #id = "";
+
+  /** @param {Uint8Array} bytes @returns {Part[]} */
+  push(bytes) {
+    let text = this.#decoder.decode(bytes, { stream: true });
+    if (this.#skipLineFeed && text) {
+      if (text[0] === "\n") text = text.slice(1);
+      this.#skipLineFeed = false;
+    }
+    const parts = /** @type {Part[]} */ ([]);
+    const end = /\r\n?|\n/g;
+    let from = 0;
+    for (let match = end.exec(text); match; match = end.exec(text)) {
+      this.#line(this.#rest + text.slice(from, match.index), parts);
+      this.#rest = "";
+      from = end.lastIndex;
+    }
+    if (text.endsWith("\r")) this.#skipLineFeed = true;
+    this.#rest += text.slice(from);
+    if (this.#rest.length > LONGEST_LINE) throw new SseTooLong(`a line of more than ${LONGEST_LINE} characters`);
+    return parts;
+  }
+
+  #line(line, parts) {
+    if (line === "") return this.#dispatch(parts);
+    const colon = line.indexOf(":");
+    if (colon === 0) return void parts.push({ kind: "comment", text: line.slice(1).trimStart() });
+    const field = colon < 0 ? line : line.slice(0, colon);
+    let value = colon < 0 ? "" : line.slice(colon + 1);
+    if (value.startsWith(" ")) value = value.slice(1);
+    if (field === "data") this.#data.push(value);
+    else if (field === "event") this.#event = value;
+    else if (field === "id" && !value.includes("\0")) this.#id = value;
+  }
+
+  #dispatch(parts) {
+    if (this.#data.length) {
+      parts.push({ kind: "event", id: this.#id, event: this.#event || "message", data: this.#data.join("\n") });
+    }
+    this.#data = [];
+    this.#event = "";
+  }
+}
+
+export class Stalled extends Error {}
+
+/**
+ * Every part of a response's body. Throws Stalled when nothing at all (the server pings) came for `patience` ms.
+ * @param {Response} response
+ * @param {number} patience
+ * @returns {AsyncGenerator<Part, void, void>}
+ */
+export async function* readParts(response, patience) {
+  const parser = new SseParser();
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+  try {
+    for (;;) {
+      const { done, value } = await withPatience(reader.read(), patience);
+      if (done) return; // an event cut off by the end of the stream is dropped, as the format says
+      yield* parser.push(value);
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** @template T @param {Promise<T>} promise @param {number} ms @returns {Promise<T>} */
+function withPatience(promise, ms) {
+  let timer = 0;
+  const late = new Promise((_, reject) => {
+    timer = window.setTimeout(() => reject(new Stalled(`nothing came for ${ms} ms`)), ms);
+  });
+  return /** @type {Promise<T>} */ (Promise.race([promise, late])).finally(() => clearTimeout(timer));
+}

@@ -1,0 +1,174 @@
+// Owns one answer's life on the wire: start, resume after a loss, wait when told to, stop. Yields events; touches no DOM.
+import { ApiError, resumeAnswer, startAnswer, stopAnswer } from "./api.js";
+import { readParts } from "./sse.js";
+
+/**
+ * @typedef {{ kind: "open", stream: string }
+ *   | { kind: "status", state: "queued" | "running" | "paused", position?: number, cause?: string, by?: string, mechanism?: string }
+ *   | { kind: "delta", text: string, thinking: string, id: string }
+ *   | { kind: "finish", reason: string, id: string }
+ *   | { kind: "usage", usage: any, id: string }
+ *   | { kind: "reconnecting", attempt: number }
+ *   | { kind: "retry", error: ApiError, at: number }
+ *   | { kind: "error", error: ApiError }
+ *   | { kind: "done" }} AnswerEvent
+ */
+
+const PATIENCE = 45_000; // the server pings every 15 s: three missed pings are a dead connection
+const GIVE_UP = 40_000; // a little more than the server keeps an answer without a reader
+const MOST_RETRIES = 5;
+
+export class Answer {
+  #abort = new AbortController();
+  #wake = () => {};
+  #stopped = false;
+  #seen = -1; // number of the newest event taken, and what it was when this connection began
+  #floor = -1;
+  #epoch = "";
+  #complete = false;
+
+  /**
+   * @param {object | null} body the request, or null to resume only
+   * @param {string | null} [stream]
+   * @param {string | null} [last] id of the last event that was kept
+   */
+  constructor(body, stream = null, last = null) {
+    this.body = body;
+    this.stream = stream;
+    this.last = last;
+    this.#isNew(last ?? "");
+    this.#floor = this.#seen;
+  }
+
+  /** Ends the answer here and on the server. Before the stream has a name, the request is let through so that it can be named. */
+  stop() {
+    this.#stopped = true;
+    if (this.stream) stopAnswer(this.stream);
+    if (this.stream || !this.body) this.#abort.abort();
+    this.#wake();
+  }
+
+  /** Ends a wait early: a retry or a reconnect happens now. */
+  now() {
+    this.#wake();
+  }
+
+  /** @returns {AsyncGenerator<AnswerEvent, void, void>} */
+  async *events() {
+    let lostAt = 0;
+    let attempt = 0;
+    let retries = 0;
+    try {
+      for (;;) {
+        try {
+          const response = await this.#connect();
+          if (this.#stopped) return this.stop();
+          yield { kind: "open", stream: this.stream ?? "" };
+          for await (const part of readParts(response, PATIENCE)) {
+            lostAt = attempt = 0;
+            const events = this.#read(part);
+            yield* events;
+            if (events.some((event) => event.kind === "done" || event.kind === "error")) return;
+          }
+          throw new TypeError("the connection closed before the answer was complete");
+        } catch (error) {
+          if (this.#stopped) return;
+          if (this.#complete) return yield { kind: "done" };
+          if (error instanceof ApiError) {
+            const wait = waitFor(error);
+            if (wait === null || ++retries > MOST_RETRIES) return yield { kind: "error", error };
+            yield { kind: "retry", error, at: Date.now() + wait };
+            await this.#sleep(wait);
+          } else {
+            lostAt ||= Date.now();
+            if (!this.stream || Date.now() - lostAt > GIVE_UP) return yield { kind: "error", error: unreachable(this.stream) };
+            yield { kind: "reconnecting", attempt: ++attempt };
+            await this.#sleep(Math.min(4000, 200 * 2 ** attempt));
+          }
+          if (this.#stopped) return;
+        }
+      }
+    } finally {
+      // A stop before the stream had a name must not abort: the request has to be named to be ended. All else lets go here.
+      if (!this.#stopped || this.stream) this.#abort.abort();
+    }
+  }
+
+  async #connect() {
+    this.#floor = this.#seen;
+    if (this.stream) return resumeAnswer(this.stream, this.last, this.#abort.signal);
+    const response = await startAnswer(/** @type {object} */ (this.body), this.#abort.signal);
+    this.stream = response.headers.get("x-carousel-stream");
+    return response;
+  }
+
+  /** @param {import("./sse.js").Part} part @returns {AnswerEvent[]} */
+  #read(part) {
+    if (part.kind === "comment") return readStatus(part.text);
+    if (!this.#isNew(part.id)) return [];
+    if (part.id) this.last = part.id;
+    if (part.data === "[DONE]") return [{ kind: "done" }];
+    const chunk = JSON.parse(part.data);
+    if (chunk.error) return [{ kind: "error", error: new ApiError(chunk.error) }];
+    const events = /** @type {AnswerEvent[]} */ ([]);
+    for (const { delta = {}, finish_reason: reason } of chunk.choices ?? []) {
+      const text = delta.content ?? "";
+      const thinking = delta.reasoning_content ?? "";
+      if (text || thinking) events.push({ kind: "delta", text, thinking, id: part.id });
+      if (reason) events.push({ kind: "finish", reason, id: part.id });
+    }
+    if (chunk.usage && !chunk.choices?.length) {
+      this.#complete = true; // usage is the last thing said: if only [DONE] was lost, nothing was
+      events.push({ kind: "usage", usage: chunk.usage, id: part.id });
+    }
+    return events;
+  }
+
+  /**
+   * A replay's repetitions are dropped. Within one connection a number may come twice: one record can make two events
+   * (usage and [DONE]). Ids are `<stream>.<epoch>.<seq>`.
+   * @param {string} id
+   */
+  #isNew(id) {
+    const [, epoch, seq] = /\.([^.]*)\.(\d+)$/.exec(id) ?? [];
+    if (seq === undefined) return true;
+    if (epoch === this.#epoch && Number(seq) <= this.#floor) return false;
+    if (epoch !== this.#epoch) this.#floor = -1;
+    this.#epoch = epoch;
+    this.#seen = Number(seq);
+    return true;
+  }
+
+  /** @param {number} ms */
+  #sleep(ms) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => this.#wake(), ms);
+      this.#wake = () => {
+        clearTimeout(timer);
+        removeEventListener("online", this.#wake);
+        this.#wake = () => {};
+        resolve(undefined);
+      };
+      addEventListener("online", this.#wake); // the network is back: no reason to wait on
+    });
+  }
+}
+
+/** Only a full or throttled server that names a time is asked again by itself. @param {any} error */
+const waitFor = (error) => ((error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null);
+
+const unreachable = (stream) =>
+  new ApiError({
+    code: stream ? "connection_lost" : "unreachable",
+    message: stream ? "The connection was lost and could not be restored. What had arrived is kept." : "The server cannot be reached.",
+  });
+
+/** @param {string} comment @returns {AnswerEvent[]} */
+function readStatus(comment) {
+  if (!comment.startsWith("carousel ")) return [];
+  try {
+    return [{ kind: "status", ...JSON.parse(comment.slice(9)) }];
+  } catch {
+    return []; // a comment is never a reason to break an answer off
+  }
+}

@@ -1,0 +1,62 @@
+// Owns the column of messages of the open conversation: which views stand in it and which message each shows.
+import { byId, h } from "./dom.js";
+import { EXAMPLES } from "./examples.js";
+import { AnswerView, UserView } from "./messages.js";
+import { Follow } from "./scroll.js";
+
+export class Thread {
+  #views = /** @type {Map<string, AnswerView | UserView>} */ (new Map());
+
+  /** @param {import("./messages.js").Actions & { send(text: string): void }} actions */
+  constructor(actions) {
+    this.actions = actions;
+    this.node = byId("thread");
+    this.empty = byId("empty");
+    this.follow = new Follow(byId("scroller"), this.node, byId("jump"));
+    byId("examples").append(...EXAMPLES.map((text) =>
+      h("li", {}, h("button", { class: "example", type: "button", onclick: () => actions.send(text) }, text))));
+  }
+
+  /** @param {import("./store.js").Message[]} messages */
+  show(messages) {
+    this.#views.clear();
+    this.node.replaceChildren();
+    for (const message of messages) this.append(message);
+    this.#showEmpty();
+    this.follow.toEnd();
+  }
+
+  /** The same conversation as another tab left it: what is the same stays, an answer grows, all else is shown anew. @param {import("./store.js").Message[]} messages */
+  sync(messages) {
+    const views = [...this.#views.values()];
+    const grown = messages.length >= views.length && views.every((view, i) => view.adopt(messages[i]));
+    if (!grown) return this.show(messages);
+    for (const message of messages.slice(views.length)) this.append(message);
+  }
+
+  /** @param {import("./store.js").Message} message */
+  append(message) {
+    const view = message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions);
+    this.#views.set(message.id, view);
+    this.node.append(view.node);
+    this.#showEmpty();
+    return view;
+  }
+
+  /** @param {import("./store.js").Message} message @returns {AnswerView | null} */
+  answer(message) {
+    const view = this.#views.get(message.id);
+    return view instanceof AnswerView && view.message === message ? view : null;
+  }
+
+  /** @param {string} id */
+  edit(id) {
+    const view = this.#views.get(id);
+    if (view instanceof UserView) view.edit();
+  }
+
+  #showEmpty() {
+    this.empty.hidden = this.#views.size > 0;
+    this.node.hidden = this.#views.size === 0;
+  }
+}

@@ -1,0 +1,57 @@
+// Owns the sentences for states of an answer. One place, so that the page says one thing in one way. Pure.
+
+const CAUSES = {
+  slots: "every seat is taken",
+  pages: "memory for its text is taken",
+  budget: "running answers keep their pace first",
+  fairness: "others had less so far",
+};
+
+/** 1 -> 1st. @param {number} n */
+export function ordinal(n) {
+  const tens = n % 100;
+  const suffix = tens > 10 && tens < 14 ? "th" : (["th", "st", "nd", "rd"][n % 10] ?? "th");
+  return `${n}${suffix}`;
+}
+
+/**
+ * What the waiting line says: the point in bold, then why.
+ * @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status
+ * @returns {{ kind: string, head: string, why: string }}
+ */
+export function describe(status) {
+  if (status.state === "queued") {
+    const head = status.position === 1 ? "Next in line" : status.position ? `${ordinal(status.position)} in line` : "In line";
+    return { kind: "queued", head, why: CAUSES[status.cause ?? ""] ?? "" };
+  }
+  if (status.state === "paused") {
+    const whom = status.by === "interactive" ? " for someone who is waiting" : status.by ? ` for a request of class ${status.by}` : ", memory ran short";
+    const kept = status.mechanism === "recompute" ? "it goes on from the same word" : "its place is kept, it goes on from the same word";
+    return { kind: "paused", head: `Paused${whom}`, why: kept };
+  }
+  return { kind: "running", head: "Hopping on", why: "" };
+}
+
+/** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, tokens, why it ended */
+export function figures(message) {
+  const parts = [];
+  if (message.firstAt && message.sentAt) parts.push(`${seconds(message.firstAt - message.sentAt)} to first token`);
+  const tokens = message.usage?.completion_tokens ?? message.pieces ?? 0;
+  const span = (message.lastAt ?? 0) - (message.firstAt ?? 0) - (message.pausedMs ?? 0);
+  // After a reload part of the time passed without a reader: the speed would be made up.
+  if (!message.resumed && tokens > 3 && span > 50) parts.push(`${decimal(((tokens - 1) * 1000) / span)} tokens/s`);
+  if ((message.pausedMs ?? 0) > 50) parts.push(`paused ${seconds(message.pausedMs ?? 0)}`);
+  if (message.usage) parts.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+  return parts;
+}
+
+/** @param {import("./store.js").Message} message */
+export function ending(message) {
+  if (message.state === "stopped") return "stopped";
+  if (message.finish === "length") return "cut at the token limit";
+  if (message.finish === "content_filter") return "filtered";
+  return "";
+}
+
+const seconds = (ms) => (ms < 995 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`);
+const decimal = (value) => (value < 9.95 ? value.toFixed(1) : String(Math.round(value)));
