@@ -1,7 +1,7 @@
 """Where the browser tests find a Chromium, and how one is brought when there is none.
 
-Run as a module it looks, and where that fails tries Debian's package. With CAROUSEL_STRICT=1 not finding one is an error;
-otherwise it says loudly what will be left out.
+Run as a module it looks, and where that fails tries Debian's package. With CAROUSEL_STRICT=1 not finding one is an
+error; otherwise it says loudly what will be left out.
 """
 
 from __future__ import annotations

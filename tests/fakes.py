@@ -27,6 +27,7 @@ class MemoryRunner:
 
     def execute(self, batch: Batch) -> Outcome:
         """Do as `Batch` and `Moves` say, in their order."""
+        assert len({host for _, host in batch.swap_out}) == len(batch.swap_out), "two swap-outs into one host page"
         for page, host in batch.swap_out:
             self.host[host] = list(self.pages[page])
         copied = [list(self.pages[source]) for source, _ in batch.copies]

@@ -101,7 +101,9 @@ class Scheduler:
         sequence.paused_by, sequence.mechanism = by, mechanism
         sequence.num_published = sequence.share_left = sequence.told_position = 0
         self.queue.push(sequence, now)
-        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism, at=now))
+        self._events.append(
+            StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism, at=now)
+        )
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -223,7 +225,8 @@ class Scheduler:
         whatever becomes free is its."""
         while True:
             overdue_served = sum(s.is_protected for s in self.running)
-            sequence = self.queue.head(serve_overdue=overdue_served < self.policy.overdue_slots)
+            lane_open = overdue_served < self.policy.overdue_slots
+            sequence = self.queue.head(serve_overdue=lane_open)
             if sequence is None:
                 return
             lower = self._pausable_for(sequence)
@@ -234,7 +237,10 @@ class Scheduler:
             if not self._make_room(sequence, lower, reused, now):
                 sequence.cause = Cause.PAGES
                 return
+            # Who was only let in because nobody else waits has no claim on its slot.
+            share = self.policy.min_share if sequence.is_overdue and lane_open else 0
             self._start(sequence, reused, now)
+            sequence.share_left = share
 
     def _pausable_for(self, sequence: Sequence) -> list[Sequence]:
         """Those who may be paused to let `sequence` run."""
@@ -283,7 +289,6 @@ class Scheduler:
         """Give `sequence` a slot and pages for all its known tokens."""
         pool, size = self.pool, self.config.page_size
         first_time = sequence.state is State.WAITING
-        was_overdue = sequence.is_overdue
         self.queue.remove(sequence)
         for page in reused:
             pool.acquire(page)
@@ -302,7 +307,6 @@ class Scheduler:
         slot = self._free_slots.pop()
         self._slots[slot] = sequence
         sequence.slot, sequence.page_table, sequence.state = slot, table, State.RUNNING
-        sequence.share_left = self.policy.min_share if was_overdue else 0
         insort(self.running, sequence, key=_service_order)
         self._moves.join(
             Join(

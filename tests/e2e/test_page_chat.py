@@ -15,7 +15,9 @@ pytestmark = pytest.mark.browser
 LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
 ANSWER_MS = 120_000  # a small machine, a cold model: long, but never endless
 SHORT = 40  # tokens: most tests need an answer, not a long one
-DEFAULTS = """try { localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: %d } }); } catch {}""" % SHORT
+DEFAULTS = """try {
+    localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: SHORT } });
+} catch {}""".replace("SHORT", str(SHORT))
 
 
 class Chat:
@@ -215,15 +217,23 @@ def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
         }
         open.result.close();
     }""")
-    asked = []
+    asked: list[str] = []
     chat.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    before = chat.text().text_content() or ""
     with chat.page.expect_request(lambda request: request.method == "GET" and "/v1/streams/" in request.url) as resumed:
         chat.page.reload()
     assert resumed.value.headers.get("last-event-id")
-    chat.wait_done()
+    kept = len(before)
+    chat.page.wait_for_function(
+        "(kept) => document.querySelector('[data-role=assistant] .body').textContent.length > kept",
+        arg=kept,
+        timeout=ANSWER_MS,
+    )
     expect(chat.answers).to_have_count(1)
     expect(chat.answers.last.locator(".trouble")).to_be_hidden()
     assert not asked
+    chat.stop.click()
+    chat.wait_done()
 
 
 def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> None:
@@ -301,8 +311,9 @@ def test_waiting_says_where_and_why(chat: Chat, status: dict[str, Any], words: s
     chat.page.evaluate(
         """(line) => {
         const fetch = window.fetch;
-        window.fetch = (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init) : Promise.resolve(new Response(
-            new ReadableStream({ start: (sink) => sink.enqueue(new TextEncoder().encode(line)) }), { headers: { "x-carousel-stream": "s" } }));
+        const start = (sink) => sink.enqueue(new TextEncoder().encode(line));
+        window.fetch = async (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init)
+            : new Response(new ReadableStream({ start }), { headers: { "x-carousel-stream": "s" } });
     }""",
         f": carousel {json.dumps(status)}\n\n",
     )
@@ -398,7 +409,7 @@ def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
 
 
 def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -> None:
-    """max_tokens 5 is sent, cuts the answer at five tokens, and is still set after a reload; a new conversation has its own."""
+    """max_tokens 5 is sent, cuts the answer at five tokens and outlives a reload; a new conversation has its own."""
     chat.set_field("max_tokens", "5")
     chat.set_field("temperature", "0.3")
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -522,7 +533,8 @@ def test_enter_sends_shift_enter_does_not_and_a_composition_is_left_alone(chat: 
     chat.prompt.press("Shift+Enter")
     expect(chat.prompt).to_have_value("one\n")
     chat.prompt.evaluate(
-        """(box) => box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))"""
+        """(box) => box.dispatchEvent(new KeyboardEvent("keydown",
+            { key: "Enter", isComposing: true, bubbles: true, cancelable: true }))"""
     )
     expect(chat.questions).to_have_count(0)
     chat.prompt.press("Enter")
@@ -622,7 +634,8 @@ def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
     jump.click()
     expect(jump).to_be_hidden()
     chat.page.wait_for_function(
-        "(() => { const s = document.getElementById('scroller'); return s.scrollHeight - s.clientHeight - s.scrollTop < 4; })()"
+        "(({ scrollHeight, clientHeight, scrollTop }) => scrollHeight - clientHeight - scrollTop < 4)"
+        "(document.getElementById('scroller'))"
     )
 
 
@@ -695,6 +708,7 @@ def test_everything_a_finger_or_a_reader_can_reach_has_a_name(chat: Chat) -> Non
     answer_with(chat.page, delta("```js\n1\n```"), "id: s.0.9\ndata: [DONE]")
     chat.send("Hello")
     chat.wait_done()
-    nameless = chat.page.evaluate("""() => [...document.querySelectorAll("button, a, input, select, textarea")].filter((node) =>
-        !(node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim())).map((node) => node.outerHTML)""")
+    nameless = chat.page.evaluate("""() => [...document.querySelectorAll("button, a, input, select, textarea")]
+        .filter((node) => !(node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim()))
+        .map((node) => node.outerHTML)""")
     assert nameless == []

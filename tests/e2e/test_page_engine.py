@@ -91,9 +91,8 @@ def test_reduced_motion_stands_still(server: Any, browser: Browser) -> None:
     expect(page.locator("[data-slot]").first).to_be_attached(timeout=WAIT_MS)
     seat = page.locator("[data-slot='0']")
     before = seat.get_attribute("transform")
-    step = page.locator(".hub-small").text_content()
-    with_change = "(before) => document.querySelector('.hub-small').textContent !== before || performance.now() > 8000"
-    page.wait_for_function(with_change, arg=step)
+    drawn = page.locator(".spark-line").get_attribute("d")
+    expect(page.locator(".spark-line")).not_to_have_attribute("d", drawn or "", timeout=WAIT_MS)
     assert seat.get_attribute("transform") == before
     page.close()
 

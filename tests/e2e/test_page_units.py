@@ -77,7 +77,7 @@ def test_a_silent_stream_is_given_up(run: Run) -> None:
         "sse.js",
         """
         const response = new Response(new ReadableStream({}));
-        try { for await (const part of m.readParts(response, 30)); } catch (error) { return error instanceof m.Stalled; }
+        try { for await (const _ of m.readParts(response, 30)); } catch (error) { return error instanceof m.Stalled; }
         return false;""",
     )
 
@@ -122,7 +122,8 @@ def test_text_is_cut_into_blocks(run: Run, text: str, kinds: list[str]) -> None:
                 "blocks.js",
                 """
             const splitter = new m.BlockSplitter(), out = [];
-            for (let at = 0; at < arg.text.length; at += arg.size) out.push(...splitter.push(arg.text.slice(at, at + arg.size)));
+            for (let at = 0; at < arg.text.length; at += arg.size)
+                out.push(...splitter.push(arg.text.slice(at, at + arg.size)));
             out.push(...splitter.finish());
             return out.map(({ kind, source }) => `${kind}:${source.trimEnd()}`);""",
                 {"text": text, "size": size},
@@ -164,11 +165,12 @@ def test_ordinals_and_causes(run: Run) -> None:
 
 
 def test_only_what_was_set_is_sent(run: Run) -> None:
-    """The request carries the conversation's own choices and leaves the rest to the server; empty answers are not repeated to it."""
+    """The request carries the conversation's own choices, leaves the rest to the server and repeats no empty answer."""
     body = run(
         "sampling.js",
         """return m.requestFor({ system: " ", sampling: { seed: 7, stop: ["\\n"] } },
-        [{ role: "user", content: "a" }, { role: "assistant", content: "" }, { role: "user", content: "b" }], "demo");""",
+        [{ role: "user", content: "a" }, { role: "assistant", content: "" }, { role: "user", content: "b" }],
+        "demo");""",
     )
     assert body == {
         "model": "demo",
@@ -186,7 +188,8 @@ def test_every_slot_has_a_seat_and_no_two_touch(run: Run, n: int) -> None:
     """From 4 to 256 slots and beyond, the carousel draws each once, apart from its neighbours, outside the hub."""
     seats = run(
         "engine/seats.js",
-        "return m.placeSeats(arg).seats.map(({ radius, angle, size }) => [radius * Math.cos(angle), radius * Math.sin(angle), size]);",
+        """return m.placeSeats(arg).seats.map(({ radius, angle, size }) =>
+            [radius * Math.cos(angle), radius * Math.sin(angle), size]);""",
         n,
     )
     assert len(seats) == n
@@ -202,7 +205,8 @@ def test_pauses_are_told_from_snapshots(run: Run) -> None:
         "engine/pauses.js",
         """
         const pauses = new m.Pauses();
-        const look = (t, slots, paused, swap) => pauses.read({ t, slots, paused, preemptions: { swap, recompute: 0 } }).map(m.sentence);
+        const look = (t, slots, paused, swap) =>
+            pauses.read({ t, slots, paused, preemptions: { swap, recompute: 0 } }).map(m.sentence);
         const batch = { request: "4f2a", class: "batch" }, person = { request: "91cc", class: "interactive" };
         return [look(1, [batch], [{ request: "old", class: "batch", by: "x", mechanism: "swap" }], 5),
                 look(2, [person, null], [{ ...batch, by: "91cc", mechanism: "swap" }], 6),

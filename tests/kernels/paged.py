@@ -57,7 +57,7 @@ def make_paged(
 
 
 def naive_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int) -> Tensor:
-    """One query [Hq, D] at `position` over keys and values [context, Hkv, D], in float64 and head by head -> [Hq, D]."""
+    """One query [Hq, D] at `position` over keys and values [context, Hkv, D], head by head -> [Hq, D] float64."""
     group = q.shape[0] // keys.shape[1]
     first = max(0, position + 1 - window) if window else 0
     rows = []

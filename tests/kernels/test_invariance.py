@@ -14,9 +14,9 @@ from kernels.reference.rms_norm import rms_norm
 from kernels.reference.silu_mul import silu_mul
 from tests.kernels.paged import Paged, make_paged
 
-HEAD_DIMS = [8, 16, 32, 64, 80, 128]
-GROUPS = [1, 2, 3, 4, 5, 8]
 PAGE_SIZES = [4, 16, 32]
+# Query heads per key/value head, head size: each of both with small and large partners, and the shapes of known models.
+HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (5, 80), (1, 80), (2, 128), (8, 128)]
 
 
 def queries(paged: Paged, group: int, count: int) -> Tensor:
@@ -41,27 +41,24 @@ def decode(
     return decode_attention(q, paged.k_cache, paged.v_cache, table, lengths, 0.2, window)
 
 
-@pytest.mark.parametrize("window", [0, 50])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(group: int, head_dim: int, window: int):
+@pytest.mark.parametrize(("group", "head_dim"), HEADS)
+def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(group: int, head_dim: int):
     """A prompt prefilled whole, in chunks of any size, or token by token through decode: the same attention."""
     context = 300
     page_size = PAGE_SIZES[(group + head_dim // 8) % 3]
     paged = make_paged((context,), 2, head_dim, page_size)
     q = queries(paged, group, context)
-    whole = prefill(q, paged, 0, context, window)
-    for size in (1, 2, 3, 7, 63, 64, 65, 256, 299):
-        # Small chunks are many: their first, their last, and those around the tile border at 256 stand for all.
-        starts = [
-            start for start in range(0, context, size) if size > 8 or start < 40 or 250 < start < 270 or start > 290
-        ]
-        for start in starts:
-            end = min(start + size, context)
-            assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
-    positions = [0, 1, 15, 16, 17, 31, 32, 100, 254, 255, 256, 257, 299]
-    decoded = decode(q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window)
-    assert torch.equal(decoded, whole[positions])
+    for window in (0, 50):
+        whole = prefill(q, paged, 0, context, window)
+        for size in (1, 2, 3, 7, 63, 65, 256, 299):
+            # Small chunks are many: the first, the last, and those at the tile border stand for all.
+            few = [start for start in range(0, context, size) if size > 8 or start < 5 or 252 < start < 258]
+            for start in [*few, context - size]:
+                end = min(start + size, context)
+                assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
+        positions = [0, 1, 15, 16, 17, 31, 32, 100, 254, 255, 256, 257, 299]
+        decoded = decode(q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window)
+        assert torch.equal(decoded, whole[positions])
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
@@ -72,7 +69,7 @@ def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(head
     q = queries(paged, 3, context)
     for window in (0, 400):
         whole = prefill(q, paged, 0, context, window)
-        for size in (100, 512, 700):
+        for size in (500, 700):
             for start in range(0, context, size):
                 end = min(start + size, context)
                 assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
@@ -81,8 +78,7 @@ def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(head
         assert torch.equal(decoded, whole[positions])
 
 
-@pytest.mark.parametrize("window", [0, 50])
-@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize(("window", "page_size"), [(0, 4), (0, 32), (50, 16)])
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 16), (1, 80), (3, 64), (8, 128), (5, 32)])
 def test_a_decode_row_has_the_same_bits_in_every_batch(group: int, head_dim: int, page_size: int, window: int):
     """Alone, among rows of any length, in any order, with any width of the page table: the same attention."""

@@ -28,7 +28,8 @@ LlamaForCausalLM(config).save_pretrained({directory!r})
 LOAD = """
 tokenizer = AutoTokenizer.from_pretrained({directory!r})
 model = AutoModelForCausalLM.from_pretrained({directory!r})
-out = model.generate(**tokenizer("a b", return_tensors="pt", return_token_type_ids=False), max_new_tokens=2, pad_token_id=0)
+ids = tokenizer("a b", return_tensors="pt").input_ids
+out = model.generate(ids, attention_mask=ids >= 0, max_new_tokens=2, pad_token_id=0)
 assert out.shape == (1, 4), out
 """
 

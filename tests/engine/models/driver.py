@@ -25,7 +25,9 @@ class Row:
 class Driver:
     """Runs rows through a model. Pages are handed out in a scattered order, so that nothing relies on their being consecutive."""
 
-    def __init__(self, model: Model, kernels: Kernels, num_pages: int = 64, page_size: int = 16, table_width: int = 0) -> None:
+    def __init__(
+        self, model: Model, kernels: Kernels, num_pages: int = 64, page_size: int = 16, table_width: int = 0
+    ) -> None:
         self.model = model
         self.kernels = kernels
         self.table_width = table_width
@@ -52,7 +54,10 @@ class Driver:
         starts = [0]
         for _, count in chunks:
             starts.append(starts[-1] + count)
-        slots = [[row.pages[p // size] * size + p % size for p in where] for (row, _), where in zip(work, positions, strict=True)]
+        slots = [
+            [row.pages[p // size] * size + p % size for p in where]
+            for (row, _), where in zip(work, positions, strict=True)
+        ]
         tokens = [[row.tokens[p] for p in where] for (row, _), where in zip(work, positions, strict=True)]
         inputs = ModelInputs(
             token_ids=torch.tensor(sum(tokens, [])),
@@ -72,7 +77,9 @@ class Driver:
     def _table(self, rows: list[Row]) -> Tensor:
         width = max([self.table_width, *(len(row.pages) for row in rows)])
         # Padding is -1: reading it would be an error.
-        return torch.tensor([row.pages + [-1] * (width - len(row.pages)) for row in rows], dtype=torch.int32).view(len(rows), width)
+        return torch.tensor([row.pages + [-1] * (width - len(row.pages)) for row in rows], dtype=torch.int32).view(
+            len(rows), width
+        )
 
     def prefill(self, row: Row, chunk: int) -> Tensor:
         """All tokens of `row` not yet computed, `chunk` at a time -> logits of the last [V]."""

@@ -1,0 +1,142 @@
+"""The page pool against a model of it that is obviously right."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.errors import IntegrityError
+from engine.scheduling.pages import HostPool, PagePool, chain_next, chain_start
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Holders allocate, share, publish and release in any order."""
+
+    @initialize(total=st.integers(1, 8))
+    def build(self, total):
+        self.pool = PagePool(total)
+        self.tables: list[list[int]] = []
+        self.content: dict[int, bytes] = {}  # what was published about a page that has not been given out since
+        self.serial = 0
+
+    @precondition(lambda self: self.pool.available)
+    @rule()
+    def allocate(self):
+        free_before = self.pool.free
+        page = self.pool.allocate()
+        assert all(page not in table for table in self.tables), "a held page was given out"
+        assert free_before or page in self.content, "a cached page was taken although one was free, or from nowhere"
+        self.content.pop(page, None)
+        self.tables.append([page])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), fresh=st.booleans())
+    def publish(self, data, fresh):
+        page = data.draw(st.sampled_from(sorted({p for table in self.tables for p in table})))
+        self.serial += fresh
+        digest = str(self.serial).encode()
+        known = digest in self.content.values()
+        if page not in self.content and not known:
+            self.content[page] = digest
+        self.pool.publish(page, digest)
+
+    @rule(number=st.integers(0, 30))
+    def look_up_and_share(self, number):
+        digest = str(number).encode()
+        expected = [page for page, known in self.content.items() if known == digest]
+        assert self.pool.lookup([digest]) == expected
+        if expected:
+            self.pool.acquire(expected[0])
+            self.tables.append(expected)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data):
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.release(reversed(table))
+
+    @rule()
+    def forget(self):
+        self.pool.forget_cached()
+        held = {page for table in self.tables for page in table}
+        self.content = {page: digest for page, digest in self.content.items() if page in held}
+        assert self.pool.cached == 0
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check_integrity(self.tables)
+        held = Counter(page for table in self.tables for page in table)
+        assert self.pool.held == len(held)
+        assert self.pool.cached == len(self.content.keys() - held.keys())
+        assert self.pool.free + self.pool.cached + self.pool.held == self.pool.total
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_the_least_recently_released_page_is_forgotten_first():
+    """And within a sequence its tail before its beginning, when it is released tail first."""
+    pool = PagePool(3)
+    pages = [pool.allocate() for _ in range(3)]
+    for page in pages:
+        pool.publish(page, bytes([page]))
+    pool.release(reversed(pages))
+    assert pool.allocate() == pages[2]
+    assert pool.lookup([bytes([pages[0]]), bytes([pages[1]]), bytes([pages[2]])]) == pages[:2]
+
+
+def test_digests_depend_on_salt_prefix_and_tokens():
+    """Equal tokens behind another prefix, or under another owner, are other pages."""
+    a, b = chain_start("a"), chain_start("b")
+    assert len({a, b, chain_next(a, [1, 2]), chain_next(b, [1, 2]), chain_next(a, [2, 1])}) == 5
+    assert chain_next(chain_next(a, [1]), [2]) != chain_next(chain_next(a, [2]), [2])
+    assert chain_next(a, [1, 2]) == chain_next(chain_start("a"), [1, 2])
+
+
+@pytest.mark.parametrize("mistake", ["double release", "release free", "acquire free", "publish free", "run dry"])
+def test_a_mistake_is_an_integrity_error(mistake: str):
+    """Our own bugs are loud, with numbers."""
+    pool = PagePool(2)
+    page = pool.allocate()
+    with pytest.raises(IntegrityError, match=r"\d"):
+        match mistake:
+            case "double release":
+                pool.release([page, page])
+            case "release free":
+                pool.release([1 - page])
+            case "acquire free":
+                pool.acquire(1 - page)
+            case "publish free":
+                pool.publish(1 - page, b"x")
+            case "run dry":
+                pool.allocate()
+                pool.allocate()
+
+
+def test_a_leaked_page_is_found():
+    """The books are held against the page tables."""
+    pool = PagePool(2)
+    pool.allocate()
+    with pytest.raises(IntegrityError, match="1 references, 0 in the page tables"):
+        pool.check_integrity([])
+
+
+def test_host_pages_go_out_and_come_back():
+    """A host page has one holder or none."""
+    host = HostPool(4)
+    pages = host.allocate(3)
+    assert (host.used, host.available) == (3, 1)
+    host.check_integrity([pages])
+    with pytest.raises(IntegrityError):
+        host.allocate(2)
+    with pytest.raises(IntegrityError):
+        host.check_integrity([])
+    host.release(pages)
+    host.check_integrity([])

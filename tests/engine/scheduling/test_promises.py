@@ -1,0 +1,247 @@
+"""What the policy promises, each on a small stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.scheduler import Scheduler
+from engine.types import (
+    Cause,
+    EndEvent,
+    Mechanism,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    StatusEvent,
+    TokenEvent,
+)
+from tests.engine.scheduling.test_scheduler_machine import model_info
+from tests.fakes import MemoryRunner, text_alone
+
+I, S, B = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH  # noqa: E741
+
+
+class Stage:
+    """An engine on a made-up model, with a clock that is turned by hand."""
+
+    def __init__(self, *, slots=2, pages=32, host=32, swap_speed=1e9, size=4, **options) -> None:
+        options = {"max_num_batched_tokens": slots + 8, "page_size": size} | options
+        config = EngineConfig(model="fake", max_num_seqs=slots, **options).validate()
+        policy = Policy.from_config(config, Costs(swap_speed, 100.0))
+        self.now = 0.0
+        self.scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=256)
+        self.runner = MemoryRunner(pages, host, size)
+        info = model_info(pages, slots, size, max_model_len=256)
+        self.engine = Engine(config, info, self.scheduler, self.runner, clock=lambda: self.now)
+        self.events: list = []
+
+    def submit(self, name: str, service_class: ServiceClass, prompt=(1, 2, 3), tokens=20, **more) -> None:
+        sampling = SamplingParams(max_tokens=tokens)
+        request = Request(id=name, prompt=tuple(prompt), sampling=sampling, service_class=service_class, **more)
+        self.engine.submit(request)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += 1.0
+            self.events += self.engine.step()
+            self.scheduler.check_integrity()
+
+    def finish(self) -> None:
+        for _ in range(5000):
+            if not self.engine.has_work:
+                return
+            self.step()
+        pytest.fail("no progress")
+
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        return [
+            e.token_id for e in self.events if isinstance(e, TokenEvent) and (e.request_id, e.choice) == (name, choice)
+        ]
+
+    def told(self, name: str) -> list[StatusEvent]:
+        return [e for e in self.events if isinstance(e, StatusEvent) and e.request_id == name]
+
+    def running(self) -> list[str]:
+        return [s.request.id for s in self.scheduler.running]
+
+
+@pytest.mark.parametrize("scarce", ["slots", "pages", "budget"])
+def test_a_person_gets_a_token_in_the_very_next_step(scarce: str):
+    """Whatever batch work has taken all of: slots, pages, or the token budget."""
+    stage = {
+        "slots": lambda: Stage(slots=2),
+        "pages": lambda: Stage(slots=8, pages=16),
+        "budget": lambda: Stage(slots=4, max_num_batched_tokens=6, pages=64),
+    }[scarce]()
+    for i in range(8):
+        stage.submit(f"b{i}", B, prompt=range(24 if scarce == "budget" else 6), tokens=30)
+    stage.step(6 if scarce != "budget" else 2)
+    stage.submit("person", I, prompt=(5,))
+    stage.step()
+    assert len(stage.tokens("person")) == 1
+    stage.finish()
+    for i in range(8):
+        prompt = range(24 if scarce == "budget" else 6)
+        assert stage.tokens(f"b{i}") == text_alone(list(prompt), 0, 30)
+
+
+@pytest.mark.parametrize(("waiting", "running"), [(S, S), (B, B), (I, I), (B, S), (S, I)])
+def test_nobody_is_paused_for_an_equal_or_a_lower_class(waiting: ServiceClass, running: ServiceClass):
+    """They wait, and are told what for."""
+    stage = Stage(slots=1)
+    stage.submit("first", running)
+    stage.step(3)
+    stage.submit("second", waiting)
+    stage.step(2)
+    assert stage.running() == ["first"]
+    assert stage.told("second")[-1].cause is Cause.SLOTS
+    assert stage.scheduler.load().counters.swaps + stage.scheduler.load().counters.recomputes == 0
+
+
+def test_the_victim_is_of_the_lowest_class_and_the_latest_to_arrive():
+    """It has lost the least."""
+    stage = Stage(slots=4)
+    for name, service_class in (("s", S), ("b1", B), ("b2", B), ("i", I)):
+        stage.submit(name, service_class)
+        stage.step()
+    stage.submit("person", I)
+    stage.step()
+    assert set(stage.running()) == {"s", "b1", "i", "person"}
+    paused = stage.told("b2")[-1]
+    assert (paused.state, paused.by) == ("paused", I)
+
+
+def test_a_paused_sequence_comes_back_before_those_who_came_later():
+    """It keeps its place in its class."""
+    stage = Stage(slots=1)
+    stage.submit("first", B, tokens=6)
+    stage.step(2)
+    stage.submit("later", B, tokens=2)
+    stage.submit("person", I, tokens=2)
+    stage.step(3)
+    assert stage.running() == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("swap_speed", "host", "mechanism"),
+    [(1e9, 32, Mechanism.SWAP), (1e-9, 32, Mechanism.RECOMPUTE), (1e9, 1, Mechanism.RECOMPUTE)],
+)
+def test_the_cheaper_way_to_pause_is_taken(swap_speed: float, host: int, mechanism: Mechanism):
+    """Swap when copying is faster than computing again and host memory has room."""
+    stage = Stage(slots=1, swap_speed=swap_speed, host=host)
+    stage.submit("b", B, prompt=range(10))
+    stage.step(4)
+    stage.submit("person", I, tokens=3)
+    stage.step()
+    assert stage.told("b")[-1].mechanism is mechanism
+    stage.finish()
+    assert stage.tokens("b") == text_alone(list(range(10)), 0, 20)
+
+
+def test_priority_orders_within_a_class_lower_first():
+    """vLLM's meaning."""
+    stage = Stage(slots=1)
+    stage.submit("now", S, tokens=2)
+    stage.step()
+    for name, priority in (("c", 5), ("a", -3), ("b", 0)):
+        stage.submit(name, S, tokens=1, priority=priority)
+    stage.finish()
+    order = [e.request_id for e in stage.events if isinstance(e, TokenEvent)]
+    assert order == ["now", "now", "a", "b", "c"]
+
+
+def test_batch_work_advances_although_people_never_stop_coming():
+    """More people than two slots can serve; overdue work gets its shares all the same, and is paused between them."""
+    stage = Stage(slots=2, max_wait_batch=10.0, min_share=3)
+    stage.submit("night", B, tokens=12)
+    for i in range(200):
+        stage.submit(f"p{i}", I, tokens=4)
+        stage.submit(f"q{i}", I, tokens=4)
+        stage.step(3)
+        if len(stage.tokens("night")) == 12:
+            break
+    assert stage.tokens("night") == text_alone([1, 2, 3], 0, 12)
+    assert sum(e.state == "paused" for e in stage.told("night")) >= 3
+
+
+def test_a_flood_of_old_batch_work_does_not_shut_people_out():
+    """All of it is overdue, and still a person waits for nobody."""
+    stage = Stage(slots=8, max_wait_batch=5.0, min_share=50, pages=200, max_num_batched_tokens=64)
+    for i in range(100):
+        stage.submit(f"b{i}", B, tokens=40)
+    stage.step(20)
+    for i in range(6):
+        stage.submit(f"p{i}", I, tokens=5)
+    stage.step()
+    assert all(len(stage.tokens(f"p{i}")) == 1 for i in range(6))
+
+
+def test_who_waits_is_told_its_place_and_how_it_changes():
+    """1 is next."""
+    stage = Stage(slots=1)
+    stage.submit("now", S, tokens=5)
+    for i in range(3):
+        stage.submit(f"w{i}", S, tokens=1)
+    stage.finish()
+    assert [e.position for e in stage.told("w2") if e.state == "queued"] == [3, 2, 1]
+
+
+def test_an_abort_crosses_every_state_and_leaves_nothing():
+    """Waiting, running, paused by swap, paused for recomputation, held back; and before the swap has happened."""
+    stage = Stage(slots=2)
+    stage.submit("n", B, prompt=range(9), n=3)  # its choices are held back until the prompt is computed
+    stage.submit("w1", B)
+    stage.engine.abort("n", 2)
+    stage.step()
+    stage.submit("w2", B)
+    stage.step()
+    for sequence, mechanism in zip(list(stage.scheduler.running), Mechanism, strict=True):
+        stage.scheduler.pause(sequence, stage.now, mechanism=mechanism)
+    for name in ("n", "w1", "w2", "unknown"):
+        stage.engine.abort(name)
+    stage.submit("after", B)
+    stage.finish()
+    assert stage.scheduler.pool.held == 0
+    assert stage.scheduler.host.used == 0
+    ends = [(e.request_id, e.choice) for e in stage.events if isinstance(e, EndEvent)]
+    assert sorted(ends) == [("n", 0), ("n", 1), ("n", 2), ("w1", 0), ("w2", 0)]
+    assert stage.tokens("after") == text_alone([1, 2, 3], 0, 20)
+
+
+def test_a_swap_out_that_is_called_off_writes_nowhere():
+    """Its host page may be another's by then."""
+    stage = Stage(slots=2, host=1)
+    stage.submit("gone", B)
+    stage.submit("kept", B)
+    stage.step(1)
+    gone, kept = stage.scheduler.running
+    stage.scheduler.pause(gone, stage.now, mechanism=Mechanism.SWAP)
+    stage.engine.abort("gone")
+    stage.scheduler.pause(kept, stage.now, mechanism=Mechanism.SWAP)
+    stage.finish()
+    assert stage.tokens("kept") == text_alone([1, 2, 3], 0, 20)
+
+
+def test_a_sibling_does_not_copy_pages_that_are_still_on_their_way():
+    """Its lead comes back from host memory in the same step, to other pages: a person has taken those it had."""
+    stage = Stage(slots=4, enable_prefix_caching=False, max_num_batched_tokens=64)
+    stage.submit("n", B, prompt=range(6), n=2)
+    stage.step()  # the prompt is computed; the second choice may join from now on
+    stage.scheduler.pause(stage.scheduler.running[0], stage.now, mechanism=Mechanism.SWAP)
+    stage.submit("person", I, prompt=range(7, 14))
+    stage.finish()
+    assert stage.tokens("n", 1) == text_alone(list(range(6)), 1, 20)
+
+
+def test_static_batching_waits_for_the_whole_batch():
+    """The baseline: nobody joins until all have left."""
+    stage = Stage(slots=2, batching="static")
+    for name, tokens in (("short", 2), ("long", 10), ("next", 2)):
+        stage.submit(name, S, tokens=tokens)
+    stage.step(9)
+    assert stage.running() == ["long"]
+    stage.step(2)
+    assert stage.running() == ["next"]
