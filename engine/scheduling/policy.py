@@ -8,8 +8,9 @@
 4. A victim is swapped to host memory when copying its pages there and back takes less time than computing them again,
    and host memory has room. Otherwise its pages are dropped (what is full stays in the prefix cache while it can).
 5. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, but at most one in
-   `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. Once it runs, an
-   overdue sequence generates `min_share` tokens before it may be paused for a higher class.
+   `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. One may pause running
+   ones of its own class too, and then generates `min_share` tokens before it may be paused for anybody. While the pages
+   it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more.
 
 Pure functions and numbers; holds no state.
 """
@@ -55,6 +56,11 @@ class Policy:
             },
             overdue_slots=max(1, config.max_num_seqs // OVERDUE_SHARE),
         )
+
+    def is_long_overdue(self, sequence: Sequence, now: float) -> bool:
+        """Rule 5: it has waited twice its class's bound."""
+        bound = self.max_wait.get(sequence.service_class)
+        return bound is not None and now - sequence.waiting_since >= 2 * bound
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """Rule 2: whom to pause, of those that may be paused."""

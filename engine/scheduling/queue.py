@@ -69,14 +69,16 @@ class WaitQueue:
                     sequence.is_overdue = True
                     self._overdue[sequence] = None
 
-    def head(self, *, serve_overdue: bool) -> Sequence | None:
-        """Who is next: the longest overdue if that lane is open, else the first of the highest class."""
-        if serve_overdue and self._overdue:
-            return next(iter(self._overdue))
+    def overdue_head(self) -> Sequence | None:
+        """The longest overdue."""
+        return next(iter(self._overdue), None)
+
+    def head(self) -> Sequence | None:
+        """The first of the highest class; where nobody else waits, the longest overdue."""
         for queue in self._by_class.values():
             if queue:
                 return queue[0]
-        return next(iter(self._overdue), None)
+        return self.overdue_head()
 
     def in_order(self) -> Iterator[Sequence]:
         """Everybody, next first. Read only the first few: it is as long as the queue."""

@@ -222,31 +222,40 @@ class Scheduler:
 
     def _admit(self, now: float) -> None:
         """Let those who wait join, next first, until one does not fit. Nobody overtakes the one who does not fit:
-        whatever becomes free is its."""
+        whatever becomes free is its. Only an overdue one lets higher classes pass, and that not for ever."""
         while True:
-            overdue_served = sum(s.is_protected for s in self.running)
-            lane_open = overdue_served < self.policy.overdue_slots
-            sequence = self.queue.head(serve_overdue=lane_open)
-            if sequence is None:
+            overdue = self.queue.overdue_head() if self._overdue_lane_is_open() else None
+            if overdue is not None:
+                if self._try_start(overdue, self._pausable(overdue.service_class), self.policy.min_share, now):
+                    continue
+                if overdue.cause is Cause.PAGES and self.policy.is_long_overdue(overdue, now):
+                    return
+            sequence = self.queue.head()
+            if sequence is None or not self._try_start(sequence, self._pausable(sequence.service_class + 1), 0, now):
                 return
-            lower = self._pausable_for(sequence)
-            if not self._free_slots and not lower:
-                sequence.cause = Cause.SLOTS
-                return
-            reused = self._reusable_pages(sequence)
-            if not self._make_room(sequence, lower, reused, now):
-                sequence.cause = Cause.PAGES
-                return
-            # Who was only let in because nobody else waits has no claim on its slot.
-            share = self.policy.min_share if sequence.is_overdue and lane_open else 0
-            self._start(sequence, reused, now)
-            sequence.share_left = share
 
-    def _pausable_for(self, sequence: Sequence) -> list[Sequence]:
-        """Those who may be paused to let `sequence` run."""
+    def _overdue_lane_is_open(self) -> bool:
+        return sum(s.is_protected for s in self.running) < self.policy.overdue_slots
+
+    def _pausable(self, from_class: int) -> list[Sequence]:
+        """Those of `from_class` or a lower one who may be paused to let another run."""
         if self.config.batching == "static":
             return []
-        return [s for s in self.running if s.service_class > sequence.service_class and not s.is_protected]
+        return [s for s in self.running if s.service_class >= from_class and not s.is_protected]
+
+    def _try_start(self, sequence: Sequence, pausable: list[Sequence], share: int, now: float) -> bool:
+        """Start `sequence`, pausing others if it takes that; or note what it lacks."""
+        if not self._free_slots and not pausable:
+            sequence.cause = Cause.SLOTS
+            return False
+        reused = self._reusable_pages(sequence)
+        if not self._make_room(sequence, pausable, reused, now):
+            sequence.cause = Cause.PAGES
+            return False
+        sequence.cause = None
+        self._start(sequence, reused, now)
+        sequence.share_left = share
+        return True
 
     def _reusable_pages(self, sequence: Sequence) -> list[int]:
         """Pages whose content `sequence` would otherwise compute; takes no reference."""
@@ -259,8 +268,8 @@ class Scheduler:
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self.config.page_size)]
         return self.pool.lookup(sequence.reusable_digests()) if self.config.enable_prefix_caching else []
 
-    def _make_room(self, sequence: Sequence, lower: list[Sequence], reused: list[int], now: float) -> bool:
-        """Pause sequences of `lower` until `sequence` fits; false, pausing nobody, where that would not be enough."""
+    def _make_room(self, sequence: Sequence, pausable: list[Sequence], reused: list[int], now: float) -> bool:
+        """Pause some of `pausable` until `sequence` fits; false, pausing nobody, where that would not be enough."""
         pool = self.pool
         # Cached pages that it takes up again leave `available` too; a shared partial page is copied (hence no floor).
         size = self.config.page_size
@@ -271,18 +280,20 @@ class Scheduler:
             return sequence.pages_needed - len(full) + taken_up - pool.available
 
         # Those who stay will grow; without this margin an arrival is let in only to be paused in the next steps.
-        staying = len(self.running) - len(lower)
+        staying = len(self.running) - len(pausable)
         margin = min(staying, pool.total // 16)
         if lacking() + margin > 0:
-            held_by_lower = Counter(page for s in lower for page in s.page_table)
-            reclaimable = sum(count == pool.references(page) for page, count in held_by_lower.items())
+            held_by_them = Counter(page for s in pausable for page in s.page_table)
+            reclaimable = sum(count == pool.references(page) for page, count in held_by_them.items())
             if lacking() + margin > reclaimable:
                 return False
         while not self._free_slots or lacking() + margin > 0:
-            victim = self.policy.victim(lower)
+            victim = self.policy.victim(pausable)
             assert victim is not None
-            lower.remove(victim)
-            self.pause(victim, now, by=sequence.service_class)
+            pausable.remove(victim)
+            self.pause(
+                victim, now, by=sequence.service_class if victim.service_class > sequence.service_class else None
+            )
         return True
 
     def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:
