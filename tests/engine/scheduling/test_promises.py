@@ -181,17 +181,15 @@ def test_a_flood_of_old_batch_work_does_not_shut_people_out():
 
 def test_a_large_overdue_request_gets_its_pages_although_people_never_stop_coming():
     """It needs nearly the whole pool; people pass it until it has waited twice its bound, then it is its turn."""
-    stage = Stage(slots=4, pages=24, max_wait_batch=20.0, min_share=4, max_num_batched_tokens=128)
-    for i in range(3):
-        stage.submit(f"first{i}", I, prompt=range(16), tokens=12)
-    stage.step()
-    stage.submit("large", B, prompt=range(80), tokens=4)
-    for i in range(100):
-        stage.submit(f"p{i}", I, prompt=range(24), tokens=12)
-        stage.step(3)
+    stage = Stage(slots=8, pages=24, max_wait_batch=20.0, min_share=4, max_num_batched_tokens=128)
+    for i in range(150):
+        stage.submit(f"p{i}", I, prompt=range(i, i + 8), tokens=8)
+        stage.step()
+        if i == 8:
+            stage.submit("large", B, prompt=range(80), tokens=4)
     assert stage.tokens("large") == text_alone(list(range(80)), 0, 4)
     started = next(e.at for e in stage.told("large") if e.state == "running")
-    assert 40.0 <= started <= 60.0
+    assert 9 + 40.0 <= started <= 9 + 60.0
 
 
 def test_who_waits_is_told_its_place_and_how_it_changes():
