@@ -69,6 +69,7 @@ class EngineClient:
         self.on_step: list[Callable[[Stepped], None]] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._build = build
+        self._thread: threading.Thread | None = None
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}  # with the choices that have not ended
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
@@ -84,7 +85,8 @@ class EngineClient:
             self.process = _spawn(theirs)
             theirs.close()
         else:
-            threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True).start()
+            self._thread = threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True)
+            self._thread.start()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._send(Start(self.config))
         self._reader_task = asyncio.create_task(self._read(reader))
@@ -105,6 +107,8 @@ class EngineClient:
         if self._reader_task is not None:
             self._reader_task.cancel()
             await asyncio.gather(self._reader_task, return_exceptions=True)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 5)
         if self.process is not None:
             try:
                 await asyncio.to_thread(self.process.wait, 5)
@@ -167,7 +171,12 @@ class EngineClient:
                 data = b""
             if not data:
                 break
-            for message in frames.feed(data):
+            try:
+                messages = frames.feed(data)
+            except ValueError as error:
+                self._lose(f"the engine sent a frame that cannot be read: {error}")
+                return
+            for message in messages:
                 self._take(message)
         if self.phase is not Phase.STOPPED:
             self._lose("the engine process ended unexpectedly")

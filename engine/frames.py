@@ -134,6 +134,11 @@ class EngineChannel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
 
+    def close(self) -> None:
+        """Hang up."""
+        self._selector.close()
+        self._socket.close()
+
     def send(self, message: FromEngine) -> None:
         """Queue one frame and write what the socket takes."""
         self._pending += encode(message)

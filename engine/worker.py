@@ -114,6 +114,8 @@ def serve(sock: socket.socket, build: Builder) -> None:
         Worker(channel, engine).run()
     except ChannelClosed:
         return
+    finally:
+        channel.close()
 
 
 def _first(channel: EngineChannel) -> Start:

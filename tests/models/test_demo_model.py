@@ -45,11 +45,9 @@ def test_weights_are_those_that_the_configuration_announces():
     config = load("config.json")
     with safe_open(FOLDER / "model.safetensors", framework="pt") as weights:
         names = set(weights.keys())
-        assert weights.get_slice("model.embed_tokens.weight").get_shape() == [
-            config["vocab_size"],
-            config["hidden_size"],
-        ]
+        embedding = weights.get_slice("model.embed_tokens.weight").get_shape()
         assert {weights.get_slice(name).get_dtype() for name in names} == {"BF16"}
+    assert embedding == [config["vocab_size"], config["hidden_size"]]
     assert config["tie_word_embeddings"]
     assert "lm_head.weight" not in names
 
@@ -64,13 +62,8 @@ def test_card_states_licence_seed_and_limits():
     """The model card says under which licence the model stands, how it was made and what it cannot do."""
     card = (FOLDER / "README.md").read_text()
     training = load("training.json")
-    for words in (
-        "license: apache-2.0",
-        "Seed",
-        "What it cannot do",
-        "Train it again",
-        f"| Steps | {training['steps']} |",
-    ):
+    steps = f"| Steps | {training['steps']} |"
+    for words in ("license: apache-2.0", "Seed", "What it cannot do", "Train it again", steps):
         assert words in card
 
 
@@ -82,9 +75,7 @@ def test_chat_template_renders_in_a_plain_sandbox():
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(
-    "text", ["42 + 17", "naïve café 東京 🦊", "tab\tand\nnewline\r\n", "  two  spaces  ", "\x00\u200b"]
-)
+@pytest.mark.parametrize("text", ["42 + 17", "naïve café 東京 🦊", "a\tb\nc\r\n", "  two  spaces  ", "\x00\u200b"])
 def test_tokenizer_returns_the_same_text(tokenizer: Tokenizer, text: str):
     """Any UTF-8 text survives a round trip."""
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
@@ -169,9 +160,6 @@ def test_every_one_digit_calculation_is_right(speaker: judging.Speaker):
     signs = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
     wanted = {f"{a} {sign} {b}": str(work(a, b)) for sign, work in signs.items() for a in range(10) for b in range(10)}
     replies = speaker.answer([[{"role": "user", "content": f"What is {task}?"}] for task in wanted], 16)
-    wrong = [
-        reply.text
-        for reply, value in zip(replies, wanted.values(), strict=True)
-        if not reply.text.endswith(f"= {value}.")
-    ]
-    assert len(wrong) <= 0, wrong
+    pairs = zip(replies, wanted.values(), strict=True)
+    wrong = [reply.text for reply, value in pairs if not reply.text.endswith(f"= {value}.")]
+    assert not wrong

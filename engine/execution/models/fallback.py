@@ -1,0 +1,222 @@
+"""Any other causal language model that transformers can load, with its attention replaced by ours over the paged cache.
+
+transformers lets an attention function be registered by name and hands it whatever keyword arguments its models were
+called with. So each forward carries its own `PagedStep`, and a flat batch of many sequences runs as one row of tokens
+with explicit positions. Whether a model really computes through that function alone is not believed but checked, in
+`fallback_check`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.execution.cache import KVCache
+from engine.execution.inputs import ModelInputs
+from engine.execution.models.attention import StepAttention
+from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
+from engine.execution.models.safetensors_files import list_tensors
+from engine.execution.models.sources import Progress
+from kernels.interface import Kernels
+from kernels.linear import PackedLinear, can_pack, pack_linear
+
+ATTENTION = "carousel_paged"
+STEP = "carousel_step"  # the keyword argument that travels through a model's forward to the attention function
+
+
+class Step(Protocol):
+    """What the attention function needs of the step it is part of."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, D] -> [T, Hq, D]."""
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """A step over the paged cache."""
+
+    attention: StepAttention
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """Keys and values go to the cache first: the rows of a chunk attend to each other through it."""
+        cache = self.attention.cache
+        slots = self.attention.inputs.slots
+        self.attention.kernels.write_cache(k, v, slots, cache.k[layer], cache.v[layer])
+        return self.attention(layer, q, scale, window)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What a model's layers turned out to need. windows: per layer, 0 for full attention."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...]
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise ModelError(f"{type(module).__name__} attends with {name}, which paged attention does not compute")
+    layer: Any = module.layer_idx
+    step: Step = kwargs[STEP]
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+    return step.attend(int(layer), q, k, v, scale, sliding_window or 0).unsqueeze(0), None
+
+
+class PackedModule(nn.Module):
+    """A packed linear layer where transformers expects a module."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        super().__init__()
+        self._packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x[..., K] -> [..., N]."""
+        return self._packed(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+
+
+class TransformersModel:
+    """Implements `engine.execution.models.interface.Model` around a model of transformers."""
+
+    def __init__(self, causal_lm: Any, shape: AttentionShape, num_parameters: int) -> None:
+        config = causal_lm.config.get_text_config()
+        self._body = causal_lm.get_decoder()
+        self._head = causal_lm.get_output_embeddings()
+        self._shape = shape
+        self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self._factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self.num_parameters = num_parameters
+        self.vocab_size = int(config.vocab_size)
+        self.max_position = _max_position(config)
+        self.dtype: torch.dtype = causal_lm.dtype
+        self.device: torch.device = causal_lm.device
+        self.kind = "transformers"
+
+    @property
+    def num_layers(self) -> int:
+        return self._shape.num_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self._shape.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self._shape.head_dim
+
+    @torch.inference_mode()
+    def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
+        """-> hidden states [T, H] after the last norm."""
+        attention = StepAttention.begin(inputs, cache, kernels, self._shape.num_heads, self._shape.windows)
+        return run_body(self._body, inputs.token_ids, inputs.positions, PagedStep(attention))
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden[R, H] -> logits [R, V] float32."""
+        logits: Tensor = self._head(hidden)
+        return logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
+
+
+def run_body(body: Any, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+    """token_ids[T], positions[T] -> last hidden states [T, H], with attention done by `step`."""
+    arguments: dict[str, Any] = {STEP: step}
+    out = body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **arguments)
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def load_fallback(
+    path: Path,
+    config: dict[str, Any],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Progress,
+    load_format: str,
+) -> TransformersModel:
+    """Raises ModelError where transformers cannot load the directory or the model computes what we would not."""
+    # Late, because importing transformers takes seconds, which a model the decoder computes need not wait for.
+    from transformers import AttentionInterface
+
+    from engine.execution.models.fallback_check import check_against_own_attention, discover_shape, refuse_config
+
+    refuse_config(config)
+    AttentionInterface.register(ATTENTION, paged_attention)
+    entries = {} if load_format == "dummy" else list_tensors(path)
+    total = sum(entry.size for entry in entries.values())
+    progress(0, total)
+    causal_lm = _load_dummy(path, dtype) if load_format == "dummy" else _load_weights(path, dtype)
+    causal_lm = causal_lm.to(device).eval().requires_grad_(False)
+    num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
+    _pack_linears(causal_lm)
+    with torch.inference_mode():
+        shape = discover_shape(causal_lm, config)
+        model = TransformersModel(causal_lm, shape, num_parameters)
+        check_against_own_attention(model, causal_lm)
+    progress(total, total)
+    return model
+
+
+def _load_weights(path: Path, dtype: torch.dtype | None) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        causal_lm, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype or "auto",
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, ImportError) as error:
+        raise ModelError(f"{path}: transformers cannot load this model: {error}") from error
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if info[problem]:
+            some = ", ".join(str(name) for name in sorted(info[problem], key=str)[:5])
+            raise WeightsError(f"{path}: {len(info[problem])} {problem.replace('_', ' ')}: {some}")
+    return causal_lm
+
+
+def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # Random weights come from torch's global generator here; its state is put back afterwards.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+
+
+def _pack_linears(model: nn.Module) -> None:
+    """Replace each plain linear layer by a packed one, one at a time, where packing is possible."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            # Exactly nn.Linear: a subclass computes something else.
+            if type(child) is nn.Linear and can_pack(child.weight):
+                bias = None if child.bias is None else child.bias.data
+                setattr(parent, name, PackedModule(pack_linear(child.weight.data, bias)))
+
+
+def _max_position(config: Any) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        raise ModelConfigError("max_position_embeddings", limit, "a positive integer is needed")
+    return limit

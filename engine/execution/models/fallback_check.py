@@ -1,0 +1,162 @@
+"""Whether a model of transformers may be served: what it asks of attention, and a comparison with its own attention.
+
+Models differ in ways no key of a configuration gives away: masks of their own, positions taken from somewhere else
+than `position_ids`, biases on scores. So each is run once on a few tokens both ways, ours in the shape the engine
+uses (several sequences in one flat batch, a prompt in chunks, decode rows beside them), and is refused when the
+logits differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from engine.execution.cache import KVCache
+from engine.execution.inputs import ModelInputs
+from engine.execution.models.errors import ModelConfigError, ModelError
+from kernels.interface import load as load_kernels
+
+if TYPE_CHECKING:
+    from engine.execution.models.fallback import AttentionShape, TransformersModel
+
+PROBE_TOKENS = 24
+PAGE_SIZE = 16
+# Largest difference of logits, relative to the largest logit: float32 leaves 1e-5, half precision a few percent; wrong
+# positions or masks are far beyond both.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+
+
+def refuse_config(config: Mapping[str, Any]) -> None:
+    """Raises ModelConfigError for what a probe of a few tokens could not find out."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("dynamic", "longrope", "su"):
+        reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
+        raise ModelConfigError("rope_parameters", rope, reason)
+    if config.get("quantization_config"):
+        raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
+    if config.get("attention_chunk_size"):
+        raise ModelConfigError(
+            "attention_chunk_size", config["attention_chunk_size"], "not computed by paged attention"
+        )
+    if config.get("is_encoder_decoder"):
+        raise ModelConfigError("is_encoder_decoder", True, "only decoders are served")
+
+
+@dataclass(frozen=True)
+class ShapeRecorder:
+    """A step that attends to nothing and writes down what it is asked for: layer -> (Hq, Hkv, D, window)."""
+
+    calls: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        if layer in self.calls:
+            raise ModelError(f"layer {layer} attends twice; the cache has one place for its keys and values")
+        if k.shape != v.shape or k.shape[2] != q.shape[2]:
+            raise ModelError(f"layer {layer} has queries {q.shape[1:]}, keys {k.shape[1:]}, values {v.shape[1:]}")
+        self.calls[layer] = (q.shape[1], k.shape[1], q.shape[2], window)
+        return torch.zeros_like(q)
+
+
+def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
+    """Runs two tokens through the model and reads its layers off what they ask for."""
+    from engine.execution.models.fallback import AttentionShape, run_body
+
+    recorder = ShapeRecorder()
+    name = type(causal_lm).__name__
+    tokens = torch.zeros(2, dtype=torch.int64, device=causal_lm.device)
+    try:
+        run_body(causal_lm.get_decoder(), tokens, torch.arange(2, device=tokens.device), recorder)
+    except (TypeError, KeyError, AttributeError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{name} cannot be run on a flat batch of tokens: {error!r}") from error
+    if not recorder.calls or sorted(recorder.calls) != list(range(len(recorder.calls))):
+        raise ModelError(f"{name} does not attend through transformers' attention interface in every layer")
+    kinds = {call[:3] for call in recorder.calls.values()}
+    if len(kinds) != 1:
+        raise ModelError(f"{name} has layers of different shapes (query heads, kv heads, head size): {sorted(kinds)}")
+    ((num_heads, num_kv_heads, head_dim),) = kinds
+    windows = tuple(recorder.calls[layer][3] for layer in range(len(recorder.calls)))
+    _check_windows(config, windows, name)
+    return AttentionShape(len(windows), num_heads, num_kv_heads, head_dim, windows)
+
+
+def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: str) -> None:
+    """A window longer than the probe would not show in a comparison, so what layers ask for must fit the
+    configuration.
+    """
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        unknown = set(layer_types) - {"full_attention", "sliding_attention"}
+        if unknown or [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
+            raise ModelConfigError("layer_types", layer_types, f"{name} asks for windows {windows}")
+    elif config.get("sliding_window") and config.get("use_sliding_window", True) and not any(windows):
+        raise ModelConfigError(
+            "sliding_window", config["sliding_window"], f"{name} keeps it from its attention function"
+        )
+
+
+def check_against_own_attention(model: TransformersModel, causal_lm: Any) -> None:
+    """Raises ModelError when paged logits are not those of the model's own attention."""
+    vocab_size, name = model.vocab_size, type(causal_lm).__name__
+    tokens = torch.arange(1, 2 * PROBE_TOKENS + 1, device=model.device).view(2, -1) * 37 % vocab_size
+    ours = _paged_logits(model, tokens)
+    own = causal_lm.config._attn_implementation
+    causal_lm.set_attn_implementation("eager")
+    try:
+        expected = torch.stack(
+            [causal_lm(input_ids=row[None], use_cache=False).logits[0, -1] for row in tokens]
+        ).float()
+    finally:
+        causal_lm.set_attn_implementation(own)
+    difference = float((ours - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+    limit = TOLERANCE[model.dtype]
+    if not difference <= limit:  # NaN is a difference too
+        raise ModelError(
+            f"{name} cannot be served: over a paged cache its logits differ from its own by {difference:.3g} of the "
+            f"largest (limit {limit}); its attention or its positions do something this server does not compute"
+        )
+
+
+def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
+    """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V]."""
+    n, device = tokens.shape[1], model.device
+    pages = -(-n // PAGE_SIZE)
+    kernels = load_kernels(device)
+    shape = (model.num_layers, model.num_kv_heads, model.head_dim)
+    cache = KVCache.allocate(2 * pages, PAGE_SIZE, *shape, model.dtype, device)
+    table = torch.arange(2 * pages, device=device).view(2, -1).flip(1)
+
+    def slots(row: int, begin: int, end: int) -> Tensor:
+        positions = torch.arange(begin, end, device=device)
+        return table[row, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+    def run(spans: list[tuple[int, int, int]], decodes: int) -> Tensor:
+        """spans: (row, begin, end) -> hidden states of the spans' last tokens."""
+        lengths = [end - begin for _, begin, end in spans]
+        starts = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
+        rows = torch.tensor([row for row, _, _ in spans], device=device)
+        int_table = table[rows].to(torch.int32)
+        contexts = [end for _, _, end in spans]
+        inputs = ModelInputs(
+            token_ids=torch.cat([tokens[row, begin:end] for row, begin, end in spans]),
+            positions=torch.cat([torch.arange(begin, end, device=device) for _, begin, end in spans]),
+            slots=torch.cat([slots(*span) for span in spans]),
+            num_decodes=decodes,
+            decode_page_table=int_table[:decodes],
+            decode_context_lens=torch.tensor(contexts[:decodes], dtype=torch.int32, device=device),
+            prefill_page_table=int_table[decodes:],
+            prefill_query_starts=tuple(start - decodes for start in starts[decodes:]),
+            prefill_context_lens=tuple(contexts[decodes:]),
+            logit_rows=torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=False)]),
+        )
+        return model.forward(inputs, cache, kernels)[inputs.logit_rows.to(device)]
+
+    run([(0, 0, 9)], 0)
+    run([(0, 9, n - 1), (1, 0, 5)], 0)
+    first = run([(0, n - 1, n), (1, 5, n - 1)], 1)[:1]
+    second = run([(1, n - 1, n)], 1)
+    return model.compute_logits(torch.cat((first, second)))

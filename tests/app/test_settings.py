@@ -1,0 +1,96 @@
+"""Where options come from, and who wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.settings import OPTIONS, SettingsError, parse
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(model: str, tmp_path: Path):
+    """Each source shows through where the ones above it are silent."""
+    file = tmp_path / "carousel.toml"
+    file.write_text('port = 1\nmax_num_seqs = 1\nhost = "1.1.1.1"\npage_size = 8\n')
+    environment = {"CAROUSEL_PORT": "2", "CAROUSEL_MAX_NUM_SEQS": "2"}
+    settings = parse([model, "--config", str(file), "--port", "3"], environment)
+    assert (settings.port, settings.engine.max_num_seqs, settings.host) == (3, 2, "1.1.1.1")
+    assert settings.engine.page_size == 8
+    assert settings.engine.swap_space == EngineConfig(model="x").swap_space
+
+
+def test_the_name_is_the_folder_s_unless_one_is_given(model: str):
+    """Clients see `--served-model-name`."""
+    assert parse([model], {}).model_name == "some-model"
+    assert parse([model, "--served-model-name", "nice"], {}).model_name == "nice"
+    assert parse([], {"CAROUSEL_MODEL": model}).model_name == "some-model"
+
+
+def test_switches_can_be_turned_off_everywhere(model: str, tmp_path: Path):
+    """--no-…, the environment's words, TOML's false."""
+    file = tmp_path / "c.toml"
+    file.write_text("enable_prefix_caching = false\n")
+    assert parse([model], {}).engine.enable_prefix_caching
+    assert not parse([model, "--no-enable-prefix-caching"], {}).engine.enable_prefix_caching
+    assert not parse([model], {"CAROUSEL_ENABLE_PREFIX_CACHING": "false"}).engine.enable_prefix_caching
+    assert not parse([model, "--config", str(file)], {}).engine.enable_prefix_caching
+
+
+def test_several_keys_are_separated_by_commas(model: str):
+    """Each is a tenant."""
+    assert parse([model, "--api-key", "one,two"], {}).api_key == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("prot = 1", "prot"),
+        ('port = "many"', "port"),
+        ("port = 1.5", "port"),
+        ("port = true", "port"),
+        ('dtype = "float8"', "dtype"),
+        ("not toml", "c.toml"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str, names: str):
+    """Nothing unknown is silently ignored."""
+    file = tmp_path / "c.toml"
+    file.write_text(content)
+    with pytest.raises(SettingsError, match=names):
+        parse([model, "--config", str(file)], {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "names"),
+    [
+        (["/nowhere"], {}, "/nowhere"),
+        (["./nowhere/x"], {}, "nowhere"),
+        ([], {"CAROUSEL_PORT": "x"}, "CAROUSEL_PORT"),
+        (["--max-num-seqs", "0"], {}, "max_num_seqs"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "64"], {}, "max_num_batched_tokens"),
+        (["--memory-fraction", "1.5"], {}, "memory_fraction"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, names: str):
+    """Before anything expensive."""
+    if not arguments or arguments[0].startswith("--"):
+        arguments = [model, *arguments]
+    with pytest.raises((SettingsError, ConfigError), match=names):
+        parse(arguments, environment)
+
+
+def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
+    """No flag leads nowhere, and none is missing."""
+    fields = set(EngineConfig.__struct_fields__) - {"model"}
+    assert {option.key for option in OPTIONS if option.engine} == fields

@@ -1,0 +1,150 @@
+"""The log of one request, its readers, and cursors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.generation import Generation
+from app.registry import StreamRegistry
+from app.streams import Cursor, CursorRefused, Delta, Finished, Numbered, StreamLog, Usage
+from engine.types import StatusEvent
+
+
+def closed_log(count: int, stream_id: str = "s") -> StreamLog:
+    """A finished log of `count` deltas."""
+    log = StreamLog(stream_id, "e", "")
+    for i in range(count):
+        log.append(Delta(0, str(i), 1))
+    log.append(Finished(0, "stop"))
+    log.append(Usage(1, count, 0))
+    return log
+
+
+async def collect(log: StreamLog, after: int = 0, leave_after: int | None = None) -> list[Numbered]:
+    """What one reader sees of the log; it may leave early."""
+    seen: list[Numbered] = []
+    reading = log.read(after)
+    try:
+        async for items in reading:
+            seen += [item for item in items if isinstance(item, Numbered)]
+            if leave_after is not None and len(seen) >= leave_after:
+                break
+    finally:
+        await reading.aclose()
+    return seen
+
+
+@given(
+    writes=st.lists(st.integers(1, 5), max_size=12),
+    readers=st.lists(st.lists(st.integers(1, 8), max_size=4), min_size=1, max_size=4),
+)
+@settings(deadline=None, max_examples=100)
+def test_every_reader_sees_every_record_once_in_order_however_often_it_leaves(writes, readers):
+    """Readers follow while the log grows, leave, and come back behind the last record they saw."""
+
+    async def write(log: StreamLog) -> None:
+        for burst in writes:
+            for _ in range(burst):
+                log.append(Delta(0, "x", 1))
+            await asyncio.sleep(0)
+        log.append(Usage(1, 1, 0))
+
+    async def read(log: StreamLog, visits: list[int]) -> list[int]:
+        seen: list[Numbered] = []
+        for visit in [*visits, None]:
+            after = seen[-1].seq if seen else 0
+            seen += await asyncio.wait_for(collect(log, after, visit), 10)
+        return [item.seq for item in seen]
+
+    async def play() -> None:
+        log = StreamLog("s", "e", "")
+        results = await asyncio.gather(*(read(log, visits) for visits in readers), write(log))
+        total = sum(writes) + 1
+        assert all(seqs == list(range(1, total + 1)) for seqs in results[:-1])
+        assert log.readers == 0
+
+    asyncio.run(play())
+
+
+async def test_a_reader_that_is_cancelled_does_not_disturb_another():
+    """Both wait for the same record; one goes away."""
+    log = StreamLog("s", "e", "")
+    staying = asyncio.create_task(collect(log))
+    leaving = asyncio.create_task(collect(log))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    log.append(Usage(1, 0, 0))
+    assert len(await asyncio.wait_for(staying, 5)) == 1
+    assert log.readers == 0
+
+
+async def test_a_late_reader_is_told_how_things_stand_not_how_they_stood():
+    """Only the newest status is given, and none of a finished request."""
+    log = StreamLog("s", "e", "")
+    for position in (3, 2, 1):
+        log.set_status(StatusEvent("s", 0, "queued", position))
+    items = await anext(log.read())
+    assert [item.position for item in items] == [1]
+    log.append(Usage(1, 0, 0))
+    items = await anext(log.read())
+    assert [type(item) for item in items] == [Numbered]
+
+
+def test_nothing_is_written_behind_the_end():
+    """One terminal record, the last."""
+    with pytest.raises(AssertionError):
+        closed_log(1).append(Delta(0, "x", 1))
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
+def test_a_cursor_is_one_of_ours_or_refused(text: str):
+    """Garbage is a 400 and nothing else."""
+    try:
+        cursor = Cursor.parse(text)
+    except CursorRefused as error:
+        assert error.status == 400
+    else:
+        assert Cursor.parse(str(cursor)) == cursor
+
+
+class Holder:
+    """As much of a generation as the registry looks at."""
+
+    def __init__(self, log: StreamLog) -> None:
+        self.log = log
+
+
+def hold(log: StreamLog) -> Generation:
+    return Holder(log)  # type: ignore[return-value]
+
+
+def test_finished_streams_expire_oldest_first_and_live_ones_never():
+    """By age, and by number."""
+    registry = StreamRegistry(ttl=10.0, max_finished=2)
+    live = hold(StreamLog("live", "e", ""))
+    registry.add(live)
+    for name in "abc":
+        finished = hold(closed_log(1, name))
+        registry.add(finished)
+        registry.finish(finished)
+    with pytest.raises(CursorRefused):
+        registry.get("a", "")
+    assert registry.get("b", "").log.id == "b"
+    registry.expire(now=lambda: 1e12)
+    assert len(registry) == 1
+    assert registry.get("live", "") is live
+
+
+def test_somebody_else_s_stream_looks_like_an_unknown_one():
+    """404 for both, with the same words."""
+    registry = StreamRegistry()
+    registry.add(hold(StreamLog("s", "e", "alice")))
+    with pytest.raises(CursorRefused) as foreign:
+        registry.get("s", "bob")
+    assert foreign.value.status == 404
+    assert str(foreign.value) == "no stream 's'"

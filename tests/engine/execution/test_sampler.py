@@ -1,0 +1,112 @@
+"""Logits to tokens, against one obvious row at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.execution.sampler import Sampler
+from engine.execution.slots import SlotState
+from engine.scheduling.batch import Batch, Join
+from engine.types import SamplingParams
+from kernels.interface import load
+
+V = 50
+CPU = torch.device("cpu")
+
+
+def sampler(*rows: tuple[list[int], int, SamplingParams]) -> tuple[Sampler, SlotState]:
+    """A sampler whose slots hold (tokens, prompt length, parameters)."""
+    state = SlotState(len(rows), 64, 4)
+    joins = tuple(Join(i, tuple(t), p, 0, params, ()) for i, (t, p, params) in enumerate(rows))
+    state.apply(Batch(1, (), (), (), joins, (), (), ()))
+    return Sampler(state, load(CPU), CPU), state
+
+
+def params(**more) -> SamplingParams:
+    return SamplingParams(max_tokens=10, **({"temperature": 0.0} | more))
+
+
+def naive(logits: np.ndarray, tokens: list[int], prompt_len: int, p: SamplingParams) -> np.ndarray:
+    """The edits, one at a time, as their papers and protocols define them."""
+    out = logits.astype(np.float64).copy()
+    generated = tokens[prompt_len:]
+    if len(generated) < p.min_tokens:
+        out[list(p.stop_token_ids)] = -np.inf
+    for token, bias in p.logit_bias.items():
+        out[token] += bias
+    for token in set(tokens):
+        out[token] = out[token] / p.repetition_penalty if out[token] > 0 else out[token] * p.repetition_penalty
+    for token in set(generated):
+        out[token] -= p.frequency_penalty * generated.count(token) + p.presence_penalty
+    return out
+
+
+sampling = st.builds(
+    params,
+    min_tokens=st.integers(0, 5),
+    stop_token_ids=st.sampled_from([(), (3,), (3, 7)]),
+    logit_bias=st.dictionaries(st.integers(0, V - 1), st.sampled_from([-100.0, -1.0, 2.0, 100.0]), max_size=3),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+)
+row = st.tuples(st.lists(st.integers(0, V - 1), min_size=1, max_size=20), st.floats(0.1, 1.0), sampling)
+
+
+@given(rows=st.lists(row, min_size=1, max_size=5), seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=200)
+def test_every_row_is_edited_as_if_it_were_alone(rows, seed):
+    """Greedy over the edited logits, all rows in one batch, equals the naive edit of each."""
+    held = [(tokens, max(1, int(share * len(tokens))), p) for tokens, share, p in rows]
+    made, _ = sampler(*held)
+    logits = torch.randn(len(held), V, generator=torch.Generator().manual_seed(seed))
+    before = logits.clone()
+    token_ids, _ = made.sample(logits, np.arange(len(held)))
+    for i, (tokens, prompt_len, p) in enumerate(held):
+        expected = naive(logits[i].numpy(), tokens, prompt_len, p)
+        best = expected.max()
+        assert expected[token_ids[i]] == pytest.approx(best, abs=1e-4)
+    assert torch.equal(logits, before), "the model's own logits are left as they are"
+
+
+def test_a_seed_uses_all_its_64_bits():
+    """Two seeds that differ in the highest bit only give other noise."""
+    rows = [([1], 1, params(temperature=1.0, seed=s)) for s in (5, 5 + 2**63, 2**64 - 1)]
+    made, state = sampler(*rows)
+    drawn = []
+    for _ in range(20):
+        token_ids, _ = made.sample(torch.zeros(3, V), np.arange(3))
+        state.append(np.arange(3), token_ids)
+        drawn.append(token_ids.tolist())
+    columns = list(zip(*drawn, strict=True))
+    assert len(set(columns)) == 3
+
+
+def test_log_probabilities_are_the_model_s_own():
+    """Before bias and temperature; as many alternatives as each row asked for, none for who did not ask."""
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
+    made, _ = sampler(
+        ([1], 1, params(logprobs=2, logit_bias={9: 100.0})), ([1], 1, params()), ([1], 1, params(logprobs=0))
+    )
+    _, sampled = made.sample(logits, np.arange(3))
+    expected = torch.log_softmax(logits, -1)
+    assert sampled[0].token_id == 9
+    assert sampled[0].logprob == pytest.approx(expected[0, 9].item(), abs=1e-5)
+    assert [a.token_id for a in sampled[0].top] == expected[0].topk(2).indices.tolist()
+    assert sampled[1].logprob is None
+    assert sampled[2].top == ()
+    assert sampled[2].logprob == pytest.approx(expected[2].max().item(), abs=1e-5)
+
+
+def test_a_slot_remembers_nothing_of_who_sat_there_before():
+    """A plain request in a slot that had bias, penalties and log-probabilities."""
+    made, state = sampler(([1], 1, params(logit_bias={9: 100.0}, repetition_penalty=2.0, min_tokens=5, logprobs=3)))
+    state.apply(Batch(2, (), (), (), (Join(0, (1,), 1, 0, params(), ()),), (), (), ()))
+    logits = torch.randn(1, V, generator=torch.Generator().manual_seed(2))
+    token_ids, sampled = made.sample(logits, np.arange(1))
+    assert token_ids[0] == logits.argmax().item()
+    assert sampled[0].logprob is None
