@@ -5,6 +5,7 @@ import { showFigures, showLine, showPages, showPauses, showTable, summary } from
 import { Pauses } from "./pauses.js";
 import { Ring } from "./ring.js";
 import { watch } from "./source.js";
+import { Smooth } from "./smooth.js";
 import { Spark } from "./spark.js";
 
 const STATES = {
@@ -16,6 +17,7 @@ const READ_EVERY = 2000; // the table and the ring's description are for reading
 const ring = new Ring();
 const spark = new Spark(byId("spark"), byId("spark-note"));
 const pauses = new Pauses();
+const smooth = new Smooth();
 const table = byId("slots-table");
 let readAt = 0;
 
@@ -24,7 +26,8 @@ table.addEventListener("toggle", () => (readAt = 0));
 document.documentElement.dataset.ready = "";
 
 watch(
-  (snapshot) => {
+  (raw) => {
+    const snapshot = smooth.read(raw);
     ring.show(snapshot);
     spark.show(snapshot);
     showFigures(snapshot);

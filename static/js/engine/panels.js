@@ -78,7 +78,9 @@ function cellKinds(slots, pages, count) {
   let edge = 0;
   [...CLASSES, "cached"].forEach((name, i) => {
     edge += i < 3 ? shares[i] : pages.cached;
+    const before = kinds.length;
     while (kinds.length < Math.min(count, Math.round((edge / pages.total) * count))) kinds.push(name);
+    if (i < 3 && shares[i] > 0 && kinds.length === before && before < count) kinds.push(name); // the smallest share is still seen
   });
   while (kinds.length < count) kinds.push("free");
   return kinds;

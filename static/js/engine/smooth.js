@@ -1,0 +1,20 @@
+// Owns the calm of the rates: a slow step makes a rate jump between two looks, so what is shown is the mean of about a second.
+
+const SECOND = 1;
+
+export class Smooth {
+  #t = -1;
+  #decode = 0;
+  #prefill = 0;
+
+  /** The snapshot with its rates averaged; everything else stays as the engine said it. @param {any} snapshot */
+  read(snapshot) {
+    const { t, tokens_per_s: decode, prefill_tokens_per_s: prefill } = snapshot;
+    const share = this.#t < 0 || t < this.#t ? 1 : 1 - Math.exp(-(t - this.#t) / SECOND);
+    this.#t = t;
+    this.#decode += (decode - this.#decode) * share;
+    this.#prefill += (prefill - this.#prefill) * share;
+    const calm = (value) => (value < 0.5 ? 0 : value);
+    return { ...snapshot, tokens_per_s: calm(this.#decode), prefill_tokens_per_s: calm(this.#prefill) };
+  }
+}
