@@ -44,6 +44,7 @@ browser: install  ## bring a Chromium for the browser tests, if there is none
 bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.batching
 	@$(BIN)/python -m benchmarks.http_overhead
+	@$(BIN)/python -m benchmarks.people_first
 
 constraints: install  ## pin what is installed now
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt

@@ -232,7 +232,8 @@ def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
     """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # Idle OpenMP threads sleep instead of spinning: on a small machine they would take the cores this process needs.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
         [sys.executable, "-m", "engine.worker", str(sock.fileno())],
         pass_fds=[sock.fileno()],

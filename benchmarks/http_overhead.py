@@ -1,7 +1,8 @@
 """What HTTP costs: output tokens per second through SSE against the same engine called in its own process.
 
 A random-weight Llama of about 108M parameters (30 layers, hidden 576, 9 heads, 3 KV heads, intermediate 1536, the demo
-model's vocabulary), float32, 16 streams at once. Each token is one event; nothing is coalesced for a reader that keeps up.
+model's vocabulary), float32, 16 streams at once. Each token is one event; nothing is coalesced for a reader that keeps
+up.
 
     python -m benchmarks.http_overhead       # 5 interleaved runs
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +22,7 @@ from typing import Any
 
 from app.resources import demo_model
 from benchmarks.results import save, spread
+from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 
 LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 16
@@ -85,22 +86,6 @@ def engine_mode(model: str) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
-def start_server(model: Path) -> tuple[subprocess.Popen[str], str, int]:
-    """A real server on a free port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", str(model), "--port", "0", "--load-format", "dummy"]
-        + ["--max-num-seqs", str(STREAMS), "--no-enable-prefix-caching"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        found = re.match(r"Ready: http://([^:]+):(\d+)", line)
-        if found:
-            return process, found.group(1), int(found.group(2))
-    raise RuntimeError("the server did not start")
-
-
 async def over_http(host: str, port: int) -> float:
     """Seconds until all streams have ended."""
     ask: dict[str, Any] = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True}
@@ -124,24 +109,26 @@ def main() -> None:
         engine = in_process(Path(name))
         assert engine.stdin is not None and engine.stdout is not None
         assert engine.stdout.readline() == "ready\n"
-        server, host, port = start_server(Path(name))
-        try:
+        options_of_server = [
+            name,
+            "--load-format",
+            "dummy",
+            "--max-num-seqs",
+            str(STREAMS),
+            "--no-enable-prefix-caching",
+        ]
+        with Serving(*options_of_server) as server:
             for run in range(-1, options.runs):  # the first is the warm-up
                 engine.stdin.write(f"{run}\n")
                 engine.stdin.flush()
                 alone = STREAMS * OUTPUT / float(engine.stdout.readline())
-                http = STREAMS * OUTPUT / asyncio.run(over_http(host, port))
+                http = STREAMS * OUTPUT / asyncio.run(over_http(server.host, server.port))
                 if run >= 0:
                     rows.append({"run": run, "in_process": alone, "http": http, "ratio": http / alone})
-                    print(
-                        f"run {run}: in process {alone:.0f} tokens/s, HTTP {http:.0f}, ratio {http / alone:.3f}",
-                        flush=True,
-                    )
-        finally:
-            server.terminate()
-            server.wait()
-            engine.stdin.close()
-            engine.wait()
+                    ratio = http / alone
+                    print(f"run {run}: in process {alone:.0f} tokens/s, HTTP {http:.0f}, ratio {ratio:.3f}", flush=True)
+        engine.stdin.close()
+        engine.wait()
     summary = {key: spread([row[key] for row in rows]) for key in ("in_process", "http", "ratio")}
     settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": SIZE, "dtype": "float32"}
     print(summary)

@@ -5,28 +5,47 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 
-async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> list[float]:
-    """POST `body`; the moments (perf_counter) at which each `data:` event arrived. Raises `RuntimeError` on an error."""
+async def _chunks(host: str, port: int, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """The response of a POST as it arrives, headers included. Raises `RuntimeError` when it is not a 200."""
     payload = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(head.encode() + payload)
+    try:
+        writer.write(head.encode() + payload)
+        first = True
+        while data := await reader.read(1 << 16):
+            if first and not data.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(data.decode("utf-8", "replace"))
+            first = False
+            yield data
+    finally:
+        writer.close()
+
+
+async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> list[float]:
+    """POST `body`; the moments (perf_counter) at which each `data:` event arrived."""
     moments: list[float] = []
     tail = b""
-    first = True
-    while data := await reader.read(1 << 16):
+    async for data in _chunks(host, port, path, body):
         now = time.perf_counter()
-        if first and not data.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(data.decode("utf-8", "replace"))
-        first = False
-        data = tail + data
-        moments += [now] * data.count(b"\ndata: ")
-        tail = data[-6:] if not data.endswith(b"\n") else b"\n"
-    writer.close()
+        moments += [now] * (tail + data).count(b"\ndata: ")
+        tail = data[-6:] if b"\ndata: " not in data[-7:] else b""
     return moments
+
+
+async def text(host: str, port: int, path: str, body: dict[str, Any]) -> str:
+    """POST `body` to /v1/completions; the text of the whole stream."""
+    raw = b"".join([data async for data in _chunks(host, port, path, body)])
+    pieces = []
+    for line in raw.split(b"\n"):
+        if line.startswith(b"data: {"):
+            chunk = json.loads(line[6:])
+            pieces += [choice["text"] for choice in chunk["choices"]]
+    return "".join(pieces)

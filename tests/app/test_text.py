@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from app.schemas.common import SamplingFields
 from app.text import Detokenizer, StopMatcher, TemplateRefused, TextModel
 
 
@@ -122,3 +124,15 @@ def test_a_model_without_a_template_says_what_to_use_instead():
     """The refusal names the other route."""
     with pytest.raises(TemplateRefused, match="/v1/completions"):
         TextModel(MODEL.tokenizer, None, {}, frozenset()).render_chat([])
+
+
+def test_the_checkpoint_s_own_sampling_defaults_fill_what_a_request_leaves_open(tmp_path: Path):
+    """generation_config.json is honoured; what a request says beats it."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}')
+    text = TextModel.load(tmp_path)
+    assert text.eos_token_ids == {1, 2}
+    silent = SamplingFields().sampling(5, text.eos_token_ids, None, text.sampling_defaults)
+    assert (silent.temperature, silent.top_k, silent.top_p) == (0.6, 20, 1.0)
+    spoken = SamplingFields(temperature=0.0, top_k=0).sampling(5, text.eos_token_ids, None, text.sampling_defaults)
+    assert (spoken.temperature, spoken.top_k) == (0.0, 0)

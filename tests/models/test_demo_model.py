@@ -121,6 +121,7 @@ def test_taught_python_runs(capsys: pytest.CaptureFixture[str]):
         ("tables", 12, 11),
         ("lists", 12, 11),
         ("programs", 12, 11),
+        ("echoes", 12, 10),
         ("haiku", 12, 11),
         ("what it is", 12, 11),
         ("out of range", 24, 21),

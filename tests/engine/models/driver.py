@@ -23,7 +23,9 @@ class Row:
 
 
 class Driver:
-    """Runs rows through a model. Pages are handed out in a scattered order, so that nothing relies on their being consecutive."""
+    """Runs rows through a model. Pages are handed out in a scattered order, so that nothing relies on their being
+    consecutive.
+    """
 
     def __init__(
         self, model: Model, kernels: Kernels, num_pages: int = 64, page_size: int = 16, table_width: int = 0
@@ -37,7 +39,9 @@ class Driver:
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
     def step(self, decodes: list[Row], chunks: list[tuple[Row, int]]) -> Tensor:
-        """One forward: one token of each decode row, `n` tokens of each chunk's row -> logits of the last of each [R, V]."""
+        """One forward: one token of each decode row, `n` tokens of each chunk's row -> logits of the last of each [R,
+        V].
+        """
         work = [(row, 1) for row in decodes] + chunks
         for row, count in work:
             while len(row.pages) * self.cache.page_size < row.computed + count:

@@ -1,0 +1,35 @@
+"""A real server as a child process, for benchmarks that go through HTTP."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import TracebackType
+
+
+class Serving:
+    """`with Serving("--max-num-seqs", "8") as server:` starts `carousel serve` on a free port and waits until it is
+    ready; `server.host` and `server.port` say where."""
+
+    def __init__(self, *options: str) -> None:
+        self.options = options
+
+    def __enter__(self) -> Serving:
+        command = [sys.executable, "-m", "app", "serve", *self.options, "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            found = re.match(r"Ready: http://([^:]+):(\d+)", line)
+            if found:
+                self.host, self.port = found.group(1), int(found.group(2))
+                return self
+        raise RuntimeError("the server did not start")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()

@@ -1,0 +1,200 @@
+"""The routes against odd requests, on the real application with a made-up engine on a thread."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.client import EngineClient
+from app.server import create_app
+from app.settings import Settings
+from engine.config import EngineConfig
+from tests.app.test_client import CONFIG, fake_engine
+from tests.app.test_text import byte_level
+
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+def make(**options) -> TestClient:
+    settings = Settings(engine=EngineConfig(model="fake"), model_name="fake", **options)
+    app = create_app(settings, EngineClient(CONFIG, fake_engine), byte_level())
+    return TestClient(app, base_url="http://127.0.0.1:8000", raise_server_exceptions=False)
+
+
+def ready(client: TestClient) -> TestClient:
+    """Wait until the engine serves."""
+    for _ in range(1000):
+        if client.get("/health").status_code == 200:
+            return client
+    raise AssertionError("the engine never got ready")
+
+
+@pytest.fixture(scope="module")
+def http():
+    with make(max_body=50_000) as client:
+        yield ready(client)
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with make(api_key=("alice", "bob")) as client:
+        yield ready(client)
+
+
+def test_a_chat_on_the_made_up_engine_works(http):
+    """What follows refuses for its own reasons."""
+    answer = http.post(CHAT, json=ASK)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b"null", 400),
+        (b'"text"', 400),
+        (b'{"messages": NaN}', 400),
+        (b'{"messages": [{"role": "user", "content": "\xff"}]}', 400),
+        (b"[" * 20_000, 400),
+        (b'{"messages": ' + b"[" * 20_000, 400),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": ' + b"9" * 5000 + b"}", 400),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}', 400),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "temperature": Infinity}', 400),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 1}', 400),
+        (b" " * 50_001, 413),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused_in_openai_s_shape(http, body: bytes, status: int):
+    """Never a 500, never another framework's shape, never a traceback."""
+    answer = http.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "Traceback" not in answer.text
+    assert "/" not in error["message"].replace("application/json", "")
+
+
+def test_control_characters_in_a_message_are_text(http):
+    """A NUL is a character like another."""
+    answer = http.post(CHAT, json=ASK | {"messages": [{"role": "user", "content": "a\u0000b\u2028c"}]})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", CHAT, 405),
+        ("PUT", "/v1/models", 405),
+        ("GET", "/nowhere", 404),
+        ("GET", "//v1/models", 404),
+        ("GET", "/static/../pyproject.toml", 404),
+        ("GET", "/static/%2e%2e/pyproject.toml", 404),
+        ("GET", "/v1/models/another/model", 404),
+    ],
+)
+def test_a_wrong_address_or_method_is_an_error_in_openai_s_shape(http, method: str, path: str, status: int):
+    """With Allow where it is the method."""
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "127.0.0.1.evil.example"}, 421),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"X-Carousel-Resume": "soon"}, 400),
+        ({"X-Carousel-Resume": "-1"}, 400),
+    ],
+)
+def test_a_header_that_does_not_belong_is_refused(http, headers: dict[str, str], status: int):
+    """Content, host and origin."""
+    answer = http.post(CHAT, content=json.dumps(ASK), headers={"Content-Type": "application/json"} | headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/engine"])
+def test_pages_are_served_under_a_strict_policy(http, path: str):
+    """No inline script, no foreign source, no frame; and nothing in the page needs them."""
+    answer = http.get(path)
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "<script>" not in answer.text
+    assert "style=" not in answer.text
+    assert "//cdn" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", CHAT),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/fake"),
+        ("GET", "/v1/streams/x"),
+        ("DELETE", "/v1/streams/x"),
+        ("GET", "/v1/engine/events"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+    ],
+)
+@pytest.mark.parametrize(
+    "key",
+    [None, "", "alic", "alicee", "Alice", "alice,bob", "ключ"],
+    ids=lambda key: repr(key).encode("ascii", "replace"),
+)
+def test_without_a_right_key_nothing_is_answered(locked, method: str, path: str, key: str | None):
+    """No key, an empty one, a part of one, a foreign alphabet."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
+    answer = locked.request(method, path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_stream_belongs_to_the_key_that_began_it(locked):
+    """Another tenant is told the same as about a stream that never was."""
+    alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+    answer = locked.post(CHAT, json=ASK, headers=alice)
+    assert answer.status_code == 200
+    stream = answer.headers["x-request-id"]
+    assert locked.get(f"/v1/streams/{stream}", headers=alice).status_code == 200
+    foreign = locked.get(f"/v1/streams/{stream}", headers=bob)
+    unknown = locked.get("/v1/streams/" + "0" * 24, headers=bob)
+    assert foreign.status_code == unknown.status_code == 404
+    assert foreign.text.replace(stream, "") == unknown.text.replace("0" * 24, "")
+
+
+def test_tokens_go_there_and_back(http):
+    """/tokenize and /detokenize are each other's inverse."""
+    ids = http.post("/tokenize", json={"prompt": "hello wörld 🎠"}).json()
+    assert ids["count"] == len(ids["tokens"])
+    assert http.post("/detokenize", json={"tokens": ids["tokens"]}).json() == {"prompt": "hello wörld 🎠"}
+    assert http.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
+    assert http.post("/tokenize", json={}).status_code == 400
+
+
+def test_a_full_server_says_when_to_come_back():
+    """503 with Retry-After, and the requests that are in are not disturbed."""
+    with make(max_queue=0) as client:
+        answer = ready(client).post(CHAT, json=ASK)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "server_full"

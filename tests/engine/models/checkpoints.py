@@ -1,0 +1,145 @@
+"""Tiny random checkpoints, written by transformers, and what transformers computes with them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from engine.execution.models import Model, load_model
+
+VOCAB = 300
+PROMPT = 77  # not a multiple of any page or chunk size in use
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    # Large enough that the largest two logits of a position are never near each other.
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+# name -> (transformers' name of the family, what differs from SMALL)
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-tied-mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+    "mistral-window": ("Mistral", {"sliding_window": 24}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 20}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "num_attention_heads": 6}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 16, "attention_bias": True, "rope_parameters": YARN}),
+}
+
+# Families the decoder does not know, served through transformers.
+FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo2": ("Olmo2", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 20}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5}),
+    "gemma3": ("Gemma3", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}),
+}
+
+# Families that must be refused, and a word of the reason.
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "alibi": ("Bloom", {"n_layer": 2, "n_head": 4}, "attention interface"),
+    "soft-capped scores": ("Gemma2", {"head_dim": 16}, "softcap"),
+    "attention sinks": ("GptOss", {"head_dim": 16, "num_local_experts": 2}, "s_aux"),
+    "latent attention": ("DeepseekV3", {"n_routed_experts": 8, "first_k_dense_replace": 2}, "layer 0"),
+    "a step that does not reach attention": ("StableLm", {}, "flat batch"),
+    "frequencies by batch": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "long_factor": [2.0] * 8,
+                "short_factor": [1.0] * 8,
+            },
+        },
+        "neighbours",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory and the model it was saved from."""
+
+    path: Path
+    reference: Any
+
+    def load(self, dtype: torch.dtype = torch.float32) -> Model:
+        return load_model(self.path, dtype, torch.device("cpu"), lambda done, total: None)
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[len(tokens), V] float32, by transformers."""
+        with torch.inference_mode():
+            logits: Tensor = self.reference(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        return logits.float()
+
+    @functools.cached_property
+    def prompt(self) -> list[int]:
+        ids: list[int] = torch.randint(1, VOCAB, (PROMPT,), generator=torch.Generator().manual_seed(3)).tolist()
+        return ids
+
+    @functools.cached_property
+    def text(self) -> list[int]:
+        """200 greedy tokens after the prompt, by transformers' generate."""
+        ids = torch.tensor([self.prompt])
+        out = self.reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False, pad_token_id=0
+        )
+        text: list[int] = out[0, PROMPT:].tolist()
+        assert len(text) == 200
+        return text
+
+
+class Checkpoints:
+    """Makes each checkpoint once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._made: dict[str, Checkpoint] = {}
+
+    def __getitem__(self, name: str) -> Checkpoint:
+        if name not in self._made:
+            family, changes = (DECODERS | FALLBACKS)[name]
+            self._made[name] = save(self._directory / name, family, changes)
+        return self._made[name]
+
+
+def save(path: Path, family: str, changes: dict[str, Any], **options: Any) -> Checkpoint:
+    """A random model of a family, the same every time. options: of save_pretrained."""
+    name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, name)(**(SMALL | changes))
+    torch.manual_seed(11)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        # Biases and norms start as zeros and ones, which would hide that they are left out.
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            assert parameter.isfinite().all(), parameter_name
+    model.save_pretrained(path, **options)
+    return Checkpoint(path, model)

@@ -1,0 +1,26 @@
+"""Fixtures of the model tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.interface import Kernels, load
+from tests.engine.models.checkpoints import Checkpoint, Checkpoints
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Tiny random checkpoints by name, made when first asked for."""
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def kernels() -> Kernels:
+    return load(torch.device("cpu"))
+
+
+@pytest.fixture
+def checkpoint(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Checkpoint:
+    """The checkpoint a test is parametrised with, by name."""
+    return checkpoints[request.param]

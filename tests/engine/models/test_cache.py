@@ -1,0 +1,57 @@
+"""The cache's tensors: pages copied, moved to host memory and back, over all layers at once."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.execution.cache import KVCache
+
+SHAPE = {"page_size": 4, "layers": 3, "heads": 2, "dim": 8}
+
+
+def filled(host_pages: int = 0) -> KVCache:
+    cache = KVCache.allocate(6, **SHAPE, dtype=torch.float32, device=torch.device("cpu"), host_pages=host_pages)
+    cache.data.normal_(generator=torch.Generator().manual_seed(0))
+    return cache
+
+
+def test_layers_are_views_of_one_tensor():
+    """k and v of a layer are contiguous [N, Hkv, S, D], and writing them writes the cache."""
+    cache = filled()
+    assert len(cache.k) == len(cache.v) == 3
+    for layer in range(3):
+        for view in (cache.k[layer], cache.v[layer]):
+            assert view.shape == (6, 2, 4, 8) and view.is_contiguous()
+    cache.v[1][5] = 7.0
+    assert (cache.data[1, 1, 5] == 7.0).all()
+    assert (cache.num_pages, cache.page_size) == (6, 4)
+
+
+def test_the_size_of_a_page_is_known_before_the_cache():
+    """bytes_per_page times the pages is what the tensor takes."""
+    cache = filled()
+    assert KVCache.bytes_per_page(**SHAPE, dtype=torch.float32) * 6 == cache.data.nbytes
+    assert KVCache.bytes_per_page(**SHAPE, dtype=torch.bfloat16) * 12 == cache.data.nbytes
+
+
+def test_copies_read_everything_before_they_write():
+    """A page may be overwritten in the call that copies it elsewhere."""
+    cache = filled()
+    before = cache.data.clone()
+    cache.copy_pages([0, 3, 0], [3, 5, 1])
+    for source, destination in ((0, 3), (3, 5), (0, 1), (2, 2), (4, 4), (0, 0)):
+        assert torch.equal(cache.data[:, :, destination], before[:, :, source])
+
+
+def test_pages_come_back_from_the_host_as_they_went():
+    """Out to host pages, the device pages reused, back to other device pages: the same contents in all layers."""
+    cache = filled(host_pages=4)
+    before = cache.data.clone()
+    cache.swap_out([(1, 3), (4, 0)])
+    assert torch.equal(cache.data, before)
+    cache.zero_pages([1, 4])
+    assert not cache.data[:, :, [1, 4]].any() and torch.equal(cache.data[:, :, 2], before[:, :, 2])
+    cache.swap_in([(0, 5), (3, 4)])
+    assert torch.equal(cache.data[:, :, 5], before[:, :, 4])
+    assert torch.equal(cache.data[:, :, 4], before[:, :, 1])
+    assert torch.equal(cache.data[:, :, 0], before[:, :, 0])

@@ -1,0 +1,128 @@
+"""Reading config.json: both generations of keys, the families' defaults, and errors that name key and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.execution.models.config import DecoderConfig
+from engine.execution.models.errors import ModelConfigError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_old_and_new_rope_keys_mean_the_same():
+    """rope_theta and rope_scaling (transformers 4) read like rope_parameters (transformers 5)."""
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | SCALING}
+    older = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3"} | SCALING}
+    new = LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5} | SCALING}
+    assert DecoderConfig.from_hf(old) == DecoderConfig.from_hf(older) == DecoderConfig.from_hf(new)
+    assert DecoderConfig.from_hf(new).rope.theta == 5e5
+
+
+def test_torch_dtype_and_dtype_mean_the_same():
+    """The older name of the key is read too; without either it is float32."""
+    for key in ("dtype", "torch_dtype"):
+        assert DecoderConfig.from_hf(LLAMA | {key: "bfloat16"}).dtype == torch.bfloat16
+    assert DecoderConfig.from_hf(LLAMA).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA | {"sliding_window": 8}, (0, 0, 0, 0)),
+        (MISTRAL, (4096,) * 4),
+        (MISTRAL | {"sliding_window": 8}, (8,) * 4),
+        (MISTRAL | {"sliding_window": None}, (0,) * 4),
+        (QWEN2 | {"sliding_window": 8}, (0,) * 4),
+        (QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 8)),
+        (QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 28}, (0,) * 4),
+        (
+            QWEN3
+            | {"sliding_window": 8, "use_sliding_window": True}
+            | {"layer_types": ["full_attention", "sliding_attention"] * 2},
+            (0, 8, 0, 8),
+        ),
+    ],
+)
+def test_windows_by_layer(config: dict[str, Any], windows: tuple[int, ...]):
+    """A sliding window applies to the layers the family's rules give it."""
+    assert DecoderConfig.from_hf(config).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("config", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"),
+    [
+        (LLAMA, False, False, False, False),
+        (LLAMA | {"attention_bias": True, "mlp_bias": True}, True, True, True, False),
+        (MISTRAL, False, False, False, False),
+        (QWEN2, True, False, False, False),
+        (QWEN3, False, False, False, True),
+        (QWEN3 | {"attention_bias": True}, True, True, False, True),
+    ],
+)
+def test_biases_and_norms_by_family(
+    config: dict[str, Any], qkv_bias: bool, out_bias: bool, mlp_bias: bool, qk_norm: bool
+):
+    """Which projections have a bias, and whether heads are normalised, follows the family."""
+    read = DecoderConfig.from_hf(config)
+    assert (read.qkv_bias, read.out_bias, read.mlp_bias, read.qk_norm) == (qkv_bias, out_bias, mlp_bias, qk_norm)
+
+
+def test_missing_keys_that_have_a_meaning():
+    """Head size from the hidden size (128 for Qwen3), as many key as query heads for an old Llama."""
+    old = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert DecoderConfig.from_hf(old).num_kv_heads == 4
+    assert DecoderConfig.from_hf(LLAMA).head_dim == 16
+    assert DecoderConfig.from_hf(QWEN3).head_dim == 128
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert DecoderConfig.from_hf(LLAMA | {"rope_parameters": yarn}).max_position == 2048
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "key"),
+    [
+        (LLAMA, {"architectures": ["BertModel"]}, "architectures"),
+        (LLAMA, {"architectures": None}, "architectures"),
+        (LLAMA, {"hidden_act": "gelu"}, "hidden_act"),
+        (LLAMA, {"vocab_size": None}, "vocab_size"),
+        (LLAMA, {"hidden_size": -1}, "hidden_size"),
+        (LLAMA, {"hidden_size": 66}, "hidden_size"),
+        (LLAMA, {"num_hidden_layers": "4"}, "num_hidden_layers"),
+        (LLAMA, {"num_hidden_layers": True}, "num_hidden_layers"),
+        (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (QWEN2, {"num_key_value_heads": None}, "num_key_value_heads"),
+        (LLAMA, {"head_dim": 15}, "head_dim"),
+        (LLAMA, {"dtype": "float8"}, "dtype"),
+        (LLAMA, {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling"),
+        (LLAMA, {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (MISTRAL, {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        (MISTRAL, {"sliding_window": 0}, "sliding_window"),
+        (QWEN2, {"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "layer_types"),
+    ],
+)
+def test_errors_name_the_key_and_the_value(config: dict[str, Any], changes: dict[str, Any], key: str):
+    """What cannot be computed is refused with the line of config.json that is to blame."""
+    with pytest.raises(ModelConfigError) as raised:
+        DecoderConfig.from_hf(config | changes)
+    assert raised.value.key == key
+    assert key in str(raised.value) and repr(raised.value.value) in str(raised.value)

@@ -1,0 +1,79 @@
+"""The decoder against transformers: logits and greedy text of tiny random checkpoints of every family it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.execution.models import load_model
+from kernels.interface import Kernels
+from tests.engine.models.checkpoints import DECODERS, Checkpoint, Checkpoints, save
+from tests.engine.models.driver import Driver, Row
+
+EVERY = pytest.mark.parametrize("checkpoint", DECODERS, indirect=True)
+
+
+@EVERY
+def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels):
+    """After a prompt and at each of 30 decode steps behind another, the logits are transformers' to rounding."""
+    expected = checkpoint.logits(checkpoint.prompt)
+    model = checkpoint.load()
+    assert model.kind == "decoder"
+    assert model.num_parameters == checkpoint.reference.num_parameters()
+    driver = Driver(model, kernels)
+    logits = driver.prefill(Row(checkpoint.prompt), 1000)
+    torch.testing.assert_close(logits, expected[-1], atol=2e-4, rtol=1e-3)
+    row = Row(checkpoint.prompt[:47])
+    torch.testing.assert_close(driver.prefill(row, 20), expected[46], atol=2e-4, rtol=1e-3)
+    for position in range(47, len(checkpoint.prompt)):
+        row.tokens.append(checkpoint.prompt[position])
+        torch.testing.assert_close(driver.step([row], [])[0], expected[position], atol=2e-4, rtol=1e-3)
+
+
+@EVERY
+def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Kernels):
+    """200 tokens, the prompt prefilled whole or in chunks of odd sizes: the same ids as generate's."""
+    model = checkpoint.load()
+    for chunk in (1000, 7):
+        assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
+
+
+@pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
+def test_pages_may_be_shared(checkpoint: Checkpoint, kernels: Kernels):
+    """A row that starts on another's full pages, as with a prefix cache, has the bits of one that computed them
+    itself.
+    """
+    driver = Driver(checkpoint.load(), kernels)
+    first = Row(list(checkpoint.prompt))
+    driver.prefill(first, 1000)
+    prompt = checkpoint.prompt[:48] + checkpoint.prompt[:20]
+    shared = Row(prompt, pages=first.pages[:3], computed=48)
+    assert torch.equal(driver.prefill(shared, 1000), driver.prefill(Row(list(prompt)), 1000))
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path, kernels: Kernels, checkpoints: Checkpoints):
+    """Weights split over several files by an index load like those of one file."""
+    whole = checkpoints["llama"]
+    sharded = save(tmp_path, "Llama", {}, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    results = [Driver(made.load(), kernels).prefill(Row(whole.prompt), 1000) for made in (whole, sharded)]
+    assert torch.equal(*results)
+
+
+def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, kernels: Kernels):
+    """A bfloat16 checkpoint in float32 is exact; a float32 checkpoint in bfloat16 is close; None keeps what is
+    stored.
+    """
+    checkpoint = save(tmp_path, "Llama", {})
+    checkpoint.reference.to(torch.bfloat16).save_pretrained(tmp_path)
+    checkpoint.reference.float()
+    expected = checkpoint.logits(checkpoint.prompt)[-1]
+    exact = Driver(checkpoint.load(torch.float32), kernels).prefill(Row(checkpoint.prompt), 1000)
+    torch.testing.assert_close(exact, expected, atol=2e-4, rtol=1e-3)
+    as_stored = load_model(tmp_path, None, torch.device("cpu"), lambda done, total: None)
+    assert as_stored.dtype == torch.bfloat16
+    close = Driver(as_stored, kernels).prefill(Row(checkpoint.prompt), 1000)
+    assert close.dtype == torch.float32
+    assert float((close - expected).abs().max()) < 0.1 * float(expected.abs().max())

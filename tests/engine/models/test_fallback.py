@@ -1,0 +1,99 @@
+"""Models served through transformers: the same text as transformers' own, and a refusal where that cannot be had."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.execution.models import ModelError, WeightsError, load_model
+from engine.execution.models.fallback import TransformersModel
+from engine.execution.models.fallback_check import check_against_own_attention
+from kernels.interface import Kernels
+from tests.engine.models.checkpoints import FALLBACKS, REFUSED, Checkpoint, Checkpoints, save
+from tests.engine.models.driver import Driver, Row
+
+EVERY = pytest.mark.parametrize("checkpoint", FALLBACKS, indirect=True)
+CPU = torch.device("cpu")
+
+
+@EVERY
+def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels):
+    """After a prompt and at decode steps behind another, the logits are transformers' to rounding."""
+    expected = checkpoint.logits(checkpoint.prompt)
+    model = checkpoint.load()
+    assert model.kind == "transformers"
+    assert model.num_parameters == checkpoint.reference.num_parameters()
+    driver = Driver(model, kernels)
+    logits = driver.prefill(Row(checkpoint.prompt), 1000)
+    torch.testing.assert_close(logits, expected[-1], atol=2e-4, rtol=1e-3)
+    row = Row(checkpoint.prompt[:67])
+    driver.prefill(row, 20)
+    for position in range(67, len(checkpoint.prompt)):
+        row.tokens.append(checkpoint.prompt[position])
+        torch.testing.assert_close(driver.step([row], [])[0], expected[position], atol=2e-4, rtol=1e-3)
+
+
+@EVERY
+def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Kernels):
+    """200 tokens, the prompt prefilled whole or in chunks: the same ids as generate's."""
+    model = checkpoint.load()
+    for chunk in (1000, 30):
+        assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
+
+
+@pytest.mark.parametrize("checkpoint", ["olmo2", "phi3-window"], indirect=True)
+def test_rows_of_a_batch_do_not_see_each_other(checkpoint: Checkpoint, kernels: Kernels):
+    """Decode rows and a chunk in one flat batch have the bits they have alone."""
+    model = checkpoint.load()
+    prompts = [checkpoint.prompt[:length] for length in (5, 40, 77)]
+    alone = [Driver(model, kernels).prefill(Row(list(prompt)), 1000) for prompt in prompts]
+    driver = Driver(model, kernels)
+    rows = [Row(prompt[:-1]) for prompt in prompts[:2]]
+    for row, prompt in zip(rows, prompts, strict=False):
+        driver.prefill(row, 16)
+        row.tokens.append(prompt[-1])
+    together = driver.step(rows, [(Row(list(prompts[2])), 77)])
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
+    """A model whose attention or positions would come out differently is an error with the reason, not another text."""
+    family, changes, reason = REFUSED[name]
+    save(tmp_path, family, changes)
+    with pytest.raises(ModelError, match=reason):
+        load_model(tmp_path, torch.float32, CPU, lambda done, total: None)
+
+
+def test_the_check_notices_a_difference(checkpoints: Checkpoints):
+    """A model whose paged logits are off, here by a factor, does not pass."""
+    checkpoint = checkpoints["olmo2"]
+    model = checkpoint.load()
+    assert isinstance(model, TransformersModel)
+    check_against_own_attention(model, checkpoint.reference)
+    model._divisor = 1.01
+    with pytest.raises(ModelError, match="differ from its own"):
+        check_against_own_attention(model, checkpoint.reference)
+
+
+def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):
+    """The files are looked at before transformers reads them."""
+    path = Path(shutil.copytree(checkpoints["olmo2"].path, tmp_path / "broken"))
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: truncated"):
+        load_model(path, torch.float32, CPU, lambda done, total: None)
+
+
+def test_dummy_weights_need_no_files(tmp_path: Path, checkpoints: Checkpoints, kernels: Kernels):
+    """The shapes of config.json are enough, and torch's global generator is left as it was."""
+    shutil.copy(checkpoints["olmo2"].path / "config.json", tmp_path)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    model = load_model(tmp_path, torch.float32, CPU, lambda done, total: None, "dummy")
+    assert torch.equal(torch.rand(1), expected)
+    assert Driver(model, kernels).prefill(Row([1, 2, 3]), 10).isfinite().all()

@@ -1,0 +1,56 @@
+"""In float32 on a CPU a row's logits have the same bits whatever else the step computes. Every comparison is exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.execution.models import Model
+from kernels.interface import Kernels
+from tests.engine.models.checkpoints import Checkpoint
+from tests.engine.models.driver import Driver, Row
+
+CHECKPOINTS = ["llama", "llama-tied-mha", "mistral-window", "qwen2-window", "qwen3", "llama-llama3"]
+
+
+def alone(model: Model, kernels: Kernels, tokens: list[int]) -> Tensor:
+    """Logits of the last of `tokens`, prefilled in one piece by an engine that does nothing else."""
+    return Driver(model, kernels).prefill(Row(list(tokens)), 10_000)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True)
+def test_chunk_sizes_and_decode_steps_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
+    """A prompt in chunks of any size, or fed token by token as decode rows: the same logits at its end."""
+    model = checkpoint.load()
+    tokens = checkpoint.prompt * 4  # beyond one tile of 256 positions
+    expected = alone(model, kernels, tokens)
+    for chunk in (1, 3, 64, 100, 257):
+        assert torch.equal(Driver(model, kernels).prefill(Row(list(tokens)), chunk), expected), chunk
+    driver = Driver(model, kernels)
+    row = Row(list(tokens))
+    for _ in tokens:
+        logits = driver.step([row], [])
+    assert torch.equal(logits[0], expected)
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True)
+def test_neighbours_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
+    """A decode row beside 0 to 20 others of all lengths and beside prefill chunks, in wide and narrow page tables."""
+    model = checkpoint.load()
+    tokens = checkpoint.prompt * 4
+    lengths = [1, 2, 15, 16, 17, 33, 64, 77, 100, 255, 256, 257, 300]
+    expected = {length: alone(model, kernels, tokens[:length]) for length in lengths}
+    for table_width, count in ((0, 1), (40, 2), (0, 5), (0, 13), (30, 21)):
+        driver = Driver(model, kernels, num_pages=400, table_width=table_width)
+        rows = [Row(tokens[: lengths[i * 5 % 13]]) for i in range(count)]
+        for row in rows:
+            row.tokens, last = row.tokens[:-1], row.tokens[-1]
+            driver.prefill(row, 50)
+            row.tokens.append(last)
+        chunked = [Row(list(tokens)), Row(tokens[5:])]
+        logits = driver.step(rows, [(chunked[0], 33), (chunked[1], 1)])
+        for row, result in zip(rows, logits, strict=False):
+            assert torch.equal(result, expected[len(row.tokens)]), (count, len(row.tokens))
+        assert torch.equal(logits[-2], expected[33])
+        assert torch.equal(driver.step([], [(chunked[0], 224)])[0], expected[257])
