@@ -226,12 +226,16 @@ class Session:
         _ = self.service.info
         prompt = await self.service.encode_chat(turns)
         limit = asked.max_output_tokens or self._fields.max_output_tokens or "inf"
+        defaults = self.service.text.sampling_defaults
         temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
         seed = asked.seed if asked.seed is not None else self._fields.seed
         sampling = SamplingParams(
             max_tokens=self.service.token_limit(None if limit == "inf" else limit, len(prompt)),
-            temperature=1.0 if temperature is None else temperature,
-            top_p=asked.top_p or self._fields.top_p or 1.0,
+            temperature=defaults.get("temperature", 1.0) if temperature is None else temperature,
+            top_p=asked.top_p or self._fields.top_p or defaults.get("top_p", 1.0),
+            top_k=int(defaults.get("top_k", 0)),
+            min_p=defaults.get("min_p", 0.0),
+            repetition_penalty=defaults.get("repetition_penalty", 1.0),
             stop_token_ids=tuple(sorted(self.service.text.eos_token_ids)),
             seed=secrets.randbits(64) if seed is None else seed,
         )

@@ -91,7 +91,7 @@ class Service:
         """Start answering a request of one of the text protocols. Raises `ApiError` when the engine refuses it."""
         return self.start(
             prompt,
-            fields.sampling(max_tokens, self.text.eos_token_ids, logprobs),
+            fields.sampling(max_tokens, self.text.eos_token_ids, logprobs, self.text.sampling_defaults),
             service_class=fields.service_class,
             priority=fields.priority or 0,
             n=fields.n or 1,

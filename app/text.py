@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class TemplateRefused(Exception):
@@ -34,9 +35,15 @@ class TextModel:
     """Tokenizer and chat template of one checkpoint. Safe to use from several threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str | None, special: dict[str, str], eos: frozenset[int]
+        self,
+        tokenizer: Tokenizer,
+        template: str | None,
+        special: dict[str, str],
+        eos: frozenset[int],
+        sampling_defaults: dict[str, float] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
         self._special = special
         self._template = _environment().from_string(template) if template else None
@@ -47,7 +54,8 @@ class TextModel:
         config = _read_json(path / "tokenizer_config.json")
         special = {name: _content(config[name]) for name in SPECIAL_NAMES if config.get(name)}
         tokenizer = _load_tokenizer(path)
-        return cls(tokenizer, chat_template or _find_template(path, config), special, _eos(path, tokenizer, special))
+        template = chat_template or _find_template(path, config)
+        return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
 
     @property
     def has_chat_template(self) -> bool:
@@ -208,6 +216,12 @@ def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset
             return frozenset([value] if isinstance(value, int) else value)
     eos = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset() if eos is None else frozenset([eos])
+
+
+def _sampling_defaults(path: Path) -> dict[str, float]:
+    """The sampling parameters of generation_config.json, as vLLM honours them."""
+    config = _read_json(path / "generation_config.json")
+    return {name: config[name] for name in SAMPLING_NAMES if isinstance(config.get(name), int | float)}
 
 
 def _content(token: str | dict[str, Any]) -> str:

@@ -72,19 +72,27 @@ class SamplingFields(Strict):
         """The class that `service_tier` asks for."""
         return TIERS[self.service_tier or "auto"]
 
-    def sampling(self, max_tokens: int, eos: frozenset[int], logprobs: int | None) -> SamplingParams:
-        """The engine's view. Without a seed a random one is drawn, so that even then the answer is reproducible."""
+    def sampling(
+        self, max_tokens: int, eos: frozenset[int], logprobs: int | None, defaults: dict[str, float]
+    ) -> SamplingParams:
+        """The engine's view. `defaults` is what the checkpoint recommends; without that, the protocol's. Without a seed
+        a random one is drawn."""
+
+        def value(name: str, otherwise: float) -> float:
+            asked: float | None = getattr(self, name)
+            return defaults.get(name, otherwise) if asked is None else asked
+
         stop_ids = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos)
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=max(0, self.top_k or 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
+            temperature=value("temperature", 1.0),
+            top_k=max(0, int(value("top_k", 0))),
+            top_p=value("top_p", 1.0),
+            min_p=value("min_p", 0.0),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            repetition_penalty=value("repetition_penalty", 1.0),
             logit_bias=_bias(self.logit_bias),
             stop_token_ids=tuple(sorted(stop_ids)),
             seed=secrets.randbits(64) if self.seed is None else self.seed % 2**64,
