@@ -1,7 +1,7 @@
 """Continuous against static batching: same engine, same slots, same kernels, same requests.
 
 Output lengths are exponential with mean 128, capped at 1536 (and at least 1), from a fixed seed: a few long answers
-among many short ones, as chat traffic is. Static batching fills all slots, runs until the last of them has finished, and
+among many short ones, as chat traffic is. Static batching fills all slots, runs until the last has finished, and
 only then takes the next ones; slots that have finished are not computed (padding would make it slower still).
 
     python -m benchmarks.batching            # 8 and 32 slots, 5 interleaved runs each

@@ -44,8 +44,9 @@ class Chat:
         self.prompt.press("Enter")
 
     def send_long(self) -> None:
-        """Asks for an answer that is still being written when the test looks at it."""
+        """Asks for an answer that is still being written when the test looks at it: one that may not end by itself."""
         self.set_field("max_tokens", "")
+        self.page.route("**/v1/chat/completions", _without_end)
         self.send(LONG)
 
     def text(self) -> Locator:
@@ -62,6 +63,11 @@ class Chat:
         self.page.locator(f"#settings [name={name}]").fill(value)
         self.page.keyboard.press("Escape")
         expect(self.page.locator("#settings")).to_be_hidden()
+
+
+def _without_end(route: Route) -> None:
+    """The page's own request, but the model's end-of-text token does not end the answer."""
+    route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
 @pytest.fixture

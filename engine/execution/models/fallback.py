@@ -90,7 +90,7 @@ class PackedModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x[..., K] -> [..., N]."""
-        return self._packed(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+        return self._packed(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 class TransformersModel:
@@ -187,7 +187,7 @@ def _load_weights(path: Path, dtype: torch.dtype | None) -> Any:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, ImportError) as error:
-        raise ModelError(f"{path}: transformers cannot load this model: {error}") from error
+        raise ModelError(f"{path}: transformers cannot load this model: {error!r}") from error
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:
             some = ", ".join(str(name) for name in sorted(info[problem], key=str)[:5])
@@ -211,8 +211,8 @@ def _pack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             # Exactly nn.Linear: a subclass computes something else.
             if type(child) is nn.Linear and can_pack(child.weight):
-                bias = None if child.bias is None else child.bias.data
-                setattr(parent, name, PackedModule(pack_linear(child.weight.data, bias)))
+                bias = dict(child.named_parameters(recurse=False)).get("bias")
+                setattr(parent, name, PackedModule(pack_linear(child.weight.data, None if bias is None else bias.data)))
 
 
 def _max_position(config: Any) -> int:

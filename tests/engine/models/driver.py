@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -64,9 +65,9 @@ class Driver:
         ]
         tokens = [[row.tokens[p] for p in where] for (row, _), where in zip(work, positions, strict=True)]
         inputs = ModelInputs(
-            token_ids=torch.tensor(sum(tokens, [])),
-            positions=torch.tensor(sum(positions, [])),
-            slots=torch.tensor(sum(slots, [])),
+            token_ids=torch.tensor(list(chain.from_iterable(tokens))),
+            positions=torch.tensor(list(chain.from_iterable(positions))),
+            slots=torch.tensor(list(chain.from_iterable(slots))),
             num_decodes=len(decodes),
             decode_page_table=self._table(decodes),
             decode_context_lens=torch.tensor([row.computed + 1 for row in decodes], dtype=torch.int32),
