@@ -83,7 +83,7 @@ class Generation:
                 pass
             case EndEvent(_, choice, finish, message, code, param):
                 if finish is FinishReason.ERROR:
-                    self._client.abort(self.request.id)
+                    self._client.abort(self.request.id)  # its other choices, if they are still at it
                     self._close(Failure(message, code, param))
                 else:
                     self._finish(choice, "abort")
@@ -94,6 +94,12 @@ class Generation:
         for choice in range(len(self._choices)):
             if not self.log.is_closed:
                 self._finish(choice, "abort")
+
+    def fail(self, message: str, code: str) -> None:
+        """End it with an error that its readers are told."""
+        if not self.log.is_closed:
+            self._client.abort(self.request.id)
+            self._close(Failure(message, code, None))
 
     def reader_left(self) -> None:
         """Called when a reader is gone. The last one takes the request with it, after the grace that was asked for."""

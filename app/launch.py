@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from app.client import EngineClient, EngineUnavailable, Phase
 from app.server import create_app
+from app.service import Service
 from app.settings import Settings
 from app.text import TextModel, TokenizerMissing
 
@@ -20,6 +21,7 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10
+DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
 
 
 def run(settings: Settings) -> int:
@@ -31,8 +33,9 @@ def run(settings: Settings) -> int:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     client = EngineClient(settings.engine)
+    app = create_app(settings, client, text)
     config = uvicorn.Config(
-        create_app(settings, client, text),
+        app,
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         log_config=None,
         access_log=settings.log_level == "debug",
@@ -42,7 +45,21 @@ def run(settings: Settings) -> int:
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
         server_header=False,
     )
-    return asyncio.run(_run(uvicorn.Server(config), client, bound, settings))
+    return asyncio.run(_run(_Server(config, app.state.service), client, bound, settings))
+
+
+class _Server(uvicorn.Server):
+    """Drains before it stops: a stream that merely ends would pass for a complete answer."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._draining = asyncio.create_task(self._service.drain(DRAIN_SECONDS))
+        await super().shutdown(sockets)
+        await self._draining
 
 
 async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:

@@ -47,6 +47,10 @@ class StreamRegistry:
             raise CursorRefused(400, f"event id {cursor[:80]!r} lies ahead of the stream")
         return place.seq
 
+    def live(self) -> list[Generation]:
+        """Those that are still being answered."""
+        return [generation for generation in self._streams.values() if not generation.log.is_closed]
+
     def finish(self, generation: Generation) -> None:
         """Its log is closed: from now on its time to live runs."""
         self._finished[generation.log.id] = generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from dataclasses import dataclass
 
 from app.client import EngineClient, EngineUnavailable
@@ -32,6 +33,7 @@ class Service:
     registry: StreamRegistry
     metrics: Metrics
     started: int  # Unix time, shown to clients
+    draining: bool = False  # told to stop: nothing new is taken
 
     @property
     def info(self) -> ModelInfo:
@@ -116,6 +118,8 @@ class Service:
     ) -> Generation:
         """Queue a request and make its stream findable. Raises `ApiError`."""
         _ = self.info
+        if self.draining:
+            raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
         if self.client.in_flight >= self.settings.max_queue:
             self.metrics.refused.inc()
             raise ApiError(
@@ -153,6 +157,15 @@ class Service:
             raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "2"}) from None
         self.registry.add(generation)
         return generation
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new; let what runs finish for `seconds`, then end the rest with an error that says so."""
+        self.draining = True
+        deadline = time.monotonic() + seconds
+        while self.registry.live() and time.monotonic() < deadline:  # noqa: ASYNC110  (once in the server's life)
+            await asyncio.sleep(0.05)
+        for generation in self.registry.live():
+            generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
     def _ended(self, generation: Generation) -> None:
         self.registry.finish(generation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,7 @@ from engine.types import StatusEvent
 
 PING_SECONDS = 15
 SEND_TIMEOUT = 30.0  # seconds a reader may leave the socket full before it is given up
+SHUTDOWN_SECONDS = 9.0  # a stream may go on after the server was told to stop; below uvicorn's own limit
 
 DONE = b"[DONE]"
 
@@ -62,6 +64,8 @@ class EventStream(EventSourceResponse):
             ping=PING_SECONDS,
             ping_message_factory=lambda: ServerSentEvent(comment="ping"),
             send_timeout=SEND_TIMEOUT,
+            shutdown_event=anyio.Event(),  # with it streams are not cut at once: `Service.drain` ends them properly
+            shutdown_grace_period=SHUTDOWN_SECONDS,
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
         )
         self._content = content

@@ -70,7 +70,10 @@ async def detokenize(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """GET /health: 200 when requests are served; else 503 with how far the start has come."""
-    client = service_of(request).client
+    service = service_of(request)
+    client = service.client
+    if service.draining:
+        return JSONResponse(error_body(503, "the server is stopping", code="server_shutdown"), status_code=503)
     if client.phase is Phase.READY:
         return JSONResponse({"status": "ready"})
     message = client.failure or "the model is loading"
