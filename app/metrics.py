@@ -94,9 +94,11 @@ class _EngineCollector(Collector):
             return
         for name, text, values in (
             ("num_requests_running", "Requests in slots.", load.running),
-            ("num_requests_waiting", "Requests that wait, paused ones included.", load.waiting),
+            ("num_requests_waiting", "Requests that wait for their first slot.", load.waiting),
+            ("num_requests_paused", "Requests that were paused and wait to go on.", load.paused),
         ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such thing
+            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=LABELS)
             for service_class in ServiceClass:
                 gauge.add_metric([self._model, service_class.label], values[service_class])
             yield gauge

@@ -42,7 +42,11 @@ def chat(page: Page, url: str, name: str) -> None:
     for question in QUESTIONS:
         box.fill(question)
         box.press("Enter")
-        page.wait_for_timeout(1500)
+        last = page.locator("[data-role=assistant]").last
+        page.wait_for_timeout(700)
+        if question is not QUESTIONS[-1]:
+            last.and_(page.locator("[aria-busy=false]")).wait_for(timeout=60_000)
+    page.wait_for_timeout(1500)
     page.screenshot(path=IMAGES / name)
 
 

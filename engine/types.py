@@ -167,7 +167,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """What the engine carries right now; rides on every step's frame."""
 
     running: tuple[int, int, int]  # by class
-    waiting: tuple[int, int, int]  # by class, paused ones included
+    waiting: tuple[int, int, int]  # by class, without the paused
+    paused: tuple[int, int, int]  # by class
     pages: PageCounts
     counters: Counters
     decode_rows: int = 0  # of the last step

@@ -13,7 +13,7 @@ from itertools import chain
 
 from sortedcontainers import SortedKeyList
 
-from engine.scheduling.sequence import Sequence
+from engine.scheduling.sequence import Sequence, State
 from engine.types import ServiceClass
 
 
@@ -33,30 +33,37 @@ class WaitQueue:
         # In order of waiting_since, because time only moves forward; entries of those who left are skipped lazily.
         self._clock: dict[ServiceClass, deque[tuple[float, Sequence]]] = {c: deque() for c in max_wait}
         self._counts = dict.fromkeys(ServiceClass, 0)
+        self._paused = dict.fromkeys(ServiceClass, 0)
 
     def __len__(self) -> int:
         return sum(self._counts.values())
 
     def count(self, service_class: ServiceClass) -> int:
-        """How many of a class wait."""
+        """How many of a class wait, paused ones included."""
         return self._counts[service_class]
+
+    def count_paused(self, service_class: ServiceClass) -> int:
+        """How many of a class were paused and wait to go on."""
+        return self._paused[service_class]
 
     def push(self, sequence: Sequence, now: float) -> None:
         """Let `sequence` wait from `now` on."""
         sequence.waiting_since = now
         self._by_class[sequence.service_class].add(sequence)
         self._counts[sequence.service_class] += 1
+        self._paused[sequence.service_class] += sequence.state is State.PAUSED
         if sequence.service_class in self._clock:
             self._clock[sequence.service_class].append((now, sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """`sequence` no longer waits: it runs, or it is gone."""
+        """`sequence` no longer waits: it is about to run, or to be gone. Its state is still that of one who waits."""
         if sequence.is_overdue:
             del self._overdue[sequence]
             sequence.is_overdue = False
         else:
             self._by_class[sequence.service_class].remove(sequence)
         self._counts[sequence.service_class] -= 1
+        self._paused[sequence.service_class] -= sequence.state is State.PAUSED
 
     def promote_overdue(self, now: float) -> None:
         """Move whoever has waited past its class's bound to the overdue lane."""

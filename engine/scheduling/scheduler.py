@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain, islice
 
 from engine.config import EngineConfig
@@ -172,13 +173,14 @@ class Scheduler:
         """The books in one value."""
         running = Counter(sequence.service_class for sequence in self.running)
         pool = self.pool
+
+        def by_class(count: Callable[[ServiceClass], int]) -> tuple[int, int, int]:
+            return count(ServiceClass.INTERACTIVE), count(ServiceClass.STANDARD), count(ServiceClass.BATCH)
+
         return Load(
-            running=(running[ServiceClass.INTERACTIVE], running[ServiceClass.STANDARD], running[ServiceClass.BATCH]),
-            waiting=(
-                self.queue.count(ServiceClass.INTERACTIVE),
-                self.queue.count(ServiceClass.STANDARD),
-                self.queue.count(ServiceClass.BATCH),
-            ),
+            running=by_class(running.__getitem__),
+            waiting=by_class(lambda c: self.queue.count(c) - self.queue.count_paused(c)),
+            paused=by_class(self.queue.count_paused),
             pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, self.host.used, self.host.total),
             counters=Counters(**self._counts),
         )

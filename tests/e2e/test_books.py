@@ -28,7 +28,7 @@ def own_server():
 def books(url: str) -> dict[str, float]:
     """Everything that must come back to where it was."""
     text = httpx.get(f"{url}/metrics").text
-    wanted = r'^(vllm:num_requests_\w+\{.*\}|carousel:kv_pages\{.*state="(?:held|swapped)"\}) (\S+)$'
+    wanted = r'^((?:vllm|carousel):num_requests_\w+\{.*\}|carousel:kv_pages\{.*state="(?:held|swapped)"\}) (\S+)$'
     return {name: float(value) for name, value in re.findall(wanted, text, re.M)}
 
 

@@ -25,7 +25,10 @@ def events(response: httpx.Response):
 def running(http: httpx.Client) -> float:
     """Requests that hold a slot or wait, as the metrics say."""
     metrics = http.get("/metrics").text
-    return sum(float(v) for v in re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", metrics, re.M))
+    return sum(
+        float(v)
+        for v in re.findall(r"^(?:vllm|carousel):num_requests_(?:running|waiting|paused)\{.*\} (\S+)$", metrics, re.M)
+    )
 
 
 def wait_until_idle(http: httpx.Client, seconds: float = 10.0) -> None:

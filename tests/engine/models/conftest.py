@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -24,3 +26,12 @@ def kernels() -> Kernels:
 def checkpoint(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Checkpoint:
     """The checkpoint a test is parametrised with, by name."""
     return checkpoints[request.param]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, and spinning ones collapse where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from engine.execution.models import load_model
 from kernels.interface import Kernels
@@ -66,9 +67,9 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, kernels: K
     """A bfloat16 checkpoint in float32 is exact; a float32 checkpoint in bfloat16 is close; None keeps what is
     stored.
     """
-    checkpoint = save(tmp_path, "Llama", {})
-    checkpoint.reference.to(torch.bfloat16).save_pretrained(tmp_path)
-    checkpoint.reference.float()
+    save(tmp_path, "Llama", {}).reference.to(torch.bfloat16).save_pretrained(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    checkpoint = Checkpoint(tmp_path, reference)
     expected = checkpoint.logits(checkpoint.prompt)[-1]
     exact = Driver(checkpoint.load(torch.float32), kernels).prefill(Row(checkpoint.prompt), 1000)
     torch.testing.assert_close(exact, expected, atol=2e-4, rtol=1e-3)

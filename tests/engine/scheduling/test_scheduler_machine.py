@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.scheduling.policy import Costs, Policy
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import State
 from engine.types import EndEvent, Mechanism, ModelInfo, Request, SamplingParams, ServiceClass, TokenEvent
 from tests.fakes import MemoryRunner, text_alone
 
@@ -143,6 +144,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def books_balance(self):
         if hasattr(self, "engine"):
             self.engine.scheduler.check_integrity()
+            paused = sum(
+                s.state is State.PAUSED for choices in self.engine.scheduler.requests.values() for s in choices
+            )
+            assert sum(self.engine.scheduler.load().paused) == paused
             pool = self.engine.scheduler.pool
             assert pool.free + pool.cached + pool.held == pool.total
 
