@@ -24,11 +24,16 @@ from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
 
 
+PAGES = 4096  # room for an answer that no test waits for
+
+
 def fake_engine(config: EngineConfig, progress) -> Engine:
     """An engine on a made-up model."""
-    scheduler = Scheduler(config, Policy.from_config(config, Costs(1e9, 1.0)), num_pages=64, host_pages=8, max_len=64)
+    policy = Policy.from_config(config, Costs(1e9, 1.0))
+    scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
-    return Engine(config, model_info(64, config.max_num_seqs, 4), scheduler, MemoryRunner(64, 8, 4))
+    info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)
+    return Engine(config, info, scheduler, MemoryRunner(PAGES, 8, 4))
 
 
 CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
@@ -77,7 +82,7 @@ async def test_events_of_many_requests_reach_their_own_sinks(client):
 async def test_an_abort_ends_a_request_with_an_event(client):
     """And only that request."""
     events = []
-    client.submit(request("long", 60), events.append)
+    client.submit(request("long", 16_000), events.append)
     client.abort("long")
     client.abort("unknown")
     await follow(client, request("other"))
