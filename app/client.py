@@ -220,7 +220,8 @@ class EngineClient:
     def _lose(self, why: str) -> None:
         """Nothing more will come: say so to everybody who waits."""
         self.failure = why
-        log.error("engine: %s", why)
+        if self.phase is Phase.READY:  # while it loads, whoever waits for `ready` says it
+            log.error("%s", why)
         self._set_phase(Phase.FAILED)
         sinks, self._sinks = self._sinks, {}
         for request_id, (sink, open_choices) in sinks.items():

@@ -136,6 +136,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     name = values.pop("served_model_name", None) or _name(model, folder)
     if "api_key" in values:
         values["api_key"] = tuple(filter(None, values["api_key"].split(",")))
+    if not 0 <= values.get("port", 0) <= 65535:
+        raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
     if values.get("chat_template"):
         try:
             values["chat_template"] = Path(values["chat_template"]).read_text()

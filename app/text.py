@@ -179,7 +179,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
         return AutoTokenizer.from_pretrained(str(path)).backend_tokenizer  # type: ignore[no-any-return]
     except Exception as error:
-        raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {error}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {reason}") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -23,7 +23,6 @@ from engine.types import EndEvent, FinishReason, Request, SamplingParams, TokenE
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
 
-
 PAGES = 4096  # room for an answer that no test waits for
 
 

@@ -1,0 +1,88 @@
+"""Starting badly: one line that names what is wrong, before anything expensive, and a status that says so."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def serve(*options: str) -> tuple[int, list[str]]:
+    """Exit status and what was said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "serve", *options],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=ROOT,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr.strip().splitlines()
+
+
+@pytest.fixture
+def copied(demo: Path, tmp_path: Path) -> Path:
+    """The demo model, to be damaged."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
+        shutil.copy(demo / name, folder / name)
+    return folder
+
+
+def test_a_taken_port_is_named():
+    """And nothing is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, lines = serve("--port", str(port))
+    assert status == 1
+    assert len(lines) == 1
+    assert f"127.0.0.1:{port}" in lines[0]
+
+
+def test_a_truncated_weight_file_is_named(copied: Path):
+    """The file, not a stack."""
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    status, lines = serve(str(copied), "--port", "0")
+    assert status == 1
+    assert "model.safetensors" in lines[-1]
+
+
+def test_a_missing_tokenizer_is_named(copied: Path):
+    """In one line."""
+    (copied / "tokenizer.json").unlink()
+    status, lines = serve(str(copied), "--port", "0")
+    assert status == 1
+    assert len(lines) == 1
+    assert "tokenizer.json" in lines[0]
+
+
+def test_a_configuration_that_asks_for_the_unknown_is_named(copied: Path):
+    """The key and its value."""
+    config = (copied / "config.json").read_text()
+    (copied / "config.json").write_text(config.replace('"silu"', '"relu"'))
+    status, lines = serve(str(copied), "--port", "0")
+    assert status == 1
+    assert "hidden_act" in lines[-1]
+    assert "relu" in lines[-1]
+
+
+def test_a_pool_too_small_for_anything_is_named():
+    """The option and its number."""
+    status, lines = serve("--port", "0", "--num-pages", "0")
+    assert status == 2
+    assert "num_pages" in lines[-1]
