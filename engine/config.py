@@ -65,6 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
         if self.swap_space < 0:
             raise ConfigError(f"swap_space must not be negative, not {self.swap_space}")
-        if self.max_wait_standard < 0 or self.max_wait_batch < 0:
-            raise ConfigError("max_wait_standard and max_wait_batch must not be negative")
+        for name, seconds in (("max_wait_standard", self.max_wait_standard), ("max_wait_batch", self.max_wait_batch)):
+            if not seconds >= 0:  # refuses NaN too; infinity means never
+                raise ConfigError(f"{name} must not be negative, not {seconds}")
         return self

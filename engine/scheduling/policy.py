@@ -10,7 +10,9 @@
 5. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, but at most one in
    `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. One may pause running
    ones of its own class too, and then generates `min_share` tokens before it may be paused for anybody. While the pages
-   it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more.
+   it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
+   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
+   unless it had generated its share: being let in and thrown out again is no service.
 
 Pure functions and numbers; holds no state.
 """
@@ -57,10 +59,10 @@ class Policy:
             overdue_slots=max(1, config.max_num_seqs // OVERDUE_SHARE),
         )
 
-    def is_long_overdue(self, sequence: Sequence, now: float) -> bool:
-        """Rule 5: it has waited twice its class's bound."""
+    def is_overdue(self, sequence: Sequence, now: float, *, times: int = 1) -> bool:
+        """Rule 5: it has waited, or sat in its slot without its share, for its class's bound (or `times` that)."""
         bound = self.max_wait.get(sequence.service_class)
-        return bound is not None and now - sequence.waiting_since >= 2 * bound
+        return bound is not None and now - sequence.waiting_since >= times * bound
 
     def victim(self, candidates: Iterable[Sequence]) -> Sequence | None:
         """Rule 2: whom to pause, of those that may be paused."""

@@ -1,15 +1,18 @@
 """Who waits, in which order. Knows classes, priorities, arrival and waiting time; nothing of slots or pages.
 
 Three queues by class, each ordered by (priority, arrival), so that a sequence that was paused comes back before those
-who came after it. Beside them runs the overdue lane: whoever of a lower class has waited longer than its class's bound
-moves there, oldest wait first. Serving one costs O(log n) whatever n waits.
+who came after it. Whoever of a lower class has waited longer than its class's bound is in the overdue lane too, in the
+order in which they became overdue; it keeps its place in its class, so that the lane can only help it. Serving one
+costs O(log n) whatever n waits.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import heapq
+import math
+from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 
 from sortedcontainers import SortedKeyList
 
@@ -30,8 +33,9 @@ class WaitQueue:
             c: SortedKeyList(key=_order) for c in ServiceClass
         }
         self._overdue: OrderedDict[Sequence, None] = OrderedDict()
-        # In order of waiting_since, because time only moves forward; entries of those who left are skipped lazily.
-        self._clock: dict[ServiceClass, deque[tuple[float, Sequence]]] = {c: deque() for c in max_wait}
+        # When each becomes overdue, soonest first. Entries of those who left are dropped when they come to the top.
+        self._alarms: list[tuple[float, int, Sequence]] = []
+        self._serial = count()
         self._counts = dict.fromkeys(ServiceClass, 0)
         self._paused = dict.fromkeys(ServiceClass, 0)
 
@@ -46,47 +50,47 @@ class WaitQueue:
         """How many of a class were paused and wait to go on."""
         return self._paused[service_class]
 
-    def push(self, sequence: Sequence, now: float) -> None:
-        """Let `sequence` wait from `now` on."""
-        sequence.waiting_since = now
+    def push(self, sequence: Sequence) -> None:
+        """Let `sequence` wait; its clock runs from `waiting_since`."""
         self._by_class[sequence.service_class].add(sequence)
         self._counts[sequence.service_class] += 1
         self._paused[sequence.service_class] += sequence.state is State.PAUSED
-        if sequence.service_class in self._clock:
-            self._clock[sequence.service_class].append((now, sequence))
+        bound = self._max_wait.get(sequence.service_class, math.inf)
+        if bound < math.inf:
+            heapq.heappush(self._alarms, (sequence.waiting_since + bound, next(self._serial), sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """`sequence` no longer waits: it is about to run, or to be gone. Its state is still that of one who waits."""
-        if sequence.is_overdue:
-            del self._overdue[sequence]
-            sequence.is_overdue = False
-        else:
-            self._by_class[sequence.service_class].remove(sequence)
+        self._overdue.pop(sequence, None)
+        sequence.is_overdue = False
+        self._by_class[sequence.service_class].remove(sequence)
         self._counts[sequence.service_class] -= 1
         self._paused[sequence.service_class] -= sequence.state is State.PAUSED
 
     def promote_overdue(self, now: float) -> None:
-        """Move whoever has waited past its class's bound to the overdue lane."""
-        for service_class, clock in self._clock.items():
-            while clock and now - clock[0][0] >= self._max_wait[service_class]:
-                since, sequence = clock.popleft()
-                still_waits = sequence in self._by_class[service_class]
-                if still_waits and not sequence.is_overdue and sequence.waiting_since == since:
-                    self._by_class[service_class].remove(sequence)
-                    sequence.is_overdue = True
-                    self._overdue[sequence] = None
+        """Let whoever has waited past its class's bound into the overdue lane."""
+        while self._alarms:
+            due, _, sequence = self._alarms[0]
+            is_stale = (
+                sequence.state not in (State.WAITING, State.PAUSED)
+                or sequence.is_overdue
+                or due != sequence.waiting_since + self._max_wait[sequence.service_class]
+            )
+            if not is_stale:
+                if due > now:
+                    return
+                sequence.is_overdue = True
+                self._overdue[sequence] = None
+            heapq.heappop(self._alarms)
 
     def overdue_head(self) -> Sequence | None:
-        """The longest overdue."""
+        """Who became overdue first."""
         return next(iter(self._overdue), None)
 
     def head(self) -> Sequence | None:
-        """The first of the highest class; where nobody else waits, the longest overdue."""
-        for queue in self._by_class.values():
-            if queue:
-                return queue[0]
-        return self.overdue_head()
+        """The first of the highest class."""
+        return next((queue[0] for queue in self._by_class.values() if queue), None)
 
     def in_order(self) -> Iterator[Sequence]:
         """Everybody, next first. Read only the first few: it is as long as the queue."""
-        return chain(self._overdue, *self._by_class.values())
+        return chain(self._overdue, (s for queue in self._by_class.values() for s in queue if not s.is_overdue))

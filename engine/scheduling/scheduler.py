@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.scheduling.batch import Batch, Chunk, Join, Outcome
 from engine.scheduling.moves import Moves
 from engine.scheduling.pages import HostPool, PagePool
-from engine.scheduling.policy import Policy
+from engine.scheduling.policy import OVERDUE_SHARE, Policy
 from engine.scheduling.queue import WaitQueue
 from engine.scheduling.sequence import Sequence, State
 from engine.types import (
@@ -73,7 +73,7 @@ class Scheduler:
         for sibling in siblings:
             sibling.state = State.HELD_BACK
             sibling.lead = lead
-        self.queue.push(lead, now)
+        self.queue.push(lead)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
         """End a request, or one of its choices, wherever it is. Unknown and finished ones are ignored: an abort may
@@ -87,7 +87,7 @@ class Scheduler:
         self, sequence: Sequence, now: float, *, by: ServiceClass | None = None, mechanism: Mechanism | None = None
     ) -> None:
         """Take slot and pages from a running sequence; it waits to go on. Without `mechanism` the policy chooses."""
-        assert sequence.state is State.RUNNING, sequence
+        assert sequence.state is State.RUNNING and not self._moves.has_joined(sequence.slot), sequence
         mechanism = mechanism or self.policy.mechanism(sequence, self.host.available)
         if mechanism is Mechanism.SWAP:
             written = sequence.page_table[: -(-sequence.num_computed // self.config.page_size)]
@@ -101,7 +101,9 @@ class Scheduler:
         sequence.state = State.PAUSED
         sequence.paused_by, sequence.mechanism = by, mechanism
         sequence.num_published = sequence.share_left = sequence.told_position = 0
-        self.queue.push(sequence, now)
+        if sequence.num_generated - sequence.waiting_from >= self.policy.min_share:
+            sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
+        self.queue.push(sequence)
         self._events.append(
             StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism, at=now)
         )
@@ -115,7 +117,7 @@ class Scheduler:
         self._grow_running(now)
         if self.config.batching == "continuous" or was_idle:
             self._admit(now)
-        decodes, chunks = self._plan()
+        decodes, chunks = self._plan(now)
         self._counts["steps"] += 1
         return self._moves.build(self._counts["steps"], decodes, chunks)
 
@@ -230,7 +232,7 @@ class Scheduler:
             if overdue is not None:
                 if self._try_start(overdue, self._pausable(overdue.service_class), self.policy.min_share, now):
                     continue
-                if overdue.cause is Cause.PAGES and self.policy.is_long_overdue(overdue, now):
+                if overdue.cause is Cause.PAGES and self.policy.is_overdue(overdue, now, times=2):
                     return
             sequence = self.queue.head()
             if sequence is None or not self._try_start(sequence, self._pausable(sequence.service_class + 1), 0, now):
@@ -240,17 +242,22 @@ class Scheduler:
         return sum(s.is_protected for s in self.running) < self.policy.overdue_slots
 
     def _pausable(self, from_class: int) -> list[Sequence]:
-        """Those of `from_class` or a lower one who may be paused to let another run."""
+        """Those of `from_class` or a lower one who may be paused to let another run. Not who has only just joined: its
+        pages are written in this step."""
         if self.config.batching == "static":
             return []
-        return [s for s in self.running if s.service_class >= from_class and not s.is_protected]
+        return [
+            s
+            for s in self.running
+            if s.service_class >= from_class and not s.is_protected and not self._moves.has_joined(s.slot)
+        ]
 
     def _try_start(self, sequence: Sequence, pausable: list[Sequence], share: int, now: float) -> bool:
         """Start `sequence`, pausing others if it takes that; or note what it lacks."""
         if not self._free_slots and not pausable:
             sequence.cause = Cause.SLOTS
             return False
-        reused = self._reusable_pages(sequence)
+        reused = self._reusable_pages(sequence, pausable)
         if not self._make_room(sequence, pausable, reused, now):
             sequence.cause = Cause.PAGES
             return False
@@ -259,14 +266,15 @@ class Scheduler:
         sequence.share_left = share
         return True
 
-    def _reusable_pages(self, sequence: Sequence) -> list[int]:
-        """Pages whose content `sequence` would otherwise compute; takes no reference."""
+    def _reusable_pages(self, sequence: Sequence, pausable: list[Sequence]) -> list[int]:
+        """Pages whose content `sequence` would otherwise compute; takes no reference. They stay what they are while
+        `pausable` are paused: published pages are remembered, and a lead is only copied when it stays."""
         if sequence.host_pages:
             return []
         lead = sequence.lead
         if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
             assert lead.slot is not None
-            if sequence.num_generated == 0 and not self._moves.has_joined(lead.slot):
+            if sequence.num_generated == 0 and lead not in pausable and not self._moves.has_joined(lead.slot):
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self.config.page_size)]
         return self.pool.lookup(sequence.reusable_digests()) if self.config.enable_prefix_caching else []
 
@@ -278,14 +286,15 @@ class Scheduler:
         full = [page for index, page in enumerate(reused) if (index + 1) * size < len(sequence.tokens)]
 
         def lacking() -> int:
-            taken_up = sum(pool.references(page) == 0 for page in reused)
-            return sequence.pages_needed - len(full) + taken_up - pool.available
+            idle = sum(pool.references(page) == 0 for page in reused)
+            return sequence.pages_needed - len(full) + idle - pool.available
 
         # Those who stay will grow; without this margin an arrival is let in only to be paused in the next steps.
         staying = len(self.running) - len(pausable)
         margin = min(staying, pool.total // 16)
         if lacking() + margin > 0:
-            held_by_them = Counter(page for s in pausable for page in s.page_table)
+            taken_up = set(reused)  # pausing their holders gains nothing: they leave `available` at once
+            held_by_them = Counter(page for s in pausable for page in s.page_table if page not in taken_up)
             reclaimable = sum(count == pool.references(page) for page, count in held_by_them.items())
             if lacking() + margin > reclaimable:
                 return False
@@ -337,19 +346,29 @@ class Scheduler:
         cached = sequence.num_computed if first_time else 0
         self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached, at=now))
 
-    def _plan(self) -> tuple[list[int], list[Chunk]]:
-        """Share the token budget: one for each who decodes, then prompt chunks in service order."""
+    def _plan(self, now: float) -> tuple[list[int], list[Chunk]]:
+        """Share the token budget: one for each who decodes, then prompt chunks in service order; but a share of them is
+        for the overdue, who would otherwise sit in their slots while prompts of higher classes take it all."""
         decodes = [s.slot for s in self.running if s.num_uncomputed == 1 and s.slot is not None]
-        chunks: list[Chunk] = []
         budget = self.config.max_num_batched_tokens - len(decodes)
+        if len(decodes) == len(self.running):
+            return decodes, []
+        overdue: list[Sequence] = []
+        others: list[Sequence] = []
+        for s in self.running:
+            if s.num_uncomputed > 1:
+                (overdue if s.is_protected or self.policy.is_overdue(s, now) else others).append(s)
+        chunks: list[Chunk] = []
         longest = self.config.prefill_chunk or budget
-        if len(decodes) < len(self.running):
-            for sequence in self.running:
-                missing = sequence.num_uncomputed
-                if missing > 1 and budget > 0 and sequence.slot is not None:
-                    length = min(missing, budget, longest)
-                    chunks.append(Chunk(sequence.slot, sequence.num_computed, length, length == missing))
-                    budget -= length
+        shared = max(1, budget // OVERDUE_SHARE) if others else budget
+        for sequence in (*overdue, *others):
+            most = shared if sequence in overdue else budget
+            length = min(sequence.num_uncomputed, most, longest)
+            if length > 0 and sequence.slot is not None:
+                samples = length == sequence.num_uncomputed
+                chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples))
+                budget -= length
+                shared -= length if sequence in overdue else 0
         return decodes, chunks
 
     def _advance(self, sequence: Sequence, length: int, now: float) -> None:
@@ -371,7 +390,8 @@ class Scheduler:
         for sibling in lead.siblings:
             if sibling.state is State.HELD_BACK:
                 sibling.state = State.WAITING
-                self.queue.push(sibling, now)
+                sibling.waiting_since = now
+                self.queue.push(sibling)
         lead.siblings = []
 
     def _vacate(self, sequence: Sequence) -> None:

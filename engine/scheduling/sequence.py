@@ -49,6 +49,7 @@ class Sequence:
         "state",
         "tokens",
         "told_position",
+        "waiting_from",
         "waiting_since",
     )
 
@@ -65,11 +66,12 @@ class Sequence:
         self.page_table: list[int] = []
         self.host_pages: list[int] = []
         self.slot: int | None = None
-        self.waiting_since = now
+        self.waiting_since = now  # when it last had nothing to complain about
+        self.waiting_from = 0  # tokens it had generated then
         self.cause: Cause | None = None
         self.paused_by: ServiceClass | None = None
         self.mechanism: Mechanism | None = None
-        self.is_overdue = False  # waits in the overdue lane
+        self.is_overdue = False  # waits, and is in the overdue lane
         self.share_left = 0  # tokens it may still generate before it may be paused again
         self.told_position = 0  # the queue position its client was last told
         self.lead: Sequence | None = None  # the choice that computes the prompt for this one

@@ -166,10 +166,8 @@ def load_fallback(
     causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
     _pack_linears(causal_lm)
-    with torch.inference_mode():
-        shape = discover_shape(causal_lm, config)
-        model = TransformersModel(causal_lm, shape, num_parameters)
-        check_against_own_attention(model, causal_lm)
+    model = TransformersModel(causal_lm, discover_shape(causal_lm, config), num_parameters)
+    check_against_own_attention(model, causal_lm)
     progress(total, total)
     return model
 

@@ -62,6 +62,7 @@ class ShapeRecorder:
         return torch.zeros_like(q)
 
 
+@torch.inference_mode()
 def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
     """Runs two tokens through the model and reads its layers off what they ask for."""
     from engine.execution.models.fallback import AttentionShape, run_body
@@ -99,6 +100,7 @@ def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: st
         )
 
 
+@torch.inference_mode()
 def check_against_own_attention(model: TransformersModel, causal_lm: Any) -> None:
     """Raises ModelError when paged logits are not those of the model's own attention."""
     vocab_size, name = model.vocab_size, type(causal_lm).__name__

@@ -258,3 +258,56 @@ def test_static_batching_waits_for_the_whole_batch():
     assert stage.running() == ["long"]
     stage.step(2)
     assert stage.running() == ["next"]
+
+
+def test_an_overdue_choice_may_take_its_own_lead_s_slot():
+    """One slot, two choices: the second is overdue, pauses the first, and computes the prompt for itself."""
+    stage = Stage(slots=1, enable_prefix_caching=False, max_wait_standard=5.0, min_share=4)
+    stage.submit("n", S, prompt=range(7), tokens=20, n=2)
+    stage.finish()
+    for choice in range(2):
+        assert stage.tokens("n", choice) == text_alone(list(range(7)), choice, 20)
+
+
+def test_a_person_who_shares_a_prefix_with_running_batch_work_is_let_in_when_there_is_room_and_not_before():
+    """Pages that the person takes up again are not made available by pausing who holds them."""
+    stage = Stage(slots=4, pages=9, max_num_batched_tokens=64)
+    stage.submit("b", B, prompt=range(21), tokens=3)
+    stage.submit("j", I, prompt=range(30, 40), tokens=2)
+    stage.step()
+    stage.submit("i", I, prompt=[*range(20), *range(50, 56)], tokens=2)
+    stage.finish()
+    assert stage.tokens("i") == text_alone([*range(20), *range(50, 56)], 0, 2)
+    assert stage.tokens("b") == text_alone(list(range(21)), 0, 3)
+
+
+def test_nobody_overtakes_an_overdue_request_of_its_own_class():
+    """Being overdue can only help: the lane is busy, and the class's order still holds."""
+    stage = Stage(slots=2, max_wait_standard=3.0, min_share=50, pages=200)
+    for i in range(30):
+        stage.submit(f"s{i}", S, tokens=6)
+        stage.step(2)
+    stage.finish()
+    started = [e.request_id for e in stage.events if isinstance(e, StatusEvent) and e.state == "running"]
+    first_starts = list(dict.fromkeys(started))
+    assert first_starts == [f"s{i}" for i in range(30)]
+
+
+def test_an_overdue_prompt_is_read_although_people_s_prompts_fill_every_step():
+    """It has a slot and gets its share of the token budget."""
+    stage = Stage(slots=4, pages=200, max_wait_batch=5.0, max_num_batched_tokens=12, enable_prefix_caching=False)
+    stage.submit("night", B, prompt=range(12), tokens=2)
+    for i in range(60):
+        stage.submit(f"p{i}", I, prompt=range(i, i + 16), tokens=1)
+        stage.step()
+    assert stage.tokens("night") == text_alone(list(range(12)), 0, 2)
+
+
+def test_being_let_in_and_thrown_out_again_does_not_restart_the_clock():
+    """People come in bursts, pages are dropped each time; the batch job still ends."""
+    stage = Stage(slots=1, swap_speed=1e-9, max_wait_batch=30.0, enable_prefix_caching=False, min_share=8)
+    stage.submit("night", B, prompt=range(40), tokens=16)
+    for i in range(60):
+        stage.step(4)
+        stage.submit(f"p{i}", I, tokens=3)
+    assert stage.tokens("night") == text_alone(list(range(40)), 0, 16)

@@ -47,8 +47,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         batching=st.sampled_from(["continuous", "continuous", "static"]),
         swap_speed=st.sampled_from([1.0, 1e9]),
+        patience=st.sampled_from([0.02, 2.0, 20.0]),
+        min_share=st.sampled_from([2, 3, 8]),
     )
-    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed):
+    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed, patience, min_share):
         config = EngineConfig(
             model="fake",
             max_num_seqs=slots,
@@ -57,9 +59,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             page_size=SIZE,
             enable_prefix_caching=caching,
             batching=batching,
-            max_wait_standard=20.0,
-            max_wait_batch=40.0,
-            min_share=3,
+            max_wait_standard=patience,
+            max_wait_batch=2 * patience,
+            min_share=min_share,
         ).validate()
         self.now = 0.0
         policy = Policy.from_config(config, Costs(swap_speed, 100.0))
@@ -73,7 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.serial = 0
 
     @rule(
-        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        shared=st.integers(0, 18),  # how much of a prompt is the same for all, so that classes share pages
+        own=st.lists(st.integers(0, 2), min_size=1, max_size=8),
         max_tokens=st.integers(1, 12),
         service_class=st.sampled_from(ServiceClass),
         n=st.sampled_from([1, 1, 1, 2, 3]),
@@ -81,7 +84,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "a"]),
         stops=st.booleans(),
     )
-    def arrive(self, prompt, max_tokens, service_class, n, priority, salt, stops):
+    def arrive(self, shared, own, max_tokens, service_class, n, priority, salt, stops):
+        prompt = [*range(7, 7 + shared), *own]
         self.serial += 1
         stop = tuple(range(0, 1000, 9)) if stops else ()
         request = Request(
