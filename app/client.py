@@ -66,7 +66,6 @@ class EngineClient:
         self.failure = ""
         self.info: ModelInfo | None = None
         self.load: Load | None = None
-        self.on_step: list[Callable[[Stepped], None]] = []
         self.process: subprocess.Popen[bytes] | None = None
         self._build = build
         self._thread: threading.Thread | None = None
@@ -187,8 +186,6 @@ class EngineClient:
                 self.load = load
                 for event in events:
                     self._route(event)
-                for listener in self.on_step:
-                    listener(message)
                 if snapshot is not None:
                     for watcher in list(self._watchers):
                         watcher(snapshot, load)
@@ -218,7 +215,9 @@ class EngineClient:
             log.exception("an event of request %s could not be taken in", event.request_id)
 
     def _lose(self, why: str) -> None:
-        """Nothing more will come: say so to everybody who waits."""
+        """Nothing more will come: say so to everybody who waits. The first reason is the one that counts."""
+        if self.phase is Phase.FAILED:
+            return
         self.failure = why
         if self.phase is Phase.READY:  # while it loads, whoever waits for `ready` says it
             log.error("%s", why)

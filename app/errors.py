@@ -46,3 +46,8 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     """The OpenAI error object for an HTTP status."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def failure_status(code: str) -> int:
+    """The HTTP status of a request that failed while it ran: 503 where trying again later is the thing to do."""
+    return 503 if code in ("engine_unavailable", "server_shutdown") else 500

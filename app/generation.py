@@ -7,6 +7,7 @@ have left is given up. Knows nothing of protocols.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from app.client import EngineClient
 from app.streams import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
 from app.text import Detokenizer, StopMatcher, TextModel
 from engine.types import EndEvent, Event, FinishReason, Request, StatusEvent, TokenEvent
+
+log = logging.getLogger("carousel.generation")
 
 
 @dataclass
@@ -25,6 +28,8 @@ class _Choice:
     finished: bool = False
     infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
     tokens: int = 0  # likewise
+    generated: int = 0  # tokens so far
+    said: int = 0  # characters so far
 
 
 @dataclass
@@ -68,9 +73,16 @@ class Generation:
         self._give_up: asyncio.TimerHandle | None = None
 
     def take(self, event: Event) -> None:
-        """One event of this request, in order."""
+        """One event of this request, in order. Our own mistake ends this request, told to its readers, and no other."""
         if self.log.is_closed:
             return
+        try:
+            self._take(event)
+        except Exception:
+            log.exception("request %s", self.request.id)
+            self.fail("the server made a mistake; its log says which", "internal_error")
+
+    def _take(self, event: Event) -> None:
         match event:
             case TokenEvent():
                 self._take_token(event)
@@ -107,7 +119,9 @@ class Generation:
             return
         if self.grace <= 0:
             self.cancel()
-        elif self._give_up is None:
+        else:
+            if self._give_up is not None:
+                self._give_up.cancel()
             self._give_up = asyncio.get_running_loop().call_later(self.grace, self._give_up_unless_read)
 
     def _give_up_unless_read(self) -> None:
@@ -123,13 +137,15 @@ class Generation:
         self._open(event.choice, choice)
         self.completion_tokens += 1
         choice.tokens += 1
+        choice.generated += 1
         if event.logprob is not None:
             choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top))
         ended_by_token = event.finish is FinishReason.STOP
         text = "" if ended_by_token else choice.detokenizer.push(event.token_id)
         if event.finish is not None:
             text += choice.detokenizer.flush()
-        shown, stop = choice.stops.push(text)
+        # As in vLLM, a stop string counts from min_tokens on; what was said before is no part of one.
+        shown, stop = choice.stops.push(text) if choice.generated >= self.request.sampling.min_tokens else (text, None)
         if stop is None and event.finish is not None:
             shown += choice.stops.flush()
         if shown or stop is not None or event.finish is not None:
@@ -155,8 +171,9 @@ class Generation:
             self.log.append(Opened(index))
 
     def _say(self, index: int, choice: _Choice, text: str) -> None:
-        self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos)))
+        self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos), choice.said))
         choice.infos, choice.tokens = [], 0
+        choice.said += len(text)
 
     def _finish(self, index: int, reason: str, stop: str | None = None) -> None:
         choice = self._choices[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from engine.types import SamplingParams, ServiceClass
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 MAX_ITEMS = 4096
+MAX_CHARACTERS = 4 << 20  # of a whole conversation
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
 
 
@@ -126,6 +128,7 @@ class Session:
     _items: list[_Item] = field(default_factory=list)
     _responses: dict[str, _Response] = field(default_factory=dict)
     _writing: str | None = None  # the response that writes to the conversation
+    broken: asyncio.Event = field(default_factory=asyncio.Event)  # the client takes nothing any more
 
     async def open(self) -> None:
         """Say hello."""
@@ -175,6 +178,10 @@ class Session:
     async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
         if len(self._items) >= MAX_ITEMS:
             raise ApiError(400, f"a conversation holds at most {MAX_ITEMS} items", code="conversation_full")
+        if sum(len(item.text) for item in self._items) + len(fields.text) > MAX_CHARACTERS:
+            raise ApiError(
+                400, f"a conversation holds at most {MAX_CHARACTERS} characters", param="item", code="conversation_full"
+            )
         if any(item.id == fields.id for item in self._items):
             raise ApiError(400, f"item {fields.id!r} exists already", param="item.id", code="duplicate_item")
         at = len(self._items)
@@ -208,9 +215,16 @@ class Session:
         except ApiError:
             self._forget(response)
             raise
+        previous = self._items[-1].id if self._items else None
         if in_conversation:
             self._items.append(response.item)
-        response.task = asyncio.create_task(self._narrate(response))
+        response.task = asyncio.create_task(self._narrate(response, previous))
+        response.task.add_done_callback(self._narrated)
+
+    def _narrated(self, task: asyncio.Task[None]) -> None:
+        """A client that takes nothing any more ends its session, not only the response."""
+        if not task.cancelled() and task.exception() is not None:
+            self.broken.set()
 
     def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
         items = self._items if asked.input is None else [_Item("", i.role, i.text) for i in asked.input]
@@ -251,12 +265,12 @@ class Session:
     def _cancel(self, response_id: str | None) -> None:
         """Barge-in: the engine frees slot and pages before its next step; `response.done` follows from the log."""
         response = self._responses.get(response_id or self._writing or "")
-        if response is None or response.generation is None:
+        if response is None or response.generation is None or response.generation.log.is_closed:
             raise ApiError(400, "no response is under way", param="response_id", code="response_cancel_not_active")
         response.cancelled = True
         response.generation.cancel()
 
-    async def _narrate(self, response: _Response) -> None:
+    async def _narrate(self, response: _Response, previous: str | None) -> None:
         """Tell the life of one response, in the protocol's order."""
         item, generation = response.item, response.generation
         assert generation is not None
@@ -270,35 +284,41 @@ class Session:
                 item={**item.view(), "content": []},
             )
             if response.fields.conversation == "auto":
-                await self._emit("conversation.item.added", previous_item_id=None, item={**item.view(), "content": []})
+                opened = {**item.view(), "content": []}
+                await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
             await self._emit("response.content_part.added", **at, part={"type": "text", "text": ""})
-            async for entries in generation.log.read():
-                for entry in entries:
-                    if not isinstance(entry, Numbered):
-                        await self._emit("carousel.status", response_id=response.id, **status_view(entry))
-                        continue
-                    match entry.record:
-                        case Delta(_, text, _, _) if text:
-                            item.text += text
-                            await self._emit("response.output_text.delta", **at, delta=text)
-                        case Finished(_, reason, _):
-                            response.finish = reason
-                        case Usage() as usage:
-                            response.usage = usage
-                        case Failure() as failure:
-                            response.failure = failure
+            async with aclosing(generation.log.read()) as reading:
+                async for entries in reading:
+                    for entry in entries:
+                        await self._tell(response, entry, at)
             status = self._status(response)
             item.status = "completed" if status == "completed" else "incomplete"
             await self._emit("response.output_text.done", **at, text=item.text)
             await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
             await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
             if response.fields.conversation == "auto":
-                await self._emit("conversation.item.done", previous_item_id=None, item=item.view())
+                await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
             self._forget(response)
             await self._emit("response.done", response=response.view(status, [item.view()]))
         finally:
             self._forget(response)
             generation.reader_left()
+
+    async def _tell(self, response: _Response, entry: Item, at: dict[str, Any]) -> None:
+        """One entry of the response's log."""
+        if not isinstance(entry, Numbered):
+            await self._emit("carousel.status", response_id=response.id, **status_view(entry))
+            return
+        match entry.record:
+            case Delta(_, text) if text:
+                response.item.text += text
+                await self._emit("response.output_text.delta", **at, delta=text)
+            case Finished(_, reason, _):
+                response.finish = reason
+            case Usage() as usage:
+                response.usage = usage
+            case Failure() as failure:
+                response.failure = failure
 
     @staticmethod
     def _status(response: _Response) -> str:

@@ -34,18 +34,20 @@ class StreamRegistry:
             raise CursorRefused(404, f"no stream {stream_id[:80]!r}")
         return generation
 
-    @staticmethod
-    def position(generation: Generation, cursor: str) -> int:
-        """The record behind which to go on. Raises `CursorRefused`."""
-        log = generation.log
+    def find(self, stream_id: str, owner: str, cursor: str | None) -> tuple[Generation, int]:
+        """A stream and the record behind which to go on. Raises `CursorRefused`: a restart is told apart from a stream
+        that never was, as far as the cursor knows."""
+        if cursor is None:
+            return self.get(stream_id, owner), 0
         place = Cursor.parse(cursor)
-        if place.stream != log.id:
-            raise CursorRefused(400, f"event id {cursor[:80]!r} belongs to another stream than {log.id!r}")
-        if place.epoch != log.epoch:
+        if place.stream != stream_id:
+            raise CursorRefused(400, f"event id {cursor[:80]!r} belongs to another stream than {stream_id[:80]!r}")
+        if place.epoch != self.epoch:
             raise CursorRefused(410, f"event id {cursor[:80]!r} is from before a restart; what followed it is lost")
-        if place.seq > len(log.records):
+        generation = self.get(stream_id, owner)
+        if place.seq > len(generation.log.records):
             raise CursorRefused(400, f"event id {cursor[:80]!r} lies ahead of the stream")
-        return place.seq
+        return generation, place.seq
 
     def live(self) -> list[Generation]:
         """Those that are still being answered."""
@@ -55,10 +57,6 @@ class StreamRegistry:
         """Its log is closed: from now on its time to live runs."""
         self._finished[generation.log.id] = generation
         self.expire()
-
-    def discard(self, generation: Generation) -> None:
-        """It never began: the engine refused it."""
-        self._streams.pop(generation.log.id, None)
 
     def expire(self, now: Callable[[], float] = time.monotonic) -> None:
         """Forget finished streams that are too old or too many. Oldest first, so it costs what it forgets."""

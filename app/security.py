@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
@@ -76,11 +76,11 @@ class HostGuard:
         connection = HTTPConnection(scope)
         host = connection.headers.get("host", "")
         problem = None
-        if self._local_only and (urlsplit(f"//{host}").hostname or "") not in LOOPBACK:
+        if self._local_only and (_split(f"//{host}").hostname or "") not in LOOPBACK:
             problem = (421, f"this server answers to localhost only, not to {host[:100]!r}")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
-        if problem is None and origin is not None and unsafe and urlsplit(origin).netloc != host:
+        if problem is None and origin is not None and unsafe and _split(origin).netloc != host:
             problem = (403, f"the origin {origin[:100]!r} is not this server")
         if problem is None:
             await self._app(scope, receive, send)
@@ -89,3 +89,11 @@ class HostGuard:
         else:
             response = JSONResponse(error_body(*problem), status_code=problem[0])
             await response(scope, receive, send)
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; of a malformed one, none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return SplitResult("", "", "", "", "")

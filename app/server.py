@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
@@ -55,8 +55,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Mount("/static", _Assets(directory=static_dir())),
             Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
             Route("/v1/completions", completions.text_completions, methods=["POST"]),
-            Route("/v1/streams/{stream_id}", streams.resume, methods=["GET"]),
-            Route("/v1/streams/{stream_id}", streams.stop, methods=["DELETE"]),
+            Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
             Route("/v1/models", ops.models),
             Route("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),
@@ -67,7 +66,12 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/metrics", ops.metrics),
         ],
         middleware=[Middleware(HostGuard, settings=settings)],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _our_fault},
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _nobody_reads,
+            Exception: _our_fault,
+        },
         lifespan=lifespan,
     )
     app.state.service = service
@@ -95,6 +99,10 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return JSONResponse(
         error_body(error.status_code, error.detail), status_code=error.status_code, headers=error.headers
     )
+
+
+async def _nobody_reads(_: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # the client left while it was still sending
 
 
 async def _our_fault(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from app.client import EngineClient, EngineUnavailable
+from app.client import EngineClient, EngineUnavailable, Phase
 from app.errors import ApiError
 from app.generation import Generation
 from app.metrics import Metrics
@@ -19,6 +19,7 @@ from app.text import TemplateRefused, TextModel
 from engine.errors import RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
+ENGINE_GONE = "the engine is not available; the server's log says why"
 THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
 MAX_GRACE = 120.0  # seconds an answer may go on without a reader
 
@@ -42,7 +43,7 @@ class Service:
             loading = self.client.loading
             raise ApiError(
                 503,
-                self.client.failure or f"the model is loading ({loading.what})",
+                f"the model is loading ({loading.what})" if self.client.phase is Phase.LOADING else ENGINE_GONE,
                 code="engine_unavailable",
                 headers={"Retry-After": "2"},
             )
@@ -153,8 +154,8 @@ class Service:
             self.client.submit(request, generation.take)
         except RequestRefused as error:
             raise ApiError(400, str(error), param=error.param, code=error.code) from None
-        except EngineUnavailable as error:
-            raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "2"}) from None
+        except EngineUnavailable:
+            raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         self.registry.add(generation)
         return generation
 

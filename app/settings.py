@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     root_path: str = ""
     chat_template: str | None = None  # the template itself, not its path
     max_queue: int = 2048
-    max_body: int = 8 << 20
+    max_body: int = 4 << 20
     resume_ttl: float = 300.0
     log_level: str = "info"
 
@@ -135,7 +135,9 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
     name = values.pop("served_model_name", None) or _name(model, folder)
     if "api_key" in values:
-        values["api_key"] = tuple(filter(None, values["api_key"].split(",")))
+        values["api_key"] = tuple(filter(None, map(str.strip, values["api_key"].split(","))))
+        if not values["api_key"]:
+            raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
     if values.get("chat_template"):

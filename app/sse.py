@@ -58,15 +58,24 @@ def status_view(status: StatusEvent) -> dict[str, Any]:
 class EventStream(EventSourceResponse):
     """An SSE response of ready-made bytes that says when its reader is gone, however it went."""
 
-    def __init__(self, content: AsyncIterator[bytes], on_close: Callable[[], None], headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        content: AsyncIterator[bytes],
+        on_close: Callable[[], None],
+        headers: dict[str, str] | None = None,
+        *,
+        drains: bool = True,
+    ) -> None:
+        """`drains`: it has an end that is worth waiting for when the server is told to stop."""
         super().__init__(
             content,
             ping=PING_SECONDS,
             ping_message_factory=lambda: ServerSentEvent(comment="ping"),
             send_timeout=SEND_TIMEOUT,
-            shutdown_event=anyio.Event(),  # with it streams are not cut at once: `Service.drain` ends them properly
-            shutdown_grace_period=SHUTDOWN_SECONDS,
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
+            # With a grace, streams are not cut at once: `Service.drain` ends them properly.
+            shutdown_event=anyio.Event() if drains else None,
+            shutdown_grace_period=SHUTDOWN_SECONDS if drains else 0,
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})},
         )
         self._content = content
         self._on_close = on_close

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class Delta:
     text: str
     tokens: int
     infos: tuple[TokenInfo, ...] = ()
+    offset: int = 0  # characters of the choice that were said before
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class StreamLog:
         self.status = status
         self._wake()
 
-    async def read(self, after: int = 0) -> AsyncIterator[list[Item]]:
+    async def read(self, after: int = 0) -> AsyncGenerator[list[Item], None]:
         """All there is behind record `after`, then what comes, until the log is closed. Each item is everything that
         became available since the last one, so a reader that falls behind catches up in one go."""
         told: StatusEvent | None = None

@@ -19,6 +19,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+WINDOW = 32  # most tokens a detokeniser looks back on
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -64,7 +65,9 @@ class TextModel:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; by default with what the tokenizer puts around every text (such as a begin token)."""
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        # The batch call gives up the interpreter lock while it works, the single one does not: a long text encoded in a
+        # thread would stop the event loop all the same.
+        return list(self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all of `token_ids`."""
@@ -120,6 +123,12 @@ class Detokenizer:
         new = text[self._given : end]
         if pending:
             self._given = max(self._given, end)
+            if len(self._ids) > WINDOW:
+                # Bytes that never make characters: keep the last few tokens, or each push would decode all of them.
+                left = len(text) - self._given
+                self._ids = self._ids[-WINDOW // 2 :]
+                self._settled = 0
+                self._given = len(self._model.decode(self._ids)) - left
         else:
             # A clean border. The newest token stays as context: some decoders treat a text's first token specially.
             self._ids = self._ids[self._settled :]

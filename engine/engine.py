@@ -97,11 +97,15 @@ def check_request(request: Request, info: ModelInfo) -> None:
         )
     if sampling.max_tokens < 1:
         raise InvalidParameter(f"max_tokens must be at least 1, not {sampling.max_tokens}", param="max_tokens")
+    if length >= info.max_model_len:
+        raise ContextExceeded(
+            f"the prompt has {length} tokens, the model's context {info.max_model_len}", param="prompt"
+        )
     if length + sampling.max_tokens > info.max_model_len:
         raise ContextExceeded(
             f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the model's "
             f"context of {info.max_model_len} tokens",
-            param="max_tokens" if length < info.max_model_len else "messages",
+            param="max_tokens",
         )
     capacity = info.num_pages * info.page_size
     if length + sampling.max_tokens > capacity:

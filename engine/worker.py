@@ -48,8 +48,10 @@ class Worker:
         self._watched_at = 0.0
         self._refused: list[Event] = []
 
-    def run(self) -> None:
-        """Serve until the other side closes the channel (`ChannelClosed`)."""
+    def run(self, early: list[ToEngine]) -> None:
+        """Serve until the other side closes the channel (`ChannelClosed`). `early` came before the engine was ready."""
+        for message in early:
+            self._handle(message)
         self._channel.send(Stepped((), self._engine.load()))  # the books of an engine that has done nothing yet
         while True:
             for message in self._channel.receive(self._patience()):
@@ -103,26 +105,27 @@ def serve(sock: socket.socket, build: Builder) -> None:
     """Wait for `Start`, build the engine, serve until the channel closes."""
     channel = EngineChannel(sock)
     try:
-        start = _first(channel)
+        start, early = _first(channel)
         try:
             engine = build(start.config, lambda what, done, total: channel.send(Loading(what, done, total)))
-        except (EngineError, OSError) as error:
+        except (EngineError, OSError, RuntimeError) as error:  # torch says RuntimeError for what a device refuses
             channel.send(Failed(str(error)))
-            channel.receive(None)  # until the other side has read it and closes
-            return
+            while True:
+                channel.receive(None)  # until the other side has read it and closes
         channel.send(Ready(engine.info))
-        Worker(channel, engine).run()
+        Worker(channel, engine).run(early)
     except ChannelClosed:
         return
     finally:
         channel.close()
 
 
-def _first(channel: EngineChannel) -> Start:
+def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
+    """The start message, and what came with it."""
     while True:
-        for message in channel.receive(None):
-            if isinstance(message, Start):
-                return message
+        messages = channel.receive(None)
+        if messages and isinstance(messages[0], Start):
+            return messages[0], messages[1:]
 
 
 def main() -> None:

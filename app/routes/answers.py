@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app import sse
 from app.errors import ApiError
 from app.generation import Generation
 from app.sse import EventStream
+from app.streams import Usage
 
 
 def resume_grace(request: Request) -> float:
@@ -29,10 +32,13 @@ def stream(generation: Generation, after: int = 0) -> EventStream:
     log = generation.log
 
     async def content() -> AsyncIterator[bytes]:
-        async for items in log.read(after):
-            data = generation.encoder.encode(log, items)
-            if data:
-                yield data
+        if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Usage):
+            yield sse.block(log, after, sse.DONE)  # the connection was cut between the last record and its end mark
+        async with aclosing(log.read(after)) as reading:
+            async for items in reading:
+                data = generation.encoder.encode(log, items)
+                if data:
+                    yield data
 
     headers = {"X-Request-Id": log.id, "X-Carousel-Stream": log.id}
     return EventStream(content(), generation.reader_left, headers)

@@ -38,7 +38,7 @@ async def engine_events(request: Request) -> Response:
             before = (now, load)
 
     client.watch(take)
-    return EventStream(content(), lambda: client.unwatch(take), {})
+    return EventStream(content(), lambda: client.unwatch(take), drains=False)
 
 
 def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -11,10 +12,11 @@ from starlette.responses import JSONResponse, Response
 from app.client import Phase
 from app.errors import ApiError, error_body
 from app.routes import owner_of, service_of
+from app.schemas.chat import turns
 from app.schemas.common import parse
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from app.security import read_json_body
-from app.service import Service
+from app.service import ENGINE_GONE, Service
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -48,7 +50,7 @@ async def tokenize(request: Request) -> Response:
     asked = parse(TokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
     if asked.messages is not None:
-        ids = await service.encode_chat([{"role": m.role, "content": m.text} for m in asked.messages])
+        ids = await service.encode_chat(turns(asked.messages))
     elif asked.prompt is not None:
         ids = await service.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
     else:
@@ -65,7 +67,8 @@ async def detokenize(request: Request) -> Response:
     beyond = [i for i in asked.tokens if not 0 <= i < service.info.vocab_size]
     if beyond:
         raise ApiError(400, f"tokens: {beyond[0]} is not a token id", param="tokens", code="invalid_value")
-    return JSONResponse({"prompt": service.text.decode(asked.tokens, skip_special_tokens=False)})
+    text = await asyncio.to_thread(service.text.decode, asked.tokens, skip_special_tokens=False)
+    return JSONResponse({"prompt": text})
 
 
 async def health(request: Request) -> Response:
@@ -76,7 +79,7 @@ async def health(request: Request) -> Response:
         return JSONResponse(error_body(503, "the server is stopping", code="server_shutdown"), status_code=503)
     if client.phase is Phase.READY:
         return JSONResponse({"status": "ready"})
-    message = client.failure or "the model is loading"
+    message = "the model is loading" if client.phase is Phase.LOADING else ENGINE_GONE
     body = error_body(503, message, code="engine_unavailable")
     if client.phase is Phase.LOADING:
         loading = client.loading

@@ -37,17 +37,29 @@ async def realtime(socket: WebSocket) -> None:
             await socket.send_text(msgspec.json.encode(event).decode())
 
     session = Session(service, owner, send)
+    serving = asyncio.create_task(_serve(socket, session))
+    breaking = asyncio.create_task(session.broken.wait())
     try:
-        await session.open()
-        while True:
-            message = await socket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            if message.get("text") is None:
-                await socket.close(1003, "text frames only")
-                return
-            await session.take(message["text"])
+        await asyncio.wait((serving, breaking), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
     except (WebSocketDisconnect, TimeoutError):
         return
     finally:
+        for task in (serving, breaking):
+            task.cancel()
+        await asyncio.gather(serving, breaking, return_exceptions=True)
         await session.close()
+
+
+async def _serve(socket: WebSocket, session: Session) -> None:
+    """Frames to events, until the client leaves."""
+    await session.open()
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if message.get("text") is None:
+            await socket.close(1003, "text frames only")
+            return
+        await session.take(message["text"])

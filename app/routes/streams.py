@@ -11,22 +11,16 @@ from app.routes.answers import stream
 from app.streams import CursorRefused
 
 
-async def resume(request: Request) -> Response:
-    """Follow a stream behind `Last-Event-ID` (or `?starting_after=`; the header wins); without one, from its start."""
-    registry = service_of(request).registry
-    cursor = request.headers.get("last-event-id") or request.query_params.get("starting_after")
+async def stream_of(request: Request) -> Response:
+    """GET follows an answer, DELETE stops it."""
+    owner = owner_of(request)
+    registry, stream_id = service_of(request).registry, request.path_params["stream_id"]
     try:
-        generation = registry.get(request.path_params["stream_id"], owner_of(request))
-        return stream(generation, registry.position(generation, cursor) if cursor else 0)
+        if request.method == "DELETE":
+            registry.get(stream_id, owner).cancel()  # what was said stays readable; stopping what has ended is no error
+            return Response(status_code=204)
+        cursor = request.headers.get("last-event-id") or request.query_params.get("starting_after")
+        generation, after = registry.find(stream_id, owner, cursor or None)
     except CursorRefused as error:
         raise ApiError(error.status, str(error), param="starting_after", code="cursor_refused") from None
-
-
-async def stop(request: Request) -> Response:
-    """End an answer now; what was said stays readable. Stopping what has ended is no error."""
-    try:
-        generation = service_of(request).registry.get(request.path_params["stream_id"], owner_of(request))
-    except CursorRefused as error:
-        raise ApiError(error.status, str(error), code="not_found") from None
-    generation.cancel()
-    return Response(status_code=204)
+    return stream(generation, after)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
 
 from app import sse
-from app.errors import ApiError, error_body
+from app.errors import ApiError, error_body, failure_status
 from app.schemas.common import SamplingFields, StreamOptions, Strict, usage
 from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
 from app.text import TextModel
@@ -25,8 +26,7 @@ class Message(Strict):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     @property
     def text(self) -> str:
@@ -43,7 +43,7 @@ class TextFormat(Strict):
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
@@ -73,8 +73,13 @@ class ChatRequest(SamplingFields):
 
     @property
     def turns(self) -> list[dict[str, Any]]:
-        """The messages as chat templates take them. `developer` is OpenAI's newer word for `system`."""
-        return [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in self.messages]
+        """The messages as chat templates take them."""
+        return turns(self.messages)
+
+
+def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them. `developer` is OpenAI's newer word for `system`."""
+    return [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
 
 
 class ChatEncoder:
@@ -152,7 +157,7 @@ def response(log: StreamLog, n: int, model: str, tier: str, text: TextModel) -> 
             case Finished(choice, reason, _):
                 finish[choice] = _finish_reason(reason)
             case Failure(message, code, param):
-                raise ApiError(500, message, param=param, code=code)
+                raise ApiError(failure_status(code), message, param=param, code=code)
             case Usage(prompt, completion, cached):
                 totals = usage(prompt, completion, cached)
             case Opened():

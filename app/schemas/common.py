@@ -23,6 +23,9 @@ TIER_OF_CLASS = {
 }
 MAX_STOP_LENGTH = 1024  # characters
 
+# Lists stop at their first wrong item: a megabyte of wrong ones would otherwise be a gigabyte of error objects.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
@@ -46,8 +49,8 @@ class SamplingFields(Strict):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(None, max_length=1024)
     min_tokens: int | None = Field(None, ge=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] | None = None
-    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    stop: StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)] | None = None
+    stop_token_ids: TokenIds | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=16)
     stream: bool | None = None
@@ -55,7 +58,7 @@ class SamplingFields(Strict):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     # Accepted and honoured by doing nothing: they name the caller or his bookkeeping and change no answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=64)
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: Literal[False] | None = None

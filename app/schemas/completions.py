@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
 
 from app import sse
-from app.errors import ApiError, error_body
-from app.schemas.common import SamplingFields, StreamOptions, usage
+from app.errors import ApiError, error_body, failure_status
+from app.schemas.common import SamplingFields, StreamOptions, TokenIds, usage
 from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
 from app.text import TextModel
 
@@ -17,7 +17,7 @@ from app.text import TextModel
 class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`. One prompt, as text or as token ids."""
 
-    prompt: str | list[int] | list[str] = Field(min_length=1)
+    prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: int | None = Field(16, ge=1, lt=2**31)  # 16 is the protocol's default
     logprobs: int | None = Field(None, ge=0, le=20)
     stream_options: StreamOptions | None = None
@@ -56,10 +56,10 @@ class CompletionEncoder:
         match item.record:
             case Opened():
                 return b""
-            case Delta(choice, text, _, infos):
+            case Delta(choice, text, _, infos, offset):
                 if not text and not infos:
                     return b""
-                return self._chunk(log, item.seq, choice, text, infos=infos)
+                return self._chunk(log, item.seq, choice, text, infos=infos, offset=offset)
             case Finished(choice, reason, _):
                 return self._chunk(log, item.seq, choice, "", finish="stop" if reason == "abort" else reason)
             case Failure(message, code, param):
@@ -80,9 +80,10 @@ class CompletionEncoder:
         text: str,
         *,
         infos: tuple[TokenInfo, ...] = (),
+        offset: int = 0,
         finish: str | None = None,
     ) -> bytes:
-        logprobs = _logprobs(infos, self._text, _offset(log, seq, choice)) if infos else None
+        logprobs = _logprobs(infos, self._text, offset) if infos else None
         chunk = _head(log, self._model, self._tier)
         chunk["choices"] = [{"index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish}]
         if self._include_usage:
@@ -104,7 +105,7 @@ def response(log: StreamLog, n: int, model: str, tier: str, text: TextModel) -> 
             case Finished(choice, reason, _):
                 finish[choice] = "stop" if reason == "abort" else reason
             case Failure(message, code, param):
-                raise ApiError(500, message, param=param, code=code)
+                raise ApiError(failure_status(code), message, param=param, code=code)
             case Usage(prompt, completion, cached):
                 totals = usage(prompt, completion, cached)
             case Opened():
@@ -132,12 +133,6 @@ def _head(log: StreamLog, model: str, tier: str) -> dict[str, Any]:
         "model": model,
         "service_tier": tier,
     }
-
-
-def _offset(log: StreamLog, seq: int, choice: int) -> int:
-    """Characters of `choice` that were said before record `seq`."""
-    before = log.records[: seq - 1]
-    return sum(len(record.text) for record in before if isinstance(record, Delta) and record.choice == choice)
 
 
 def _logprobs(infos: tuple[TokenInfo, ...], text: TextModel, offset: int) -> dict[str, Any]:

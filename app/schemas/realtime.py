@@ -140,7 +140,8 @@ def parse_event(text: str) -> ClientEvent:
 def _explain(error: ValidationError) -> ApiError:
     problem = error.errors(include_url=False, include_input=False)[0]
     if problem["type"] == "union_tag_invalid":
-        return ApiError(400, f"unknown event type {problem['ctx']['tag']!r}", param="type", code="unknown_event")
+        tag = str(problem["ctx"]["tag"])[:80]
+        return ApiError(400, f"unknown event type {tag!r}", param="type", code="unknown_event")
     if problem["type"] == "union_tag_not_found":
         return ApiError(400, "an event needs a type", param="type", code="missing")
     refused = refusal(error)
@@ -157,4 +158,6 @@ def _event_id(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     event_id = value.get("event_id") if isinstance(value, dict) else None
-    return event_id[:512] if isinstance(event_id, str) else None
+    if not isinstance(event_id, str):
+        return None
+    return event_id[:512].encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent back

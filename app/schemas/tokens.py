@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from app.schemas.chat import Message
-from app.schemas.common import Strict
+from app.schemas.common import Strict, TokenIds
 
 
 class TokenizeRequest(Strict):
@@ -13,7 +15,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = True
 
 
@@ -21,4 +23,4 @@ class DetokenizeRequest(Strict):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[int] = Field(max_length=1 << 20)
+    tokens: TokenIds = Field(max_length=1 << 18)
