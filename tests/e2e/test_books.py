@@ -113,7 +113,7 @@ async def test_after_500_clients_the_books_are_as_at_the_start(own_server):
     before = await asyncio.to_thread(books, url)
     assert before
     assert not any(before.values())
-    await crowd(url, 60, seed=1)  # what is cached, imported or grown once is grown now
+    await crowd(url, 300, seed=1)  # what is cached, imported or first touched once is so now
     await settle(url, before)
     start = footprint(pid)
     await crowd(url, CLIENTS, seed=2)
@@ -122,7 +122,7 @@ async def test_after_500_clients_the_books_are_as_at_the_start(own_server):
     end = footprint(pid)
     assert end["descriptors"] <= start["descriptors"]
     assert end["threads"] <= start["threads"]
-    # Finished answers stay readable for their time to live; everything else is given back.
-    assert end["memory"] - start["memory"] < 60, (start, end)
+    # Finished answers stay readable for their time to live, and the allocator keeps some; the rest is given back.
+    assert end["memory"] - start["memory"] < 40, (start, end)
     assert own_server.process.poll() is None
     assert not [line for line in own_server.log if "Traceback" in line or "ERROR" in line], own_server.log[-30:]

@@ -48,7 +48,7 @@ def test_the_event_source_example_collects_an_answer(server, browser):
     page.goto(f"{server.url}/engine")
     before = page.title()
     page.evaluate(f"async () => {{ {code} globalThis.example = source; }}")
-    page.wait_for_function("globalThis.example.readyState === EventSource.CLOSED")
+    page.wait_for_function("() => globalThis.example.readyState === EventSource.CLOSED")
     assert len(page.title()) > len(before)
     page.close()
 
