@@ -20,19 +20,17 @@ async def chat_completions(request: Request) -> Response:
     service.check_model(asked.model)
     _ = service.info  # 503 while it loads, before anything expensive
     prompt = await service.encode_chat(asked.turns)
-    model, tier = service.settings.model_name, TIER_OF_CLASS[asked.service_class]
-    usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+    tier = TIER_OF_CLASS[asked.service_class]
+    answer = chat.ChatFormat(service.settings.model_name, tier, service.text, include_usage=asked.include_usage)
     generation = service.generate(
         prompt,
         asked,
         max_tokens=service.token_limit(asked.token_limit, len(prompt)),
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-        encoder=chat.ChatEncoder(model, tier, service.text, include_usage=usage),
+        encoder=answer,
         owner=owner,
         grace=resume_grace(request),
     )
     if asked.stream:
         return stream(generation)
-    return await whole(
-        request, generation, lambda: chat.response(generation.log, asked.n or 1, model, tier, service.text)
-    )
+    return await whole(request, generation, lambda: answer.whole(generation.log, asked.n or 1))

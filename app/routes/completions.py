@@ -21,19 +21,17 @@ async def text_completions(request: Request) -> Response:
     _ = service.info
     text = asked.single_prompt
     prompt = await service.encode(text, add_special_tokens=True) if isinstance(text, str) else text
-    model, tier = service.settings.model_name, TIER_OF_CLASS[asked.service_class]
-    usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+    tier, name = TIER_OF_CLASS[asked.service_class], service.settings.model_name
+    answer = completions.CompletionFormat(name, tier, service.text, include_usage=asked.include_usage)
     generation = service.generate(
         prompt,
         asked,
         max_tokens=service.token_limit(asked.max_tokens, len(prompt)),
         logprobs=asked.logprobs,
-        encoder=completions.CompletionEncoder(model, tier, service.text, include_usage=usage),
+        encoder=answer,
         owner=owner,
         grace=resume_grace(request),
     )
     if asked.stream:
         return stream(generation)
-    return await whole(
-        request, generation, lambda: completions.response(generation.log, asked.n or 1, model, tier, service.text)
-    )
+    return await whole(request, generation, lambda: answer.whole(generation.log, asked.n or 1))

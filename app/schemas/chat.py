@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import Field
 
-from app import sse
-from app.errors import ApiError, error_body, failure_status
-from app.schemas.common import SamplingFields, StreamOptions, Strict, usage
-from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
-from app.text import TextModel
+from app.errors import ApiError
+from app.schemas.answers import AnswerFormat, Said
+from app.schemas.common import SamplingFields, Strict
+from app.streams import Delta, TokenInfo
 
 
 class TextPart(Strict):
@@ -48,13 +46,11 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    stream_options: StreamOptions | None = None
     response_format: TextFormat | None = None
 
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
+        super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
@@ -82,116 +78,36 @@ def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
 
 
-class ChatEncoder:
-    """Chunks of one streamed answer."""
+class ChatFormat(AnswerFormat):
+    """Chunks and bodies of chat completions."""
 
-    def __init__(self, model: str, tier: str, text: TextModel, *, include_usage: bool) -> None:
-        self._model = model
-        self._tier = tier
-        self._text = text
-        self._include_usage = include_usage
+    prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
 
-    def encode(self, log: StreamLog, items: list[Item]) -> bytes:
-        """The blocks of a few records at once."""
-        return b"".join(
-            self._record(log, item) if isinstance(item, Numbered) else sse.status_comment(item) for item in items
-        )
+    def opened(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def _record(self, log: StreamLog, item: Numbered) -> bytes:
-        match item.record:
-            case Opened(choice):
-                return self._chunk(log, item.seq, choice, {"role": "assistant", "content": ""})
-            case Delta(choice, text, _, infos):
-                if not text and not infos:
-                    return b""
-                return self._chunk(log, item.seq, choice, {"content": text}, infos=infos)
-            case Finished(choice, reason, _):
-                return self._chunk(log, item.seq, choice, {}, finish=_finish_reason(reason))
-            case Failure(message, code, param):
-                return sse.block(log, item.seq, msgspec.json.encode(error_body(500, message, param, code)))
-            case Usage(prompt, completion, cached):
-                block = b""
-                if self._include_usage:
-                    chunk = {**self._head(log), "choices": [], "usage": usage(prompt, completion, cached)}
-                    block = sse.block(log, item.seq, msgspec.json.encode(chunk))
-                return block + sse.block(log, item.seq, sse.DONE)
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        return {"delta": {"content": delta.text}, "logprobs": self._logprobs(delta.infos)}
 
-    def _head(self, log: StreamLog) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{log.id}",
-            "object": "chat.completion.chunk",
-            "created": int(log.created),
-            "model": self._model,
-            "service_tier": self._tier,
-        }
+    def finished(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}
 
-    def _chunk(
-        self,
-        log: StreamLog,
-        seq: int,
-        choice: int,
-        delta: dict[str, str],
-        *,
-        infos: tuple[TokenInfo, ...] = (),
-        finish: str | None = None,
-    ) -> bytes:
-        logprobs = {"content": [_logprob(info, self._text) for info in infos], "refusal": None} if infos else None
-        chunk = self._head(log)
-        chunk["choices"] = [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
-        if self._include_usage:
-            chunk["usage"] = None
-        return sse.block(log, seq, msgspec.json.encode(chunk))
+    def whole_choice(self, said: Said) -> dict[str, Any]:
+        message = {"role": "assistant", "content": said.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(said.infos)}
 
+    def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
+        if not infos:
+            return None
 
-def response(log: StreamLog, n: int, model: str, tier: str, text: TextModel) -> dict[str, Any]:
-    """The body of an answer that was not streamed. Raises `ApiError` when it failed."""
-    contents: list[list[str]] = [[] for _ in range(n)]
-    infos: list[list[TokenInfo]] = [[] for _ in range(n)]
-    finish = ["stop"] * n
-    totals: dict[str, Any] = {}
-    for record in log.records:
-        match record:
-            case Delta(choice, piece, _, tokens):
-                contents[choice].append(piece)
-                infos[choice] += tokens
-            case Finished(choice, reason, _):
-                finish[choice] = _finish_reason(reason)
-            case Failure(message, code, param):
-                raise ApiError(failure_status(code), message, param=param, code=code)
-            case Usage(prompt, completion, cached):
-                totals = usage(prompt, completion, cached)
-            case Opened():
-                pass
-    return {
-        "id": f"chatcmpl-{log.id}",
-        "object": "chat.completion",
-        "created": int(log.created),
-        "model": model,
-        "service_tier": tier,
-        "choices": [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": "".join(contents[i]), "refusal": None},
-                "logprobs": {"content": [_logprob(info, text) for info in infos[i]], "refusal": None}
-                if infos[i]
-                else None,
-                "finish_reason": finish[i],
-            }
-            for i in range(n)
-        ],
-        "usage": totals,
-    }
+        def entry(token_id: int, logprob: float) -> dict[str, Any]:
+            raw = self.text.token_bytes(token_id)
+            return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
-
-def _finish_reason(reason: str) -> str:
-    # The protocol has no word for "you asked to stop"; what was said until then is a complete, shorter answer.
-    return "stop" if reason == "abort" else reason
-
-
-def _logprob(info: TokenInfo, text: TextModel) -> dict[str, Any]:
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        raw = text.token_bytes(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
-
-    top = [entry(alternative.token_id, alternative.logprob) for alternative in info.top]
-    return {**entry(info.token_id, info.logprob), "top_logprobs": top}
+        content = [
+            {**entry(info.token_id, info.logprob), "top_logprobs": [entry(a.token_id, a.logprob) for a in info.top]}
+            for info in infos
+        ]
+        return {"content": content, "refusal": None}

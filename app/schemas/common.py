@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,6 +35,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class StreamOptions(Strict):
+    """`stream_options` of a streamed request."""
+
+    include_usage: bool | None = None
+
+
 class SamplingFields(Strict):
     """Sampling and scheduling fields of `/v1/completions` and `/v1/chat/completions`."""
 
@@ -54,6 +60,7 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=16)
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     # Accepted and honoured by doing nothing: they name the caller or his bookkeeping and change no answer.
@@ -62,6 +69,16 @@ class SamplingFields(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: Literal[False] | None = None
+
+    def check(self) -> None:
+        """What types alone cannot say. Raises `ApiError`."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -103,12 +120,6 @@ class SamplingFields(Strict):
         )
 
 
-class StreamOptions(Strict):
-    """`stream_options` of a streamed request."""
-
-    include_usage: bool | None = None
-
-
 def _bias(bias: dict[str, float] | None) -> dict[int, float]:
     result: dict[int, float] = {}
     for key, value in (bias or {}).items():
@@ -140,13 +151,3 @@ def refusal(error: ValidationError) -> ApiError:
         return ApiError(400, f"the body is not valid JSON: {problem['msg']}", code="invalid_json")
     where = f"{'.'.join(path)}: " if path else ""
     return ApiError(400, f"{where}{problem['msg']}", param=param, code="invalid_value")
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage block."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }

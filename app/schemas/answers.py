@@ -1,0 +1,135 @@
+"""What the text protocols' answers have in common: chunks made of records, the whole made of all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from app import sse
+from app.errors import ApiError, error_body, failure_status
+from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
+from app.text import TextModel
+
+
+@dataclass
+class Said:
+    """All that one choice said."""
+
+    text: str = ""
+    infos: list[TokenInfo] = field(default_factory=list)
+    finish: str = "stop"
+
+
+class AnswerFormat(ABC):
+    """One protocol's way to put a log into words. Stateless: a record gives the same bytes whenever it is read."""
+
+    prefix: str  # of the answer's id
+    chunk_object: str
+    whole_object: str
+
+    def __init__(self, model: str, tier: str, text: TextModel, *, include_usage: bool) -> None:
+        self._model = model
+        self._tier = tier
+        self._include_usage = include_usage
+        self.text = text
+
+    @abstractmethod
+    def opened(self) -> dict[str, Any] | None:
+        """A choice begins: what its first chunk says, if there is one."""
+
+    @abstractmethod
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        """A choice goes on."""
+
+    @abstractmethod
+    def finished(self) -> dict[str, Any]:
+        """A choice ends; the reason is added."""
+
+    @abstractmethod
+    def whole_choice(self, said: Said) -> dict[str, Any]:
+        """A choice as part of an answer that is not streamed; index and reason are added."""
+
+    def encode(self, log: StreamLog, items: list[Item]) -> bytes:
+        """The blocks of a few records at once."""
+        return b"".join(
+            self._record(log, item) if isinstance(item, Numbered) else sse.status_comment(item) for item in items
+        )
+
+    def whole(self, log: StreamLog, n: int) -> dict[str, Any]:
+        """The body of an answer that was not streamed. Raises `ApiError` when it failed."""
+        choices = [Said() for _ in range(n)]
+        totals: dict[str, Any] = {}
+        for record in log.records:
+            match record:
+                case Delta(choice, text, _, infos):
+                    choices[choice].text += text
+                    choices[choice].infos += infos
+                case Finished(choice, reason, _):
+                    choices[choice].finish = _finish_reason(reason)
+                case Failure(message, code, param):
+                    raise ApiError(failure_status(code), message, param=param, code=code)
+                case Usage():
+                    totals = usage(record)
+                case Opened():
+                    pass
+        return {
+            **self._head(log, self.whole_object),
+            "choices": [
+                {"index": index, **self.whole_choice(said), "finish_reason": said.finish}
+                for index, said in enumerate(choices)
+            ],
+            "usage": totals,
+        }
+
+    def _record(self, log: StreamLog, item: Numbered) -> bytes:
+        match item.record:
+            case Opened(choice):
+                opening = self.opened()
+                return b"" if opening is None else self._chunk(log, item.seq, choice, opening)
+            case Delta(choice, text, _, infos) as delta:
+                return self._chunk(log, item.seq, choice, self.delta(delta)) if text or infos else b""
+            case Finished(choice, reason, _):
+                return self._chunk(log, item.seq, choice, self.finished(), _finish_reason(reason))
+            case Failure(message, code, param):
+                body = error_body(failure_status(code), message, param, code)
+                return sse.block(log, item.seq, msgspec.json.encode(body))
+            case Usage() as record:
+                block = b""
+                if self._include_usage:
+                    chunk = {**self._head(log, self.chunk_object), "choices": [], "usage": usage(record)}
+                    block = sse.block(log, item.seq, msgspec.json.encode(chunk))
+                return block + sse.block(log, item.seq, sse.DONE)
+
+    def _chunk(self, log: StreamLog, seq: int, choice: int, said: dict[str, Any], finish: str | None = None) -> bytes:
+        chunk = self._head(log, self.chunk_object)
+        chunk["choices"] = [{"index": choice, **said, "finish_reason": finish}]
+        if self._include_usage:
+            chunk["usage"] = None
+        return sse.block(log, seq, msgspec.json.encode(chunk))
+
+    def _head(self, log: StreamLog, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}{log.id}",
+            "object": kind,
+            "created": int(log.created),
+            "model": self._model,
+            "service_tier": self._tier,
+        }
+
+
+def usage(record: Usage) -> dict[str, Any]:
+    """OpenAI's usage block."""
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "total_tokens": record.prompt_tokens + record.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+    }
+
+
+def _finish_reason(reason: str) -> str:
+    # The protocols have no word for "you asked to stop"; what was said until then is a complete, shorter answer.
+    return "stop" if reason == "abort" else reason
