@@ -74,9 +74,9 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium."""
+    """A headless Chromium. For one module at a time: Playwright's loop must not run while asyncio's own tests do."""
     path = chromium.find()
     if path is None:
         if chromium.is_strict():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -29,12 +30,15 @@ async def realtime(socket: WebSocket) -> None:
         _ = service.info
     except ApiError as error:
         code = 1013 if error.status == 503 else 1008
-        await socket.close(code, str(error)[:120])
+        await _close(socket, code, str(error)[:120])
         return
 
     async def send(event: dict[str, Any]) -> None:
-        async with asyncio.timeout(SEND_TIMEOUT):
-            await socket.send_text(msgspec.json.encode(event).decode())
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT):
+                await socket.send_text(msgspec.json.encode(event).decode())
+        except (RuntimeError, OSError) as error:  # how Starlette and uvicorn say that the client has just gone
+            raise WebSocketDisconnect(1006) from error
 
     session = Session(service, owner, send)
     serving = asyncio.create_task(_serve(socket, session))
@@ -60,6 +64,12 @@ async def _serve(socket: WebSocket, session: Session) -> None:
         if message["type"] == "websocket.disconnect":
             return
         if message.get("text") is None:
-            await socket.close(1003, "text frames only")
+            await _close(socket, 1003, "text frames only")
             return
         await session.take(message["text"])
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    """Say why, to a client that may be gone already."""
+    with suppress(RuntimeError, OSError, WebSocketDisconnect):
+        await socket.close(code, reason)
