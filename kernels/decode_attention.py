@@ -148,6 +148,7 @@ def decode_attention(
     plan: DecodePlan | None = None,
 ) -> Tensor:
     """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]."""
+    assert q.is_contiguous()
     B, query_heads, head_dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads

@@ -111,6 +111,7 @@ def prefill_attention(
 ) -> Tensor:
     """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D]; see `kernels.interface.Kernels`."""
     query_heads, head_dim = q.shape[1:]
+    assert q.stride(2) == 1 and q.stride(1) == head_dim
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles = _tiles(query_starts, context_lens)
     _prefill_kernel[(len(tiles), query_heads)](

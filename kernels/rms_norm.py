@@ -54,6 +54,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, add: bool) -> None:
+    assert x.is_contiguous() and residual.is_contiguous()
     T, H = x.shape
     block = triton.next_power_of_2(H)
     _rms_norm_kernel[(T,)](x, residual, weight, out, eps, H=H, BLOCK=block, ADD=add, num_warps=NUM_WARPS)

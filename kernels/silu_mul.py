@@ -34,6 +34,7 @@ def _silu_mul_kernel(
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """gate_up[T, 2I] -> [T, I]."""
+    assert gate_up.is_contiguous()
     T, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((T, width))
     grid = (T, triton.cdiv(width, BLOCK))

@@ -1,22 +1,24 @@
 """Batched sampling: a request's token is a function of its own logits, parameters and seed, never of its neighbours.
 
 Each filter is a threshold on a row's logits, so ties need no order: a token as large as the smallest kept one is
-kept. Noise is computed only for tokens that can still win, which changes nothing: noise is at most LARGEST_NOISE, so
-a token further below the current best score cannot pass it.
+kept. Noise is computed exactly only for tokens that can still win. That changes nothing, as noise is bounded: by
+LARGEST_NOISE for all tokens, and more closely by the leading bits of a token's own hash.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.reference.noise import LARGEST_NOISE, column_hash, gumbel, row_keys
+from kernels.reference.noise import LARGEST_NOISE, column_hash, gumbel, gumbel_of, least_uniform, row_keys
 
-# Nucleus sampling looks at this many largest tokens first; a row whose nucleus is larger is sorted in full. The sums
-# are taken in the same order either way, so the number does not change any result.
-SHORT_LIST = 1024
+# When more than one in this many tokens passes the first bound, hashing all of them in bulk is faster than one by one.
+SPARSE = 8
+BULK = 1 << 17  # columns hashed at a time: their words fill a quarter of a second-level cache
+SLACK = 1e-5
 
 GREEDY_BELOW = 1e-5  # of temperature, as in vLLM: dividing by less leaves no room for noise in a float32
 
@@ -32,18 +34,30 @@ def sample(
     choice: Tensor,
 ) -> Tensor:
     """logits[R, V] float32 and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
-    ids = logits.argmax(dim=-1)
     rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
     if rows.numel() == 0:
-        return ids
-    if rows.numel() < logits.shape[0]:
-        logits, temperature, top_k, top_p, min_p, seed, position, choice = (
-            x.index_select(0, rows) for x in (logits, temperature, top_k, top_p, min_p, seed, position, choice)
-        )
+        return logits.max(dim=-1).indices
+    if rows.numel() == logits.shape[0]:
+        return _sample_all(logits, temperature, top_k, top_p, min_p, seed, position, choice)
+    ids = logits.max(dim=-1).indices
+    given = (logits, temperature, top_k, top_p, min_p, seed, position, choice)
+    return ids.index_copy_(0, rows, _sample_all(*(x.index_select(0, rows) for x in given)))
+
+
+def _sample_all(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    choice: Tensor,
+) -> Tensor:
+    """`sample` where no row is greedy."""
     scaled = logits / temperature.unsqueeze(1)
     threshold = filter_threshold(scaled, top_k, top_p, min_p)
-    ids[rows] = _perturbed_argmax(scaled, threshold, *row_keys(seed, position, choice))
-    return ids
+    return _perturbed_argmax(scaled, threshold, *row_keys(seed, position, choice))
 
 
 def filter_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -70,28 +84,20 @@ def _nucleus_threshold(scaled: Tensor, threshold: Tensor, top_p: Tensor) -> Tens
     """scaled[R, V], threshold[R] of the filters before, top_p[R] -> [R], the threshold with top_p added (Holtzman et
     al., 2020).
     """
-    weights = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()
-    weights.masked_fill_(scaled < threshold.unsqueeze(1), 0)
-    target = top_p * weights.sum(dim=-1, dtype=torch.float64)
-    width = min(SHORT_LIST, scaled.shape[1])
-    result, reached = _nucleus_of_largest(scaled, threshold, target, width)
-    for row in (~reached).nonzero().squeeze(1).tolist():
-        one = slice(row, row + 1)
-        result[one], _ = _nucleus_of_largest(scaled[one], threshold[one], target[one], scaled.shape[1])
-    return result
-
-
-def _nucleus_of_largest(scaled: Tensor, threshold: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The smallest of the `width` largest logits that is needed to reach the target mass [R], and whether these reach
-    it.
-    """
-    largest = scaled.topk(width, dim=-1).values
-    weights = (largest - largest[:, :1]).exp_().masked_fill_(largest < threshold.unsqueeze(1), 0)
+    descending = _sort_descending(scaled)
+    weights = (descending - descending[:, :1]).exp_().masked_fill_(descending < threshold.unsqueeze(1), 0)
     mass = weights.cumsum(dim=-1, dtype=torch.float64)
     # A token is needed while the mass of those before it falls short; the first one always is.
-    needed = (mass[:, :-1] < target.unsqueeze(1)).sum(dim=-1)
-    reached = (mass[:, -1] >= target) | (width == scaled.shape[1])
-    return torch.maximum(threshold, largest.gather(1, needed.unsqueeze(1)).squeeze(1)), reached
+    needed = (mass[:, :-1] < top_p.unsqueeze(1) * mass[:, -1:]).sum(dim=-1)
+    return torch.maximum(threshold, descending.gather(1, needed.unsqueeze(1)).squeeze(1))
+
+
+def _sort_descending(x: Tensor) -> Tensor:
+    """x[R, V] float32, each row sorted from the largest."""
+    if x.device.type != "cpu":
+        return x.sort(dim=-1, descending=True).values
+    # numpy sorts floats in vector registers: 49,152 of them in 0.2 ms, where torch takes 4.5 ms.
+    return torch.from_numpy(np.sort(x.neg().numpy(), axis=-1)).neg_()
 
 
 def _perturbed_argmax(scaled: Tensor, threshold: Tensor, key_a: Tensor, key_b: Tensor) -> Tensor:
@@ -99,11 +105,30 @@ def _perturbed_argmax(scaled: Tensor, threshold: Tensor, key_a: Tensor, key_b: T
     [R].
     """
     top, column = scaled.max(dim=-1)
-    reachable = top + gumbel(column_hash(column, key_a, key_b)) - LARGEST_NOISE
-    kept = scaled >= torch.maximum(threshold, reachable).unsqueeze(1)
+    reached = top + gumbel(column_hash(column, key_a, key_b))  # by a kept token, so the winner reaches it too
+    kept = scaled >= torch.maximum(threshold, reached - LARGEST_NOISE).unsqueeze(1)
+    if int(kept.sum()) * SPARSE > kept.numel():
+        _drop_hopeless(kept, scaled, key_a, key_b)
     rows, columns = kept.nonzero(as_tuple=True)
     scores = scaled[rows, columns] + gumbel(column_hash(columns, key_a[rows], key_b[rows]))
     best = torch.full_like(top, -math.inf).scatter_reduce_(0, rows, scores, "amax")
     winners = (scores == best[rows]).nonzero().squeeze(1)
     # Of equal scores the lowest column wins; a row of NaN has no winner and keeps the column of its first NaN.
     return column.scatter_reduce_(0, rows[winners], columns[winners], "amin", include_self=False)
+
+
+def _drop_hopeless(kept: Tensor, scaled: Tensor, key_a: Tensor, key_b: Tensor) -> None:
+    """Clears in kept[R, V] all tokens but the few whose score, by a cheap upper bound of their noise, may be the
+    best.
+    """
+    R, V = scaled.shape
+    size = max(1, BULK // V)
+    for first in range(0, R, size):
+        rows = slice(first, first + size)
+        bound = gumbel_of(least_uniform(V, key_a[rows], key_b[rows])).add_(scaled[rows])
+        bound.masked_fill_(~kept[rows], -math.inf)
+        column = bound.argmax(dim=-1, keepdim=True)
+        noise = gumbel(column_hash(column, key_a[rows].unsqueeze(1), key_b[rows].unsqueeze(1)))
+        reached = scaled[rows].gather(1, column).add_(noise)
+        # The slack covers what float32 rounds in either.
+        kept[rows] &= bound >= reached - SLACK * (1 + reached.abs())

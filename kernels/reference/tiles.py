@@ -1,7 +1,7 @@
 """The fixed partition of positions that makes a sum over a context independent of how long the padded context is.
 
-A matrix product splits a long contraction where its library finds it convenient (MKL: at 384 on the machine this was
-measured on), so its bits depend on the length, padding included. Attention therefore multiplies tile by tile, cut
+A matrix product splits a long contraction where its library finds it convenient (MKL with AVX-512: somewhere between
+384 and 512), so its bits depend on the length, padding included. Attention therefore multiplies tile by tile, cut
 from position 0, and adds the tiles in ascending order; a tile of zero weights behind the context adds nothing.
 """
 

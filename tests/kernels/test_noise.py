@@ -44,6 +44,13 @@ def test_mixing_is_lowbias32():
     assert noise.mix(torch.tensor(words)).tolist() == [lowbias32(word) for word in words]
 
 
+def test_the_bulk_hash_is_the_same_hash():
+    """What is computed in int32 for all columns at once is the leading 24 bits of the hash."""
+    seed, position, choice = (torch.tensor(values) for values in zip(*ROWS, strict=True))
+    bulk = noise.least_uniform(3000, *noise.row_keys(seed, position, choice))
+    assert torch.equal(bulk, (hashes(ROWS, 3000) >> 8).to(torch.float32) * 2.0**-24)
+
+
 def test_hashes_are_equal_bit_for_bit_in_triton(triton_kernels: Kernels, device: torch.device):
     """Seeds of 64 bits and either sign, any position and choice, every column: torch and Triton hash alike."""
     from tests.kernels.noise_kernel import hash_columns
