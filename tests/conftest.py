@@ -16,8 +16,8 @@ import pytest
 from app.resources import demo_model
 from tests import chromium
 
-# As in the engine's own process: spinning OpenMP threads would fight with servers and browsers over two cores. It must be
-# set before torch is loaded.
+# As in the engine's own process: spinning OpenMP threads would fight with servers and browsers over two cores. It must
+# be set before torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).resolve().parent.parent
