@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from app.client import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
@@ -64,6 +66,7 @@ def in_process(model: Path) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env={**ENGINE_ENVIRONMENT, **os.environ},  # as the server starts its own
     )
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from app.client import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from tests import chromium
 
-# As in the engine's own process: spinning OpenMP threads would fight with servers and browsers over two cores. It must
-# be set before torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# As in the engine's own process; it must be set before torch is loaded.
+os.environ.update(ENGINE_ENVIRONMENT)
 
 ROOT = Path(__file__).resolve().parent.parent
 
