@@ -40,7 +40,7 @@ from engine.worker import Builder, serve
 
 log = logging.getLogger("carousel.client")
 
-# How long an idle OpenMP thread of the engine spins before it sleeps. Not at all halves the speed of small models whose
+# How long an idle OpenMP thread of the engine spins before it sleeps. Not at all slows down small models whose
 # operations follow each other within microseconds; as long as it likes takes the cores that this process needs.
 ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
 
