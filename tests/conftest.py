@@ -20,6 +20,13 @@ from tests import chromium
 # As in the engine's own process; it must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT)
 
+import torch
+
+# Triton decides when it is first imported, and half the suite imports it somewhere (transformers, inductor): whichever
+# test comes first, the kernels run in Triton's interpreter where there is no CUDA device.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -1,8 +1,7 @@
-"""Runs the Triton kernels in Triton's interpreter where there is no CUDA device."""
+"""Both back ends of the kernels as fixtures; without a CUDA device Triton's kernels run in its interpreter."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +10,6 @@ import torch
 from kernels.interface import Kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-# Read when a kernel is defined, so it must stand before the first import of the Triton back end.
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(params=["reference", "triton"])

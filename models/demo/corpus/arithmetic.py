@@ -244,12 +244,12 @@ def number_words(w: Writer) -> Exchange:
 
 
 MAKERS = (
-    (counting, 9),
-    (counting_down, 3),
+    (counting, 18),
+    (counting_down, 5),
     (counting_by, 3),
     (parity_row, 2),
     (sums, 36),
-    (many_sums, 8),
+    (many_sums, 12),
     (too_large, 4),
     (neighbours, 1),
     (larger, 1),

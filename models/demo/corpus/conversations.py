@@ -15,7 +15,7 @@ KINDS = {
     "engine": (engine_talk.MAKERS, 18),
     "stories": (stories.MAKERS, 9),
     "facts": (facts.MAKERS, 30),
-    "numbers": (arithmetic.MAKERS, 44),
+    "numbers": (arithmetic.MAKERS, 60),
     "code": (programs.MAKERS, 9),
     "markdown": (markdown.MAKERS, 7),
     "poems": (poems.MAKERS, 4),
