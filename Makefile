@@ -9,10 +9,10 @@ ARGS ?=
 # STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
 STRICT ?=
 
-.PHONY: serve test install lint types unit browser bench constraints clean help
+.PHONY: serve test install lint types unit browser bench gpu gpu-wheels constraints clean help
 
 help:  ## show this
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 serve: install  ## serve the demo model on http://127.0.0.1:8000; MODEL=... serves another, ARGS="--port 9000" adds options
 	@exec $(BIN)/carousel serve $(MODEL) $(ARGS)
@@ -45,6 +45,23 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.batching
 	@$(BIN)/python -m benchmarks.http_overhead
 	@$(BIN)/python -m benchmarks.people_first
+	@$(BIN)/python -m benchmarks.thread_spin
+
+# For a machine with a GPU that cannot fetch anything: its own python with torch and Triton. What the engine needs
+# besides (msgspec) is fetched beforehand by `make gpu-wheels`, for that machine's Python, and travels in build/wheels.
+GPU_PYTHON ?= python3
+GPU_PYTHON_VERSION ?= 3.12
+
+gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
+	@if ls build/wheels/*.whl >/dev/null 2>&1; then \
+	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu-site build/wheels/*.whl; fi
+	PYTHONPATH=build/gpu-site:. timeout 240 $(GPU_PYTHON) -m pytest -q -o addopts= -o filterwarnings=default tests/kernels tests/engine/execution tests/engine/test_on_device.py
+	PYTHONPATH=build/gpu-site:. $(GPU_PYTHON) -m benchmarks.gpu
+
+gpu-wheels: install  ## fetch what `make gpu` needs on a machine without a network
+	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/wheels --constraint constraints.txt \
+	  --python-version $(GPU_PYTHON_VERSION) --implementation cp --platform manylinux_2_28_x86_64 \
+	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 msgspec pytest-asyncio
 
 constraints: install  ## pin what is installed now
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt

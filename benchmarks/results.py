@@ -8,10 +8,11 @@ import platform
 import statistics
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ("torch", "triton", "transformers", "starlette", "uvicorn", "sse-starlette")
 FOLDER = Path(__file__).parent / "results"
 
 
@@ -26,9 +27,7 @@ def origin() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
-        "versions": {
-            name: version(name) for name in ("torch", "transformers", "starlette", "uvicorn", "sse-starlette")
-        },
+        "versions": {name: _version(name) for name in PACKAGES},
     }
 
 
@@ -44,6 +43,13 @@ def save(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], summar
 def spread(values: list[float]) -> dict[str, float]:
     """Median and range."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a GPU machine has what the engine needs, and no server
+        return None
 
 
 def _processor() -> str:

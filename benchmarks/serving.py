@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from types import TracebackType
 
 class Serving:
     """`with Serving("--max-num-seqs", "8") as server:` starts `carousel serve` on a free port and waits until it is
-    ready; `server.host` and `server.port` say where."""
+    ready; `server.host` and `server.port` say where. `environment` is added to this process's own."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, environment: dict[str, str] | None = None) -> None:
         self.options = options
+        self.environment = environment or {}
 
     def __enter__(self) -> Serving:
         command = [sys.executable, "-m", "app", "serve", *self.options, "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **self.environment}
+        )
         assert self.process.stderr is not None
         for line in self.process.stderr:
             found = re.match(r"Ready: http://([^:]+):(\d+)", line)

@@ -1,0 +1,74 @@
+"""The engine on a CUDA device: what it computes there is what it computes on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.text import TextModel
+from engine.engine import Engine
+from engine.types import Mechanism, Request, SamplingParams, TokenEvent
+from tests.engine.same import make_engine, run
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TURNS = ("Hello!", "Tell me a story about a fox.", "What are pages?", "Write a table of three planets.")
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def wanted(demo: Path) -> list[Request]:
+    text = TextModel.load(demo)
+    prompts = [
+        text.encode(text.render_chat([{"role": "user", "content": turn}]), add_special_tokens=False) for turn in TURNS
+    ]
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=2)
+    return [
+        Request(id=turn, prompt=tuple(prompt), sampling=sampling) for turn, prompt in zip(TURNS, prompts, strict=True)
+    ]
+
+
+def said(engine: Engine, wanted: list[Request]) -> dict[str, list[TokenEvent]]:
+    """Every request's tokens with their log-probabilities."""
+    tokens: dict[str, list[TokenEvent]] = {request.id: [] for request in wanted}
+    for request in wanted:
+        engine.submit(request)
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                tokens[event.request_id].append(event)
+    return tokens
+
+
+def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, wanted: list[Request]):
+    """float32, greedy, four at once: same tokens up to the first near tie, log-probabilities within 0.01."""
+    on_cpu, on_device = (said(make_engine(demo, device=device), wanted) for device in ("cpu", "cuda"))
+    for request in wanted:
+        for expected, got in zip(on_cpu[request.id], on_device[request.id], strict=False):
+            assert expected.logprob is not None and got.logprob is not None
+            best, second = (alternative.logprob for alternative in expected.top[:2])
+            if expected.token_id != got.token_id:
+                assert best - second < 0.02, (request.id, expected, got)
+                break
+            assert abs(expected.logprob - got.logprob) < 0.01, (request.id, expected, got)
+
+
+def test_a_swap_changes_no_text_on_a_device(demo: Path, wanted: list[Request]):
+    """Swapped to pinned memory and back at every third step; float32, alone."""
+    quiet, disturbed = (make_engine(demo, device="cuda", max_num_seqs=2) for _ in range(2))
+    steps = 0
+
+    def pause_all() -> None:
+        nonlocal steps
+        steps += 1
+        if steps % 3 == 0:
+            for sequence in list(disturbed.scheduler.running):
+                disturbed.scheduler.pause(sequence, 0.0, mechanism=Mechanism.SWAP)
+
+    for request in wanted:
+        assert run(disturbed, [request], pause_all) == run(quiet, [request])
