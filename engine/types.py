@@ -69,15 +69,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
 
     @property
-    def reshapes_logits(self) -> bool:
-        """True when the logits of a row must be edited before sampling."""
-        return (
-            self.frequency_penalty != 0.0
-            or self.presence_penalty != 0.0
-            or self.repetition_penalty != 1.0
-            or bool(self.logit_bias)
-            or self.min_tokens > 0
-        )
+    def penalises(self) -> bool:
+        """True when what was said before changes what is likely now."""
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

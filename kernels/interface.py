@@ -123,12 +123,8 @@ class Kernels(Protocol):
         noise), see `kernels.reference.noise`.
         """
 
-    def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k],
-        chosen_rank[R]).
-
-        Rank 1 is the most likely token; equal tokens share the better rank.
-        """
+    def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k])."""
 
 
 def load(device: torch.device) -> Kernels:

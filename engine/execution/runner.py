@@ -22,7 +22,7 @@ class ModelRunner:
         self._cache = cache
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
-        self._sampler = Sampler(self._slots, kernels, model.device)
+        self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Outcome:
@@ -34,6 +34,7 @@ class ModelRunner:
         if batch.swap_in:
             self._cache.swap_in(batch.swap_in)
         self._slots.apply(batch)
+        self._sampler.join(batch.joins)
         if not batch.num_tokens:
             return Outcome(())
         inputs = pack(batch, self._slots, self._cache.page_size, self._model.device)

@@ -35,9 +35,8 @@ class SlotState:
         self.repetition_penalty: Floats = np.ones(slots, np.float32)
         self.min_tokens: Ints = np.zeros(slots, np.int64)
         self.logprobs: Ints = np.full(slots, -1, np.int64)  # -1 = off, k = that many alternatives
-        self.reshapes = np.zeros(slots, np.bool_)  # the row's logits are edited before sampling
-        self.bias: dict[int, tuple[Ints, Floats]] = {}  # slots with a logit_bias only
-        self.stop_ids: dict[int, Ints] = {}  # slots with min_tokens only
+        self.biased = np.zeros(slots, np.bool_)  # has a logit_bias
+        self.penalised = np.zeros(slots, np.bool_)  # has a penalty
 
     def apply(self, batch: Batch) -> None:
         """Take in who grew and who joined."""
@@ -63,14 +62,8 @@ class SlotState:
         self.repetition_penalty[slot] = sampling.repetition_penalty
         self.min_tokens[slot] = sampling.min_tokens
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self.reshapes[slot] = sampling.reshapes_logits
-        self.bias.pop(slot, None)
-        self.stop_ids.pop(slot, None)
-        if sampling.logit_bias:
-            ids, values = zip(*sampling.logit_bias.items(), strict=True)
-            self.bias[slot] = (np.array(ids, np.int64), np.array(values, np.float32))
-        if sampling.min_tokens:
-            self.stop_ids[slot] = np.array(sampling.stop_token_ids, np.int64)
+        self.biased[slot] = bool(sampling.logit_bias)
+        self.penalised[slot] = sampling.penalises
 
     def append(self, slots: Ints, token_ids: Ints) -> None:
         """One more known token for each of `slots`."""

@@ -7,12 +7,9 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def log_probs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k],
-    chosen_rank[R]).
-    """
+def log_probs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k])."""
     all_log_probs = logits.log_softmax(dim=-1)
     chosen_log_prob = all_log_probs.gather(1, chosen.unsqueeze(1))
     top = all_log_probs.topk(k, dim=-1)
-    rank = (logits > logits.gather(1, chosen.unsqueeze(1))).sum(dim=-1) + 1
-    return chosen_log_prob.squeeze(1), top.indices, top.values, rank
+    return chosen_log_prob.squeeze(1), top.indices, top.values

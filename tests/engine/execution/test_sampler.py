@@ -23,7 +23,9 @@ def sampler(*rows: tuple[list[int], int, SamplingParams]) -> tuple[Sampler, Slot
     state = SlotState(len(rows), 64, 4)
     joins = tuple(Join(i, tuple(t), p, 0, params, ()) for i, (t, p, params) in enumerate(rows))
     state.apply(Batch(1, (), (), (), joins, (), (), ()))
-    return Sampler(state, load(CPU), CPU), state
+    made = Sampler(state, load(CPU), V, CPU)
+    made.join(joins)
+    return made, state
 
 
 def params(**more) -> SamplingParams:
@@ -60,17 +62,21 @@ row = st.tuples(st.lists(st.integers(0, V - 1), min_size=1, max_size=20), st.flo
 @given(rows=st.lists(row, min_size=1, max_size=5), seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=200)
 def test_every_row_is_edited_as_if_it_were_alone(rows, seed):
-    """Greedy over the edited logits, all rows in one batch, equals the naive edit of each."""
-    held = [(tokens, max(1, int(share * len(tokens))), p) for tokens, share, p in rows]
-    made, _ = sampler(*held)
-    logits = torch.randn(len(held), V, generator=torch.Generator().manual_seed(seed))
-    before = logits.clone()
-    token_ids, _ = made.sample(logits, np.arange(len(held)))
-    for i, (tokens, prompt_len, p) in enumerate(held):
-        expected = naive(logits[i].numpy(), tokens, prompt_len, p)
-        best = expected.max()
-        assert expected[token_ids[i]] == pytest.approx(best, abs=1e-4)
-    assert torch.equal(logits, before), "the model's own logits are left as they are"
+    """Greedy over the edited logits, all rows in one batch and four steps long, equals the naive edit of each."""
+    held = [(list(tokens), max(1, int(share * len(tokens))), p) for tokens, share, p in rows]
+    made, state = sampler(*held)
+    everybody = np.arange(len(held))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(4):
+        logits = torch.randn(len(held), V, generator=generator)
+        before = logits.clone()
+        token_ids, _ = made.sample(logits, everybody)
+        state.append(everybody, token_ids)
+        for i, (tokens, prompt_len, p) in enumerate(held):
+            expected = naive(logits[i].numpy(), tokens, prompt_len, p)
+            assert expected[token_ids[i]] == pytest.approx(expected.max(), abs=1e-4)
+            tokens.append(int(token_ids[i]))
+        assert torch.equal(logits, before), "the model's own logits are left as they are"
 
 
 def test_a_seed_uses_all_its_64_bits():
@@ -104,8 +110,12 @@ def test_log_probabilities_are_the_model_s_own():
 
 def test_a_slot_remembers_nothing_of_who_sat_there_before():
     """A plain request in a slot that had bias, penalties and log-probabilities."""
-    made, state = sampler(([1], 1, params(logit_bias={9: 100.0}, repetition_penalty=2.0, min_tokens=5, logprobs=3)))
-    state.apply(Batch(2, (), (), (), (Join(0, (1,), 1, 0, params(), ()),), (), (), ()))
+    made, state = sampler(
+        ([1], 1, params(logit_bias={9: 100.0}, repetition_penalty=2.0, min_tokens=5, stop_token_ids=(4,), logprobs=3))
+    )
+    newcomer = Join(0, (1,), 1, 0, params(), ())
+    state.apply(Batch(2, (), (), (), (newcomer,), (), (), ()))
+    made.join([newcomer])
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(2))
     token_ids, sampled = made.sample(logits, np.arange(1))
     assert token_ids[0] == logits.argmax().item()

@@ -1,0 +1,98 @@
+"""What is done to logits between model and sampling: min_tokens, logit_bias and penalties, in vLLM's order.
+
+Each kind of edit is a dense table with one row per slot, made when somebody first asks for it, filled when a request
+joins and kept up with one operation per step. So a step costs a few operations over the rows that are edited, however
+long their texts and however many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.execution.slots import Ints, SlotState
+from engine.scheduling.batch import Join
+
+
+class LogitEdits:
+    """The tables: counts float32, in_prompt bool, bias float32 and stops bool, each [slots, V], on `device`."""
+
+    def __init__(self, slots: SlotState, vocab_size: int, device: torch.device) -> None:
+        self._slots = slots
+        self._size = (len(slots.lengths), vocab_size)
+        self._device = device
+        self._counts: Tensor | None = None  # how often each id was generated
+        self._in_prompt: Tensor | None = None
+        self._bias: Tensor | None = None
+        self._stops: Tensor | None = None  # ids that cannot be sampled before min_tokens
+
+    def join(self, joins: Iterable[Join]) -> None:
+        """Fill the rows of those who joined and ask for edits; other rows are never read."""
+        for join in joins:
+            sampling, slot = join.sampling, join.slot
+            if sampling.penalises:
+                self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
+                generated = self._tensor(np.array(join.tokens[join.prompt_len :], np.int64))
+                self._counts[slot] = torch.bincount(generated, minlength=self._size[1])
+                self._in_prompt[slot] = False
+                self._in_prompt[slot, self._tensor(np.array(join.tokens[: join.prompt_len], np.int64))] = True
+            if sampling.logit_bias:
+                self._bias = self._table(self._bias)
+                ids, values = zip(*sampling.logit_bias.items(), strict=True)
+                self._bias[slot] = 0.0
+                self._bias[slot, self._tensor(np.array(ids, np.int64))] = self._tensor(np.array(values, np.float32))
+            if sampling.min_tokens:
+                self._stops = self._table(self._stops, torch.bool)
+                self._stops[slot] = False
+                self._stops[slot, self._tensor(np.array(sampling.stop_token_ids, np.int64))] = True
+
+    def apply(self, logits: Tensor, slots: Ints) -> Tensor:
+        """logits[R, V] float32, slots[R] -> the same, or a copy in which the rows that ask for it are edited."""
+        state = self._slots
+        too_short = state.lengths[slots] - state.prompt_lens[slots] < state.min_tokens[slots]
+        biased, penalised = state.biased[slots], state.penalised[slots]
+        rows = np.flatnonzero(too_short | biased | penalised)
+        if not len(rows):
+            return logits
+        where, index = slots[rows], self._tensor(rows)
+        edited = logits[index]
+        if self._stops is not None and too_short.any():
+            banned = self._stops[self._tensor(where)] & self._column(too_short[rows])
+            edited.masked_fill_(banned, -torch.inf)
+        if self._bias is not None and biased.any():
+            # Rows without a bias may hold a predecessor's, so they are multiplied away, not trusted to be zero.
+            edited += self._bias[self._tensor(where)] * self._column(biased[rows])
+        if self._counts is not None and self._in_prompt is not None and penalised.any():
+            edited = self._penalise(edited, where, penalised[rows], self._counts, self._in_prompt)
+        return logits.index_copy(0, index, edited)
+
+    def append(self, slots: Ints, token_ids: Tensor) -> None:
+        """slots[R] generated token_ids[R] int64."""
+        rows = np.flatnonzero(self._slots.penalised[slots])
+        if self._counts is not None and len(rows):
+            self._counts[self._tensor(slots[rows]), token_ids[self._tensor(rows)]] += 1.0
+
+    def _penalise(
+        self, logits: Tensor, slots: Ints, asked: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor
+    ) -> Tensor:
+        state, index, mask = self._slots, self._tensor(slots), self._column(asked)
+        counts = all_counts[index] * mask
+        seen = (counts > 0) | (in_prompt[index] & mask)
+        factor = self._column(state.repetition_penalty[slots])
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        logits -= self._column(state.frequency_penalty[slots]) * counts
+        logits -= self._column(state.presence_penalty[slots]) * (counts > 0)
+        return logits
+
+    def _table(self, table: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(self._size, dtype=dtype, device=self._device) if table is None else table
+
+    def _column(self, array: np.ndarray) -> Tensor:
+        return self._tensor(array).unsqueeze(1)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
