@@ -18,8 +18,8 @@ from enum import Enum
 from pathlib import Path
 
 import engine
+from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.engine import check_request
 from engine.frames import (
     Abort,
     Failed,

@@ -22,6 +22,12 @@ from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, SamplingParams
 from kernels.interface import load as load_kernels
 
+# What a container may use and what it uses, of both generations of control groups.
+CGROUP_MEMORY = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
@@ -29,7 +35,9 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     """Raises `ConfigError` for what cannot be built, with the option and the numbers."""
     config.validate()
     device = _device(config.device)
-    if device.type == "cpu" and config.threads:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
+    elif config.threads:
         torch.set_num_threads(config.threads)
     model = load_model(
         Path(config.model),
@@ -65,7 +73,6 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
-        attention=model.kind,
     )
     policy = Policy.from_config(config, costs)
     scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
@@ -120,13 +127,20 @@ def _size_cache(config: EngineConfig, model: Model, device: torch.device, max_le
 
 
 def _free_memory() -> int:
-    """Bytes that can be had without swapping. Linux says it; elsewhere half of the physical memory is assumed free."""
+    """Bytes that can be had without swapping: what Linux calls available, and no more than a container's limit leaves.
+    Elsewhere half of the physical memory is assumed free."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+                free = int(line.split()[1]) * 1024
+    for limit, used in CGROUP_MEMORY:
+        try:
+            free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return free
 
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:

@@ -25,9 +25,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
     page_size: int = 32  # tokens
     num_pages: int | None = None  # None = sized from memory
-    memory_fraction: float = (
-        0.9  # share of a GPU's memory for weights + KV; on a CPU the KV pool's share of free memory
-    )
+    memory_fraction: float = 0.9  # share of a GPU's memory for weights + KV; on a CPU of half of what is free, for KV
     swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
     enable_prefix_caching: bool = True
     batching: Literal["continuous", "static"] = "continuous"

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.errors import CapacityExceeded, ContextExceeded, InvalidParameter
+from engine.errors import InvalidParameter
 from engine.scheduling.batch import Batch, Outcome
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Event, Load, ModelInfo, Request
@@ -83,42 +84,3 @@ class Engine:
         return replace(
             self.scheduler.load(), decode_rows=decode_rows, prefill_tokens=prefill_tokens, step_seconds=seconds
         )
-
-
-def check_request(request: Request, info: ModelInfo) -> None:
-    """Raise `RequestRefused` for what can never be served. The API calls it before it submits, the engine again."""
-    sampling, length = request.sampling, len(request.prompt)
-    if length == 0:
-        raise InvalidParameter("the prompt is empty", param="prompt")
-    lowest, highest = min(request.prompt), max(request.prompt)
-    if lowest < 0 or highest >= info.vocab_size:
-        raise InvalidParameter(
-            f"prompt token ids must lie in [0, {info.vocab_size}), found {lowest} to {highest}", param="prompt"
-        )
-    if sampling.max_tokens < 1:
-        raise InvalidParameter(f"max_tokens must be at least 1, not {sampling.max_tokens}", param="max_tokens")
-    if length >= info.max_model_len:
-        raise ContextExceeded(
-            f"the prompt has {length} tokens, the model's context {info.max_model_len}", param="prompt"
-        )
-    if length + sampling.max_tokens > info.max_model_len:
-        raise ContextExceeded(
-            f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the model's "
-            f"context of {info.max_model_len} tokens",
-            param="max_tokens",
-        )
-    capacity = info.num_pages * info.page_size
-    if length + sampling.max_tokens > capacity:
-        raise CapacityExceeded(
-            f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the "
-            f"{capacity} tokens that the KV pool can hold",
-            param="max_tokens",
-        )
-    if sampling.min_tokens > sampling.max_tokens:
-        raise InvalidParameter(
-            f"min_tokens ({sampling.min_tokens}) exceeds max_tokens ({sampling.max_tokens})", param="min_tokens"
-        )
-    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-        for token_id in ids:
-            if not 0 <= token_id < info.vocab_size:
-                raise InvalidParameter(f"{name}: token id {token_id} is not in [0, {info.vocab_size})", param=name)

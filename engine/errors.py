@@ -1,7 +1,8 @@
-"""Everything the engine raises on purpose.
+"""Everything the engine raises on purpose, but for a closed channel (frames.py).
 
 EngineError
 ├── ConfigError             the engine cannot be built as asked
+├── ModelError              a model directory is damaged or not computed here (execution/models/errors.py)
 ├── RequestRefused          one request cannot be served; carries the parameter's name and a machine-readable code
 │   ├── ContextExceeded     prompt (+ max_tokens) is longer than the model's context
 │   ├── CapacityExceeded    it could never fit into the KV pool, even alone

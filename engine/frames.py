@@ -18,6 +18,8 @@ from engine.types import Event, Load, ModelInfo, Request, Snapshot
 
 MAX_FRAME = 256 << 20  # bytes; a million-token prompt is about 5 MB
 
+READ_AT_ONCE = 16 << 20  # bytes between two steps
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -61,7 +63,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot start, or must stop. One line for people."""
+    """The engine cannot be built. One line for people."""
 
     message: str
 
@@ -124,7 +126,7 @@ class ChannelClosed(Exception):
 
 class EngineChannel:
     """The engine's end: never blocks a step. What the socket does not take at once waits in memory, bounded by what the
-    running requests can produce."""
+    running requests can produce; what is not owed to anybody is not sent while something waits (`is_clear`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -156,16 +158,29 @@ class EngineChannel:
             if timeout is not None:
                 return []
 
+    @property
+    def is_clear(self) -> bool:
+        """True when everything sent so far is in the socket."""
+        return not self._pending
+
     def _read(self) -> list[ToEngine]:
-        try:
-            data = self._socket.recv(1 << 20)
-        except BlockingIOError:
-            return []
-        except ConnectionError as error:
-            raise ChannelClosed from error
-        if not data:
-            raise ChannelClosed
-        return self._reader.feed(data)
+        """All that has arrived, up to READ_AT_ONCE: a long prompt does not take a step for each socket buffer."""
+        messages: list[ToEngine] = []
+        taken = 0
+        while taken < READ_AT_ONCE:
+            try:
+                data = self._socket.recv(1 << 20)
+            except BlockingIOError:
+                break
+            except ConnectionError as error:
+                raise ChannelClosed from error
+            if not data:
+                if messages:
+                    break  # the next read says it again
+                raise ChannelClosed
+            taken += len(data)
+            messages += self._reader.feed(data)
+        return messages
 
     def _flush(self) -> None:
         while self._pending:

@@ -216,4 +216,3 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     parameters: int
-    attention: str  # "own decoder" or the transformers fallback's family

@@ -88,7 +88,7 @@ class Worker:
 
     def _view(self) -> Snapshot | None:
         now = time.monotonic()
-        if not self._watching or now - self._watched_at < WATCH_EVERY:
+        if not self._watching or now - self._watched_at < WATCH_EVERY or not self._channel.is_clear:
             return None
         self._watched_at = now
         return snapshot(self._engine.scheduler, now)
@@ -97,7 +97,7 @@ class Worker:
 def _refusal(request: Request, error: RequestRefused) -> list[Event]:
     return [
         EndEvent(request.id, choice, FinishReason.ERROR, str(error), error.code, error.param)
-        for choice in range(request.n)
+        for choice in range(max(1, request.n))
     ]
 
 
@@ -106,18 +106,29 @@ def serve(sock: socket.socket, build: Builder) -> None:
     channel = EngineChannel(sock)
     try:
         start, early = _first(channel)
-        try:
-            engine = build(start.config, lambda what, done, total: channel.send(Loading(what, done, total)))
-        except (EngineError, OSError, RuntimeError) as error:  # torch says RuntimeError for what a device refuses
-            channel.send(Failed(str(error)))
-            while True:
-                channel.receive(None)  # until the other side has read it and closes
+        engine = _build(channel, build, start.config)
         channel.send(Ready(engine.info))
         Worker(channel, engine).run(early)
     except ChannelClosed:
         return
     finally:
         channel.close()
+
+
+def _build(channel: EngineChannel, build: Builder, config: EngineConfig) -> Engine:
+    """The engine; or, when it cannot be built, the reason for the other side, and `ChannelClosed` once that is read."""
+    try:
+        return build(config, lambda what, done, total: channel.send(Loading(what, done, total)))
+    except ChannelClosed:
+        raise
+    except (EngineError, OSError) as error:
+        reason = str(error)
+    except Exception as error:  # a library's: whatever it is, people are told, and the log says where
+        log.exception("the engine could not be built")
+        reason = f"{type(error).__name__}: {error}"
+    channel.send(Failed(reason))
+    while True:
+        channel.receive(None)
 
 
 def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:

@@ -65,10 +65,6 @@ class KVCache:
         assert len(sources) == len(destinations) == len(set(destinations))
         self.data.index_copy_(2, self._index(destinations), self.data.index_select(2, self._index(sources)))
 
-    def zero_pages(self, pages: Sequence[int]) -> None:
-        """Forget what the pages hold."""
-        self.data.index_fill_(2, self._index(pages), 0)
-
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(device page, host page) pairs: copy to host memory. Done when this returns."""
         pages, host_pages = zip(*pairs, strict=True)

@@ -119,6 +119,20 @@ async def test_an_engine_that_cannot_be_built_says_why():
     await client.stop()
 
 
+async def test_an_engine_that_a_library_cannot_build_says_why_too(caplog: pytest.LogCaptureFixture):
+    """An error that nobody foresaw reaches people with its kind, and the log with its place."""
+
+    def impossible(config, progress):
+        raise TypeError("float() argument must be a string or a real number, not 'NoneType'")
+
+    client = EngineClient(CONFIG, impossible)
+    await client.start()
+    with pytest.raises(EngineUnavailable, match=r"TypeError: float\(\) argument"):
+        await asyncio.wait_for(client.ready(), 10)
+    assert "could not be built" in caplog.text
+    await client.stop()
+
+
 async def test_a_killed_engine_process_ends_every_request_with_an_error(demo):
     """A real process, kill -9 in mid-answer: nobody waits for ever."""
     client = EngineClient(EngineConfig(model=str(demo), max_num_seqs=4))

@@ -85,7 +85,7 @@ class DecoderConfig:
             num_kv_heads=num_kv_heads,
             head_dim=_head_dim(config, family, num_heads),
             max_position=_max_position(config),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            norm_eps=_number(config, "rms_norm_eps", 1e-6),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=attention_bias or family == "qwen2",
             out_bias=attention_bias,
@@ -118,6 +118,13 @@ def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ModelConfigError(key, value, "a positive integer is needed")
     return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ModelConfigError(key, value, "a positive number is needed")
+    return float(value)
 
 
 def _num_kv_heads(config: Mapping[str, Any], family: str, num_heads: int) -> int:
@@ -156,6 +163,8 @@ def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[i
     window = _window(config) if config.get("use_sliding_window", False) else 0
     if layer_types is None:
         first_sliding = config.get("max_window_layers", 28)
+        if not isinstance(first_sliding, int) or first_sliding < 0:
+            raise ModelConfigError("max_window_layers", first_sliding, "an integer of at least 0 is needed")
         return tuple(window if layer >= first_sliding else 0 for layer in range(num_layers))
     if len(layer_types) != num_layers or set(layer_types) - {"full_attention", "sliding_attention"}:
         raise ModelConfigError(
@@ -178,17 +187,31 @@ def _dtype(config: Mapping[str, Any]) -> torch.dtype:
     return DTYPES[name]
 
 
+def rope_entry(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The key that describes the rotary embedding, and what stands there. Raises ModelConfigError when there are two
+    that disagree, say because somebody added the old one by hand: transformers then silently drops parts of one."""
+    found = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
+    for key, value in found.items():
+        if not isinstance(value, Mapping):
+            raise ModelConfigError(key, value, "a JSON object is needed")
+    if len(found) == 2:
+        new, old = found.values()
+        kinds = {entry.get("rope_type", entry.get("type", "default")) for entry in (new, old)}
+        if len(kinds) > 1 or any(new[name] != old[name] for name in set(new) & set(old)):
+            raise ModelConfigError("rope_scaling", old, f"contradicts rope_parameters = {new!r}; keep one of them")
+    return next(iter(found.items()), ("rope_scaling", {}))
+
+
 def rope_config(config: Mapping[str, Any]) -> RopeConfig:
     """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    given: Mapping[str, Any] = config.get(key) or {}
+    key, given = rope_entry(config)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ModelConfigError(key, given, f"rope type {kind!r} is not computed; default, linear, llama3 and yarn are")
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0):
         raise ModelConfigError("partial_rotary_factor", partial, "only whole heads are rotated")
-    theta = float(given.get("rope_theta", config.get("rope_theta", 10000.0)))
+    theta = _number(given if "rope_theta" in given else config, "rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(theta)
     required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}

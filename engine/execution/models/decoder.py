@@ -55,10 +55,6 @@ class Decoder:
         self._scale = config.head_dim**-0.5
 
     @property
-    def kind(self) -> str:
-        return "decoder"
-
-    @property
     def num_parameters(self) -> int:
         return self._weights.num_parameters
 

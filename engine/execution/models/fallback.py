@@ -103,12 +103,12 @@ class TransformersModel:
         self._shape = shape
         self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self._factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+        self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)  # NanoChat
         self.num_parameters = num_parameters
         self.vocab_size = int(config.vocab_size)
         self.max_position = _max_position(config)
         self.dtype: torch.dtype = causal_lm.dtype
         self.device: torch.device = causal_lm.device
-        self.kind = "transformers"
 
     @property
     def num_layers(self) -> int:
@@ -132,7 +132,8 @@ class TransformersModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden[R, H] -> logits [R, V] float32."""
         logits: Tensor = self._head(hidden)
-        return logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
+        logits = logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
+        return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
 
 
 def run_body(body: Any, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:

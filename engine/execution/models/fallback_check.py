@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
+from engine.execution.models.config import rope_entry
 from engine.execution.models.errors import ModelConfigError, ModelError
 from kernels.interface import load as load_kernels
 
@@ -32,11 +33,11 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 def refuse_config(config: Mapping[str, Any]) -> None:
     """Raises ModelConfigError for what a probe of a few tokens could not find out."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    key, rope = rope_entry(config)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("dynamic", "longrope", "su"):
         reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
-        raise ModelConfigError("rope_parameters", rope, reason)
+        raise ModelConfigError(key, rope, reason)
     if config.get("quantization_config"):
         raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
     if config.get("attention_chunk_size"):

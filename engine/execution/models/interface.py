@@ -16,10 +16,6 @@ class Model(Protocol):
     """A causal language model over a paged cache. Knows nothing of requests or sampling."""
 
     @property
-    def kind(self) -> str:
-        """Which implementation computes it: "decoder" or "transformers"."""
-
-    @property
     def num_parameters(self) -> int: ...
 
     @property

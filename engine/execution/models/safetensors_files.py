@@ -70,13 +70,12 @@ def list_tensors(directory: Path) -> dict[str, TensorEntry]:
     """All tensors of a checkpoint directory, single or sharded, by name. Raises WeightsError naming the file to
     blame.
     """
-    index_file = directory / INDEX_FILE
+    single, index_file = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.exists():  # before an index, as in transformers: what lies beside it is from an earlier save
+        return dict(_read_header(single))
     if index_file.exists():
         return _list_sharded(directory, index_file)
-    single = directory / SINGLE_FILE
-    if not single.exists():
-        raise WeightsError(f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; only safetensors are read")
-    return dict(_read_header(single))
+    raise WeightsError(f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; only safetensors are read")
 
 
 def _list_sharded(directory: Path, index_file: Path) -> dict[str, TensorEntry]:

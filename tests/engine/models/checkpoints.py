@@ -55,6 +55,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "phi3-window": ("Phi3", {"sliding_window": 20}),
     "gpt-neox": ("GPTNeoX", {}),
+    "nanochat-capped": ("NanoChat", {"final_logit_softcapping": 5.0}),
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5}),
     "gemma3": ("Gemma3", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}),
 }

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.execution.models import load_model
+from engine.execution.models.decoder import Decoder
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import DECODERS, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -21,7 +22,7 @@ def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels
     """After a prompt and at each of 30 decode steps behind another, the logits are transformers' to rounding."""
     expected = checkpoint.logits(checkpoint.prompt)
     model = checkpoint.load()
-    assert model.kind == "decoder"
+    assert isinstance(model, Decoder)
     assert model.num_parameters == checkpoint.reference.num_parameters()
     driver = Driver(model, kernels)
     logits = driver.prefill(Row(checkpoint.prompt), 1000)

@@ -24,7 +24,7 @@ def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels
     """After a prompt and at decode steps behind another, the logits are transformers' to rounding."""
     expected = checkpoint.logits(checkpoint.prompt)
     model = checkpoint.load()
-    assert model.kind == "transformers"
+    assert isinstance(model, TransformersModel)
     assert model.num_parameters == checkpoint.reference.num_parameters()
     driver = Driver(model, kernels)
     logits = driver.prefill(Row(checkpoint.prompt), 1000)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.execution.models import ModelError, WeightsError, load_model
+from engine.execution.models import Model, ModelError, WeightsError, load_model
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 FILE = "model.safetensors"
 
 
-def load(path: Path) -> None:
-    load_model(path, torch.float32, CPU, lambda done, total: None)
+def load(path: Path) -> Model:
+    return load_model(path, torch.float32, CPU, lambda done, total: None)
 
 
 @pytest.fixture
@@ -119,6 +119,15 @@ def test_a_bad_index_is_named(sharded: Path, index: str):
     (sharded / "model.safetensors.index.json").write_text(index)
     with pytest.raises(WeightsError, match=r"model\.safetensors\.index\.json"):
         load(sharded)
+
+
+def test_a_single_file_comes_before_an_index_beside_it(tmp_path: Path):
+    """As in transformers: a model saved again in one file into the folder of its older shards is the newer one."""
+    save(tmp_path, "Llama", {}, max_shard_size="100KB")
+    newer = save(tmp_path / "newer", "Llama", {"num_hidden_layers": 3}).path
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy(newer / name, tmp_path / name)
+    assert load(tmp_path).num_layers == 3
 
 
 def test_a_tensor_in_the_wrong_shard_is_named(sharded: Path):

@@ -31,7 +31,6 @@ def model_info(num_pages: int, slots: int, page_size: int = SIZE, max_model_len:
         device="cpu",
         dtype="none",
         parameters=0,
-        attention="none",
     )
 
 
