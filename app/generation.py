@@ -181,6 +181,8 @@ class Generation:
             return
         choice.finished = True
         self._open(index, choice)
+        if reason == "abort" and (held := choice.stops.flush()):
+            self._say(index, choice, held)  # it was said; that it might have begun a stop string matters no more
         self.log.append(Finished(index, reason, stop))
         if all(c.finished for c in self._choices):
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens))

@@ -15,7 +15,7 @@ from app.client import EngineClient, EngineUnavailable, Phase
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
-from app.text import TextModel, TokenizerMissing
+from app.text import TemplateBroken, TextModel, TokenizerMissing
 
 log = logging.getLogger("carousel")
 
@@ -29,7 +29,7 @@ def run(settings: Settings) -> int:
     try:
         text = TextModel.load(Path(settings.engine.model), settings.chat_template)
         bound = _bind(settings.host, settings.port)
-    except (TokenizerMissing, OSError) as error:
+    except (TokenizerMissing, TemplateBroken, OSError) as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     client = EngineClient(settings.engine)

@@ -115,9 +115,10 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
     `download(name)` brings a model from the hub and returns its folder; it is called only for what is no folder here.
     """
-    values = _from_file(flags.get("config")) | _from_environment(environment)
-    values |= {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
-    model = str(values.pop("model", None) or environment.get("CAROUSEL_MODEL") or demo_model())
+    values = _one_name(_from_file(flags.get("config"))) | _one_name(_from_environment(environment))
+    given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
+    values |= _one_name(given)
+    model = str(values.pop("model", None) or demo_model())
     folder = Path(model)
     if not folder.is_dir():
         if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
@@ -125,9 +126,6 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         folder = download(model)
     if not (folder / "config.json").exists():
         raise SettingsError(f"model {model!r}: {folder / 'config.json'} does not exist")
-    if "gpu_memory_utilization" in values:
-        values.setdefault("memory_fraction", values.pop("gpu_memory_utilization"))
-        values.pop("gpu_memory_utilization", None)
     for option in OPTIONS:
         if option.choices and option.key in values and values[option.key] not in option.choices:
             raise SettingsError(f"{option.key} must be one of {', '.join(option.choices)}, not {values[option.key]!r}")
@@ -140,10 +138,13 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
             raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
+    for key, least in (("max_queue", 1), ("max_body", 1), ("resume_ttl", 0)):
+        if not values.get(key, least) >= least:  # refuses NaN too
+            raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
     if values.get("chat_template"):
         try:
             values["chat_template"] = Path(values["chat_template"]).read_text()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"chat_template: {error}") from None
     return Settings(engine=engine.validate(), model_name=name, **values)
 
@@ -154,8 +155,18 @@ def _name(model: str, folder: Path) -> str:
     return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
 
 
+def _one_name(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of one source, with vLLM's name for memory_fraction replaced by ours."""
+    alias = values.pop("gpu_memory_utilization", None)
+    if alias is not None and values.setdefault("memory_fraction", alias) != alias:
+        raise SettingsError(
+            f"gpu_memory_utilization ({alias}) and memory_fraction ({values['memory_fraction']}) are the same option"
+        )
+    return values
+
+
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {"model": environment["CAROUSEL_MODEL"]} if environment.get("CAROUSEL_MODEL") else {}
     for option in OPTIONS:
         if option.variable in environment:
             values[option.key] = _read(option, environment[option.variable], option.variable)

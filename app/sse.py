@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.streams import Cursor, StreamLog
 from engine.types import StatusEvent
@@ -81,8 +81,16 @@ class EventStream(EventSourceResponse):
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def ending(message: Message) -> None:
+            # sse-starlette puts a limit on every message but the last: there a full socket would hold us for ever.
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                with anyio.move_on_after(SEND_TIMEOUT):
+                    await send(message)
+            else:
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, ending)
         finally:
             # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
             aclose = getattr(self._content, "aclose", None)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,6 +26,10 @@ SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 class TemplateRefused(Exception):
     """The model's chat template does not accept these messages; the message says why."""
+
+
+class TemplateBroken(Exception):
+    """The chat template itself is no valid Jinja; the message says where."""
 
 
 class TokenizerMissing(Exception):
@@ -47,7 +51,10 @@ class TextModel:
         self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
         self._special = special
-        self._template = _environment().from_string(template) if template else None
+        try:
+            self._template = _environment().from_string(template) if template else None
+        except TemplateSyntaxError as error:
+            raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> TextModel:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import SamplingFields, Strict
+from app.schemas.common import Absent, SamplingFields, Strict
 from app.streams import Delta, TokenInfo
 
 
@@ -25,6 +25,13 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    # An answer comes back as the next question's history just as it was given, with what it did not have.
+    name: Absent = None
+    refusal: Absent = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: Absent = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Absent = None
 
     @property
     def text(self) -> str:
@@ -47,6 +54,17 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: TextFormat | None = None
+    tools: Absent = None
+    tool_choice: Absent = None
+    parallel_tool_calls: Absent = None
+    functions: Absent = None
+    function_call: Absent = None
+    modalities: Absent = None
+    audio: Absent = None
+    prediction: Absent = None
+    reasoning_effort: Absent = None
+    verbosity: Absent = None
+    web_search_options: Absent = None
 
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""

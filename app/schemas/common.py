@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,6 +33,10 @@ class Strict(BaseModel):
     """Exact types, no unknown fields: what is not understood is refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+# A field that is known but not honoured: null means that it was left out, as clients write it; all else is refused.
+Absent: TypeAlias = None
 
 
 class StreamOptions(Strict):
@@ -145,7 +149,7 @@ def refusal(error: ValidationError) -> ApiError:
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     path = [str(part) for part in problem["loc"]]
     param = path[0] if path else None
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in ("extra_forbidden", "none_required"):
         return ApiError(400, f"unsupported parameter: {'.'.join(path)}", param=param, code="unsupported_parameter")
     if problem["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {problem['msg']}", code="invalid_json")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import SamplingFields, TokenIds
+from app.schemas.common import Absent, SamplingFields, TokenIds
 from app.streams import Delta, TokenInfo
 
 
@@ -20,6 +20,9 @@ class CompletionRequest(SamplingFields):
     prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: int | None = Field(16, ge=1, lt=2**31)  # 16 is the protocol's default
     logprobs: int | None = Field(None, ge=0, le=20)
+    suffix: Absent = None
+    echo: Literal[False] | None = None
+    best_of: Absent = None
 
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""

@@ -30,6 +30,14 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(model: st
     assert settings.engine.swap_space == EngineConfig(model="x").swap_space
 
 
+def test_the_model_and_an_option_with_two_names_follow_the_same_order(model: str, tmp_path: Path):
+    """CAROUSEL_MODEL beats the file's model; a flag under vLLM's name beats the file's value under ours."""
+    file = tmp_path / "carousel.toml"
+    file.write_text('model = "/nowhere"\nmemory_fraction = 0.5\n')
+    settings = parse(["--config", str(file), "--gpu-memory-utilization", "0.7"], {"CAROUSEL_MODEL": model})
+    assert (settings.engine.model, settings.engine.memory_fraction) == (model, 0.7)
+
+
 def test_the_name_is_the_folder_s_unless_one_is_given(model: str):
     """Clients see `--served-model-name`."""
     assert parse([model], {}).model_name == "some-model"
@@ -81,6 +89,10 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--port", "99999"], {}, "port"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "64"], {}, "max_num_batched_tokens"),
         (["--memory-fraction", "1.5"], {}, "memory_fraction"),
+        (["--memory-fraction", "0.5", "--gpu-memory-utilization", "0.6"], {}, "gpu_memory_utilization"),
+        (["--max-queue", "0"], {}, "max_queue"),
+        (["--max-body", "-1"], {}, "max_body"),
+        (["--resume-ttl", "nan"], {}, "resume_ttl"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, names: str):

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.client import EngineClient
 from app.generation import Generation
 from app.registry import StreamRegistry
+from app.schemas.chat import ChatFormat
 from app.streams import Cursor, CursorRefused, Delta, Finished, Numbered, StreamLog, Usage
-from engine.types import StatusEvent
+from engine.config import EngineConfig
+from engine.types import Request, SamplingParams, StatusEvent, TokenEvent
+from tests.app.test_text import byte_level
 
 
 def closed_log(count: int, stream_id: str = "s") -> StreamLog:
@@ -148,3 +152,21 @@ def test_somebody_else_s_stream_looks_like_an_unknown_one():
         registry.get("s", "bob")
     assert foreign.value.status == 404
     assert str(foreign.value) == "no stream 's'"
+
+
+def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_is_cancelled():
+    """It was said, and that it might have become a stop string matters no more."""
+    text = byte_level()
+    request = Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50))
+    log = StreamLog("r", "e", "")
+    client = EngineClient(EngineConfig(model="none"))
+    generation = Generation(
+        request, text, (" dog and cat",), log, ChatFormat("m", "default", text, include_usage=False), client
+    )
+    for token_id in text.encode("a dog and", add_special_tokens=False):
+        generation.take(TokenEvent("r", 0, token_id))
+    assert "".join(r.text for r in log.records if isinstance(r, Delta)) == "a"
+    generation.cancel()
+    assert "".join(r.text for r in log.records if isinstance(r, Delta)) == "a dog and"
+    assert sum(r.tokens for r in log.records if isinstance(r, Delta)) == 9
+    assert isinstance(log.records[-1], Usage)

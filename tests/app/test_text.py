@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.schemas.common import SamplingFields
-from app.text import Detokenizer, StopMatcher, TemplateRefused, TextModel
+from app.text import Detokenizer, StopMatcher, TemplateBroken, TemplateRefused, TextModel
 
 
 def byte_level() -> TextModel:
@@ -118,6 +118,12 @@ def test_a_template_may_refuse_with_its_own_words():
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(TemplateRefused, match="roles must alternate"):
         TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([])
+
+
+def test_a_template_that_is_no_jinja_is_named_with_its_line():
+    """At the start, not at the first chat."""
+    with pytest.raises(TemplateBroken, match="line 2"):
+        TextModel(MODEL.tokenizer, "fine\n{% if %}", {}, frozenset())
 
 
 def test_a_model_without_a_template_says_what_to_use_instead():

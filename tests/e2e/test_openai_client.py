@@ -41,6 +41,18 @@ def test_a_streamed_chat_is_the_unstreamed_chat(client, model):
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+def test_an_answer_goes_back_as_history_just_as_it_came(client, model):
+    """The library's own message object, and the JSON other clients keep, with all their nulls."""
+    first = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=20).choices[0].message
+    nulls = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    for said in (first, {"role": "assistant", "content": first.content, **nulls}):
+        history = [*QUESTION, said, {"role": "user", "content": "Thank you!"}]
+        assert client.chat.completions.create(model=model, messages=history, max_tokens=20).choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match=r"unsupported parameter: messages\.1\.function_call"):
+        said = {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}
+        client.chat.completions.create(model=model, messages=[*QUESTION, said])
+
+
 def test_several_choices_of_one_prompt_come_interleaved(client, model):
     """n=3: three texts, told apart by index, the first of them what n=1 gives."""
     asked = {"model": model, "messages": QUESTION, "max_tokens": 24, "temperature": 1.0, "seed": 3}
