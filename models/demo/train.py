@@ -1,4 +1,4 @@
-"""Train the demonstration model: python -m models.demo.train --minutes 80 --work build/demo
+"""Train the demonstration model: python -m models.demo.train --minutes 160 --work build/demo
 
 Owns the training loop, its schedule and its checkpoints. The wall clock drives the schedule: warm up, hold, then decay
 to zero over the last part of --minutes. A run that was cut off goes on from its last checkpoint; a finished one goes on
@@ -27,7 +27,7 @@ CHECKPOINT_SECONDS = 240.0
 @dataclass(frozen=True)
 class Plan:
     seed: int = 7
-    minutes: float = 80.0
+    minutes: float = 160.0
     batch_tokens: int = 2048  # padded positions of one forward and backward pass
     passes: int = 2  # passes per step
     matrix_lr: float = 0.015

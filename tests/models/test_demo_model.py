@@ -112,20 +112,20 @@ def test_taught_python_runs(capsys: pytest.CaptureFixture[str]):
 # requests were observed to be answered well, greedily and in float32. A demand is two or three below that, because a
 # near tie may fall otherwise on another processor.
 DEMANDS = (
-    ("sums", 32, 14),
-    ("counting", 32, 7),
+    ("sums", 32, 30),
+    ("counting", 32, 27),
     ("large sums refused", 32, 30),
-    ("facts", 32, 24),
-    ("explanations", 32, 27),
-    ("stories", 32, 29),
+    ("facts", 32, 30),
+    ("explanations", 32, 30),
+    ("stories", 32, 30),
     ("tables", 32, 30),
-    ("lists", 32, 29),
+    ("lists", 32, 30),
     ("code blocks", 32, 27),
-    ("the right program", 32, 11),
-    ("echoes", 32, 12),
-    ("haiku", 32, 28),
+    ("the right program", 32, 27),
+    ("echoes", 32, 20),
+    ("haiku", 32, 29),
     ("what it is", 32, 30),
-    ("out of range", 32, 24),
+    ("out of range", 32, 30),
 )
 
 
@@ -139,7 +139,7 @@ def test_held_out_requests_are_answered_well(speaker: judging.Speaker, kind: str
 
 def test_remembers_what_was_said(speaker: judging.Speaker):
     """A name, a favourite or a pet that was mentioned is remembered, in held-out wordings."""
-    assert judging.judge_memory(speaker, 32) >= 28
+    assert judging.judge_memory(speaker, 32) >= 30
 
 
 def test_greets_whoever_greets(speaker: judging.Speaker):
@@ -160,10 +160,10 @@ def test_obeys_a_simple_system_prompt(speaker: judging.Speaker):
 
 
 def test_calculates_with_one_digit(speaker: judging.Speaker):
-    """Of all 300 plain questions about two digits, half are answered rightly: 157 were observed."""
+    """Of all 300 plain questions about two digits nearly all are answered rightly: 300 were observed."""
     signs = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
     pairs = [(a, sign, b) for sign in signs for a in range(10) for b in range(10)]
     wanted = {f"What is {a} {sign} {b}?": f"= {signs[sign](a, b)}." for a, sign, b in pairs}
     replies = speaker.answer([[{"role": "user", "content": task}] for task in wanted], 16)
     right = [reply.text.endswith(value) for reply, value in zip(replies, wanted.values(), strict=True)]
-    assert sum(right) >= 150
+    assert sum(right) >= 295
