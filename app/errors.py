@@ -50,4 +50,4 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 def failure_status(code: str) -> int:
     """The HTTP status of a request that failed while it ran: 503 where trying again later is the thing to do."""
-    return 503 if code in ("engine_unavailable", "server_shutdown") else 500
+    return 503 if code in ("engine_unavailable", "server_shutdown", "abandoned") else 500

@@ -19,6 +19,8 @@ from engine.types import EndEvent, Event, FinishReason, Request, StatusEvent, To
 
 log = logging.getLogger("carousel.generation")
 
+ABANDONED = "abandoned"  # code of the failure of an answer that lost its last reader
+
 
 @dataclass
 class _Choice:
@@ -72,6 +74,11 @@ class Generation:
         self._on_token = on_token
         self._give_up: asyncio.TimerHandle | None = None
 
+    @property
+    def is_unread(self) -> bool:
+        """True while its last reader is gone and its grace runs."""
+        return self._give_up is not None and not self.log.readers
+
     def take(self, event: Event) -> None:
         """One event of this request, in order. Our own mistake ends this request, told to its readers, and no other."""
         if self.log.is_closed:
@@ -118,16 +125,19 @@ class Generation:
         if self.log.readers or self.log.is_closed:
             return
         if self.grace <= 0:
-            self.cancel()
+            self._abandon()
         else:
-            if self._give_up is not None:
-                self._give_up.cancel()
+            self._keep()
             self._give_up = asyncio.get_running_loop().call_later(self.grace, self._give_up_unless_read)
 
     def _give_up_unless_read(self) -> None:
         self._give_up = None
         if not self.log.readers and not self.log.is_closed:
-            self.cancel()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Not `cancel`: nobody asked for a shorter answer, and who comes back late must not take it for a whole one."""
+        self.fail("nobody read this answer any more, so it was given up before it was complete", ABANDONED)
 
     def _take_token(self, event: TokenEvent) -> None:
         choice = self._choices[event.choice]
@@ -187,8 +197,12 @@ class Generation:
         if all(c.finished for c in self._choices):
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens))
 
-    def _close(self, record: Usage | Failure) -> None:
+    def _keep(self) -> None:
         if self._give_up is not None:
             self._give_up.cancel()
+            self._give_up = None
+
+    def _close(self, record: Usage | Failure) -> None:
+        self._keep()
         self.log.append(record)
         self._on_end(self)

@@ -7,11 +7,12 @@ import logging
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from tqdm import tqdm
 
-from app.client import EngineClient, EngineUnavailable, Phase
+from app.client import EngineClient, EngineUnavailable
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
@@ -21,6 +22,7 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10
+UNREAD_MILLISECONDS = 60_000  # a peer may leave bytes unread before its connection is dropped
 DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
 
 
@@ -54,12 +56,16 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets answers finish, a second one of either kind does not wait for them."""
+        self.force_exit = self.force_exit or self.should_exit
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._draining = asyncio.create_task(self._service.drain(DRAIN_SECONDS))
+        # The doors stay open meanwhile, so that whoever asks is told, and WebSockets hear the end of their answers.
+        await self._service.drain(DRAIN_SECONDS, lambda: self.force_exit)
         await super().shutdown(sockets)
-        await self._draining
 
 
 async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:
@@ -75,7 +81,7 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
         return 1
     await serving
     loading.cancel()
-    return 0 if client.phase is not Phase.FAILED else 1
+    return 0
 
 
 async def _show_loading(client: EngineClient, url: str) -> int:
@@ -107,6 +113,9 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Inherited by every connection. A peer that takes nothing keeps even a closed socket's bytes in memory.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)
     try:
         sock.bind((host, port))
     except OSError as error:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from app.client import EngineClient, Phase
-from app.generation import Generation
+from app.generation import ABANDONED, Generation
 from app.streams import Failure, Finished
 from engine.types import ServiceClass
 
@@ -71,7 +71,7 @@ class Metrics:
             if isinstance(record, Finished):
                 self._success.labels(*labels, record.reason).inc()
             elif isinstance(record, Failure):
-                self._success.labels(*labels, "error").inc()
+                self._success.labels(*labels, "abort" if record.code == ABANDONED else "error").inc()
 
     def text(self) -> bytes:
         """The exposition."""

@@ -176,12 +176,7 @@ class Session:
                 self._cancel(response_id)
 
     async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
-        if len(self._items) >= MAX_ITEMS:
-            raise ApiError(400, f"a conversation holds at most {MAX_ITEMS} items", code="conversation_full")
-        if sum(len(item.text) for item in self._items) + len(fields.text) > MAX_CHARACTERS:
-            raise ApiError(
-                400, f"a conversation holds at most {MAX_CHARACTERS} characters", param="item", code="conversation_full"
-            )
+        self._check_room(len(fields.text))
         if any(item.id == fields.id for item in self._items):
             raise ApiError(400, f"item {fields.id!r} exists already", param="item.id", code="duplicate_item")
         at = len(self._items)
@@ -189,11 +184,20 @@ class Session:
             at = 0
         elif previous is not None:
             at = self._items.index(self._find(previous)) + 1
-        item = _Item(fields.id or _new_id("item"), fields.role, fields.text)
+        item = _Item(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
         self._items.insert(at, item)
         before = self._items[at - 1].id if at else None
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
+
+    def _check_room(self, characters: int) -> None:
+        """Raises `ApiError` when the conversation cannot grow by an item of that length."""
+        if len(self._items) >= MAX_ITEMS:
+            raise ApiError(400, f"a conversation holds at most {MAX_ITEMS} items", code="conversation_full")
+        if sum(len(item.text) for item in self._items) + characters > MAX_CHARACTERS:
+            raise ApiError(
+                400, f"a conversation holds at most {MAX_CHARACTERS} characters", param="item", code="conversation_full"
+            )
 
     async def _respond(self, asked: ResponseFields) -> None:
         in_conversation = asked.conversation == "auto"
@@ -203,6 +207,8 @@ class Session:
                 f"response {self._writing} is writing to the conversation; cancel it or wait for response.done",
                 code="conversation_already_has_active_response",
             )
+        if in_conversation:
+            self._check_room(0)
         if len(self._responses) >= MAX_RESPONSES:
             raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
         response = _Response(_new_id("resp"), _Item(_new_id("item"), "assistant", "", "in_progress"), asked)
@@ -229,7 +235,7 @@ class Session:
     def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
         items = self._items if asked.input is None else [_Item("", i.role, i.text) for i in asked.input]
         turns = [{"role": item.role, "content": item.text} for item in items if item.text]
-        instructions = asked.instructions or self._fields.instructions
+        instructions = self._fields.instructions if asked.instructions is None else asked.instructions
         if instructions:
             turns.insert(0, {"role": "system", "content": instructions})
         if not turns:
@@ -237,7 +243,7 @@ class Session:
         return turns
 
     async def _start(self, asked: ResponseFields, turns: list[dict[str, str]]) -> Generation:
-        _ = self.service.info
+        self.service.admit()
         prompt = await self.service.encode_chat(turns)
         limit = asked.max_output_tokens or self._fields.max_output_tokens or "inf"
         defaults = self.service.text.sampling_defaults

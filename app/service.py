@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.client import EngineClient, EngineUnavailable, Phase
@@ -35,11 +36,12 @@ class Service:
     metrics: Metrics
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
+    encoding: int = 0  # long texts that are being tokenised
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model. Raises `ApiError` (503) until there is one."""
-        if self.client.info is None:
+        """The loaded model. Raises `ApiError` (503) until there is one, and when its engine is gone."""
+        if self.client.info is None or self.client.phase is not Phase.READY:
             loading = self.client.loading
             raise ApiError(
                 503,
@@ -48,6 +50,22 @@ class Service:
                 headers={"Retry-After": "2"},
             )
         return self.client.info
+
+    def admit(self) -> None:
+        """Raises `ApiError` (503) while nothing new is taken. Asked before anything expensive is done for a request,
+        and again when it is about to be queued."""
+        _ = self.info
+        if self.draining:
+            raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
+        taken = self.client.in_flight + self.encoding
+        if taken >= self.settings.max_queue:
+            self.metrics.refused.inc()
+            raise ApiError(
+                503,
+                f"{taken} requests are in flight, and this server takes {self.settings.max_queue}",
+                code="server_full",
+                headers={"Retry-After": "1"},
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
@@ -63,7 +81,11 @@ class Service:
         """Tokenise without holding up the event loop."""
         if len(text) < THREAD_FROM:
             return self.text.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.text.encode, text, add_special_tokens=add_special_tokens)
+        self.encoding += 1
+        try:
+            return await asyncio.to_thread(self.text.encode, text, add_special_tokens=add_special_tokens)
+        finally:
+            self.encoding -= 1
 
     async def encode_chat(self, turns: list[dict[str, str]]) -> list[int]:
         """Token ids of a conversation that the model is to continue. Raises `ApiError` when its template refuses it."""
@@ -118,17 +140,7 @@ class Service:
         grace: float = 0.0,
     ) -> Generation:
         """Queue a request and make its stream findable. Raises `ApiError`."""
-        _ = self.info
-        if self.draining:
-            raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
-        if self.client.in_flight >= self.settings.max_queue:
-            self.metrics.refused.inc()
-            raise ApiError(
-                503,
-                f"{self.client.in_flight} requests are in flight, and this server takes {self.settings.max_queue}",
-                code="server_full",
-                headers={"Retry-After": "1"},
-            )
+        self.admit()
         stream_id = secrets.token_hex(12)
         request = Request(
             id=stream_id,
@@ -159,11 +171,14 @@ class Service:
         self.registry.add(generation)
         return generation
 
-    async def drain(self, seconds: float) -> None:
-        """Take nothing new; let what runs finish for `seconds`, then end the rest with an error that says so."""
+    async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Take nothing new; let what runs and is read finish for `seconds`, or until there is a hurry; then end the
+        rest with an error that says so."""
         self.draining = True
         deadline = time.monotonic() + seconds
-        while self.registry.live() and time.monotonic() < deadline:  # noqa: ASYNC110  (once in the server's life)
+        while time.monotonic() < deadline and not is_hurried():
+            if all(generation.is_unread for generation in self.registry.live()):
+                break
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
             generation.fail("the server stopped before the answer was complete", "server_shutdown")

@@ -246,7 +246,13 @@ def _content(token: str | dict[str, Any]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        content = json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError as error:
+        raise TokenizerMissing(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise TokenizerMissing(f"{path}: not a JSON object")
+    return content
 
 
 def _byte_of_char() -> dict[str, int]:

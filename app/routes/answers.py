@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app import sse
 from app.errors import ApiError
 from app.generation import Generation
 from app.sse import EventStream
-from app.streams import Usage
+from app.streams import Failure, StreamLog
+
+SLICE = 64  # records turned into bytes before other streams have their turn
 
 
 def resume_grace(request: Request) -> float:
@@ -27,37 +30,52 @@ def resume_grace(request: Request) -> float:
     return float(value)
 
 
-def stream(generation: Generation, after: int = 0) -> EventStream:
+def stream(generation: Generation, after: int = 0) -> Response:
     """The log's records behind `after`, and all that follow, as server-sent events."""
     log = generation.log
+    if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
+        return Response(status_code=204, headers=_headers(log))  # it knows; an EventSource stops asking
 
     async def content() -> AsyncIterator[bytes]:
-        if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Usage):
+        if log.is_closed and after == len(log.records):
             yield sse.block(log, after, sse.DONE)  # the connection was cut between the last record and its end mark
         async with aclosing(log.read(after)) as reading:
             async for items in reading:
-                data = generation.encoder.encode(log, items)
-                if data:
-                    yield data
+                for at in range(0, len(items), SLICE):
+                    data = generation.encoder.encode(log, items[at : at + SLICE])
+                    if data:
+                        yield data
+                    if at + SLICE < len(items):
+                        await asyncio.sleep(0)
 
-    headers = {"X-Request-Id": log.id, "X-Carousel-Stream": log.id}
-    return EventStream(content(), generation.reader_left, headers)
+    return EventStream(content(), generation.reader_left, _headers(log))
 
 
 async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
-    """Wait for the end and answer with `body()`. A client that leaves meanwhile frees its slot."""
+    """Wait for the end and answer with `body()`, which raises `ApiError` for an answer that failed. A client that
+    leaves meanwhile frees its slot."""
     reading = asyncio.create_task(_drain(generation))
     leaving = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+        has_left = not reading.done()
     finally:
         for task in (reading, leaving):
             task.cancel()
         await asyncio.gather(reading, leaving, return_exceptions=True)
         generation.reader_left()
-    if not generation.log.is_closed:
+    log = generation.log
+    if has_left:
         return Response(status_code=499)  # nobody reads it: the client is gone
-    return JSONResponse(body(), headers={"X-Request-Id": generation.log.id})
+    if len(log.records) <= SLICE:
+        content = msgspec.json.encode(body())
+    else:
+        content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))
+    return Response(content, media_type="application/json", headers=_headers(log))
+
+
+def _headers(log: StreamLog) -> dict[str, str]:
+    return {"X-Request-Id": log.id, "X-Carousel-Stream": log.id}
 
 
 async def _drain(generation: Generation) -> None:

@@ -18,7 +18,7 @@ async def chat_completions(request: Request) -> Response:
     asked = parse(chat.ChatRequest, await read_json_body(request, service.settings))
     asked.check()
     service.check_model(asked.model)
-    _ = service.info  # 503 while it loads, before anything expensive
+    service.admit()
     prompt = await service.encode_chat(asked.turns)
     tier = TIER_OF_CLASS[asked.service_class]
     answer = chat.ChatFormat(service.settings.model_name, tier, service.text, include_usage=asked.include_usage)

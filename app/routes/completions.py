@@ -18,7 +18,7 @@ async def text_completions(request: Request) -> Response:
     asked = parse(completions.CompletionRequest, await read_json_body(request, service.settings))
     asked.check()
     service.check_model(asked.model)
-    _ = service.info
+    service.admit()
     text = asked.single_prompt
     prompt = await service.encode(text, add_special_tokens=True) if isinstance(text, str) else text
     tier, name = TIER_OF_CLASS[asked.service_class], service.settings.model_name

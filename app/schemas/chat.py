@@ -12,6 +12,8 @@ from app.schemas.answers import AnswerFormat, Said
 from app.schemas.common import Absent, SamplingFields, Strict
 from app.streams import Delta, TokenInfo
 
+MAX_MESSAGES = 4096  # of one conversation
+
 
 class TextPart(Strict):
     """A part of a message's content; text is the only kind these models read."""
@@ -48,7 +50,7 @@ class TextFormat(Strict):
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None

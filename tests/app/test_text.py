@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from app.schemas.common import SamplingFields
-from app.text import Detokenizer, StopMatcher, TemplateBroken, TemplateRefused, TextModel
+from app.text import Detokenizer, StopMatcher, TemplateBroken, TemplateRefused, TextModel, TokenizerMissing
 
 
 def byte_level() -> TextModel:
@@ -124,6 +124,15 @@ def test_a_template_that_is_no_jinja_is_named_with_its_line():
     """At the start, not at the first chat."""
     with pytest.raises(TemplateBroken, match="line 2"):
         TextModel(MODEL.tokenizer, "fine\n{% if %}", {}, frozenset())
+
+
+@pytest.mark.parametrize("content", ['{"a":', "[]"])
+def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, content: str):
+    """One line, at the start."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(TokenizerMissing, match=r"tokenizer_config\.json: not"):
+        TextModel.load(tmp_path)
 
 
 def test_a_model_without_a_template_says_what_to_use_instead():

@@ -55,6 +55,20 @@ def test_a_reader_that_leaves_frees_its_slot(http):
     wait_until_idle(http)
 
 
+def test_an_answer_that_was_given_up_is_not_taken_for_a_whole_one(http):
+    """Who comes back too late finds what was said, then an error and no [DONE]; behind that there is nothing."""
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 900}) as response:
+        stream = response.headers["x-carousel-stream"]
+        seen = [event for event, _ in zip(events(response), range(3), strict=False)]
+    wait_until_idle(http)
+    with http.stream("GET", f"/v1/streams/{stream}", headers={"Last-Event-ID": seen[-1][0]}) as response:
+        rest = list(events(response))
+    assert json.loads(rest[-1][1])["error"]["code"] == "abandoned"
+    assert "[DONE]" not in [data for _, data in rest]
+    assert not any(choice.get("finish_reason") for _, data in rest for choice in json.loads(data).get("choices", []))
+    assert http.get(f"/v1/streams/{stream}", headers={"Last-Event-ID": rest[-1][0]}).status_code == 204
+
+
 def test_a_whole_answer_whose_client_leaves_frees_its_slot(http):
     """The same without streaming."""
     with pytest.raises(httpx.ReadTimeout):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import httpx
 import psutil
+import pytest
+from websockets.sync.client import connect
 
 from tests.conftest import Server
 
@@ -46,3 +49,65 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
     finally:
         server.process.kill()
         server.process.wait()
+
+
+@pytest.fixture
+def server():
+    made = Server.start("--max-num-seqs", "4", "--max-model-len", "2048")
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def test_a_websocket_hears_the_end_of_its_answer_and_newcomers_are_told(server: Server):
+    """SIGTERM in mid-answer: response.done still comes; meanwhile /health and new requests are answered with 503."""
+    address = server.url.replace("http", "ws") + "/v1/realtime"
+    with connect(address) as socket, httpx.Client(base_url=server.url) as http:
+        content = [{"type": "input_text", "text": "Tell me a story about a fox."}]
+        item = {"type": "message", "role": "user", "content": content}
+        socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+        socket.send(json.dumps({"type": "response.create"}))
+        kinds = []
+        while "response.output_text.delta" not in kinds:
+            kinds.append(json.loads(socket.recv(20))["type"])
+        server.process.send_signal(signal.SIGTERM)
+        while http.get("/health").status_code == 200:
+            time.sleep(0.01)
+        assert http.get("/health").json()["error"]["code"] == "server_shutdown"
+        assert http.post("/v1/chat/completions", json=LONG).json()["error"]["code"] == "server_shutdown"
+        while kinds[-1] != "response.done":
+            kinds.append(json.loads(socket.recv(20))["type"])
+    server.process.wait(30)
+
+
+def test_a_second_signal_does_not_wait_for_answers(server: Server):
+    """The stream still ends with its error, long before the time that answers are given."""
+    endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000, "service_tier": "flex"}
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        http.stream("POST", "/v1/chat/completions", json=endless) as response,
+    ):
+        lines = response.iter_lines()
+        while not next(lines).startswith("data: "):
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        while http.get("/health").status_code == 200:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        data = [line[6:] for line in lines if line.startswith("data: ")]
+    assert json.loads(data[-1])["error"]["code"] == "server_shutdown"
+    server.process.wait(30)
+
+
+def test_an_answer_that_nobody_reads_does_not_hold_up_the_end(server: Server):
+    """Its reader has left, and the time it asked for runs: the server does not wait for it."""
+    endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        http.stream("POST", "/v1/chat/completions", json=endless, headers={"X-Carousel-Resume": "60"}) as response,
+    ):
+        stream = response.headers["x-carousel-stream"]
+        next(response.iter_lines())
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(30)
+    assert stream and not any("Traceback" in line for line in server.log)
