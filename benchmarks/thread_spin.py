@@ -1,7 +1,9 @@
-"""How long idle OpenMP threads of the engine should spin before they sleep, measured with the whole server running.
+"""How the engine's OpenMP threads should wait for each other, measured with the whole server running.
 
 One server per choice, all alive, asked in turn: output tokens per second of the demo model through HTTP and SSE at 1
-and at 16 streams. `default` is what the OpenMP runtime does by itself; `app/client.py` sets the choice that was kept.
+and at 16 streams, on a quiet machine and beside a process that keeps one core busy. A thread that sleeps at once has to
+be woken for every operation; one that spins holds a core that the thread it waits for may need.
+`app/client.py` sets the choice that was kept.
 
     python -m benchmarks.thread_spin         # 5 interleaved runs
 """
@@ -10,22 +12,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
+import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 
-CHOICES: dict[str, dict[str, str]] = {
-    "asleep at once": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
-    "5000": {"GOMP_SPINCOUNT": "5000"},
-    "50000": {"GOMP_SPINCOUNT": "50000"},
-    "default": {"GOMP_SPINCOUNT": "300000"},  # libgomp's own, where threads do not outnumber the cores
-    "for ever": {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "INFINITY"},
+# options of the server, environment of its engine; 300000 is what libgomp does by itself
+CHOICES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "one thread": (("--threads", "1"), {}),
+    "no spinning": ((), {"GOMP_SPINCOUNT": "0"}),
+    "1000 spins": ((), {"GOMP_SPINCOUNT": "1000"}),
+    "5000 spins": ((), {"GOMP_SPINCOUNT": "5000"}),
+    "50000 spins": ((), {"GOMP_SPINCOUNT": "50000"}),
+    "300000 spins": ((), {"GOMP_SPINCOUNT": "300000"}),
 }
-STREAMS, PROMPT, OUTPUT = (1, 16), 32, 192
+STREAMS, PROMPT, OUTPUT = (1, 16), 32, 48
+
+
+@contextmanager
+def neighbour(busy: bool) -> Iterator[None]:
+    """Another process that wants a core of its own, if `busy`."""
+    if not busy:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def rate(server: Serving, streams: int) -> float:
@@ -53,20 +74,26 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         servers = {
-            choice: stack.enter_context(Serving("--no-enable-prefix-caching", environment=environment))
-            for choice, environment in CHOICES.items()
+            choice: stack.enter_context(Serving("--no-enable-prefix-caching", *flags, environment=environment))
+            for choice, (flags, environment) in CHOICES.items()
         }
-        for run in range(-1, options.runs):  # the first is the warm-up
-            for streams in STREAMS:
-                measured = {choice: asyncio.run(rate(server, streams)) for choice, server in servers.items()}
-                if run >= 0:
-                    rows.append({"run": run, "streams": streams, **measured})
+        for server in servers.values():
+            asyncio.run(rate(server, max(STREAMS)))  # the warm-up
+        for run in range(options.runs):
+            for busy in (False, True):
+                for streams in STREAMS:
+                    with neighbour(busy):
+                        measured = {choice: asyncio.run(rate(server, streams)) for choice, server in servers.items()}
+                    rows.append({"run": run, "busy_neighbour": busy, "streams": streams, **measured})
                     shown = ", ".join(f"{choice} {value:.0f}" for choice, value in measured.items())
-                    print(f"run {run}, {streams:2} streams, tokens/s: {shown}", flush=True)
+                    beside = "beside a busy process" if busy else "quiet"
+                    print(f"run {run}, {streams:2} streams, {beside}, tokens/s: {shown}", flush=True)
     summary = {
-        f"{streams} streams": {
-            choice: spread([row[choice] for row in rows if row["streams"] == streams]) for choice in CHOICES
+        f"{streams} streams, {'busy neighbour' if busy else 'quiet'}": {
+            choice: spread([r[choice] for r in rows if (r["streams"], r["busy_neighbour"]) == (streams, busy)])
+            for choice in CHOICES
         }
+        for busy in (False, True)
         for streams in STREAMS
     }
     settings = {"choices": CHOICES, "prompt": PROMPT, "output": OUTPUT, "model": "models/demo, float32"}
