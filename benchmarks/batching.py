@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import Request, SamplingParams
 
-MEAN, CAP, PROMPT = 128, 1536, 16
+MEAN, CAP, PROMPT, THREADS = 128, 1536, 16, 2
 
 
 def lengths(count: int, seed: int) -> list[int]:
@@ -72,6 +72,7 @@ def main() -> None:
                     max_num_seqs=slots,
                     max_num_batched_tokens=slots + 256,
                     enable_prefix_caching=False,
+                    threads=THREADS,
                 )
             )
             for batching in ("continuous", "static")
@@ -94,7 +95,14 @@ def main() -> None:
             "continuous over static, tokens/s": spread([ratio for ratio, _ in ratios]),
             "static over continuous, steps": spread([steps for _, steps in ratios]),
         }
-    settings = {"mean": MEAN, "cap": CAP, "prompt": PROMPT, **vars(options), "model": "models/demo, float32"}
+    settings = {
+        "mean": MEAN,
+        "cap": CAP,
+        "prompt": PROMPT,
+        "threads": THREADS,
+        **vars(options),
+        "model": "models/demo, float32",
+    }
     print(summary)
     print("kept in", save("batching", settings, rows, summary))
 

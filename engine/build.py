@@ -28,6 +28,10 @@ CGROUP_MEMORY = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 
+# Parameters below which one CPU thread serves a model best: its operations are too short to share, and threads that wait
+# for each other lose ten times their speed as soon as somebody else wants a core (benchmarks/thread_spin.py).
+SMALL_MODEL = 20_000_000
+
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
@@ -37,8 +41,6 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     device = _device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
-    elif config.threads:
-        torch.set_num_threads(config.threads)
     model = load_model(
         Path(config.model),
         dtype=_dtype(config.dtype, device),
@@ -46,6 +48,8 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         progress=lambda done, total: progress("weights", done, total),
         load_format=config.load_format,
     )
+    if threads := config.threads or (1 if model.num_parameters < SMALL_MODEL else None):
+        torch.set_num_threads(threads)
     max_len = _max_len(config, model.max_position)
     num_pages, host_pages = _size_cache(config, model, device, max_len)
     kernels = load_kernels(device)

@@ -29,7 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
     enable_prefix_caching: bool = True
     batching: Literal["continuous", "static"] = "continuous"
-    threads: int | None = None  # CPU threads of one step; None = torch's default, one for each core
+    threads: int | None = None  # CPU threads of one step; None = one for a small model, else one for each core
     # Promises to those who are not first in line: engine/scheduling/policy.py says how they are kept.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
