@@ -85,7 +85,7 @@ OPTIONS = (
     Option("swap-space", float, "GiB of host memory for paused sequences", engine=True),
     Option("enable-prefix-caching", bool, "keep and reuse the KV of common prefixes (default: on)", engine=True),
     Option("batching", str, "static waits for a batch to end", engine=True, choices=("continuous", "static")),
-    Option("threads", int, "CPU threads of the engine", engine=True),
+    Option("threads", int, "CPU threads of the engine; default: one for a small model, else one a core", engine=True),
     Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
     Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
     Option("min-share", int, "tokens an overdue request may generate before it can be paused", engine=True),

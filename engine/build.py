@@ -28,8 +28,8 @@ CGROUP_MEMORY = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 
-# Parameters below which one CPU thread serves a model best: its operations are too short to share, and threads that wait
-# for each other lose ten times their speed as soon as somebody else wants a core (benchmarks/thread_spin.py).
+# Parameters below which one CPU thread serves a model best: its operations are too short to share, and threads that
+# wait for each other lose nine tenths of their speed as soon as somebody else wants a core (benchmarks/thread_spin.py).
 SMALL_MODEL = 20_000_000
 
 Progress = Callable[[str, int, int], None]  # what, done, total
