@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--per-slot", type=int, default=8, help="requests per slot")
+    parser.add_argument("--per-slot", type=int, default=16, help="requests per slot")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
