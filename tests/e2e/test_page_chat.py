@@ -379,7 +379,7 @@ def test_a_throttled_question_counts_down_and_asks_again(chat: Chat) -> None:
     expect(chat.answers.last.locator(".wait")).to_contain_text("Trying again in")
     chat.wait_begun()
     assert len(tries) == 2
-    chat.stop.click()
+    chat.wait_done()
 
 
 def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
@@ -447,7 +447,7 @@ def test_a_value_out_of_range_is_named_and_not_sent(chat: Chat) -> None:
     with chat.page.expect_request("**/v1/chat/completions") as sent:
         chat.send("Hello")
     assert "temperature" not in sent.value.post_data_json
-    chat.stop.click()
+    chat.wait_done()
 
 
 def test_the_system_prompt_leads_the_messages(chat: Chat) -> None:
@@ -458,7 +458,7 @@ def test_the_system_prompt_leads_the_messages(chat: Chat) -> None:
     with chat.page.expect_request("**/v1/chat/completions") as sent:
         chat.send("Hello")
     assert sent.value.post_data_json["messages"][0] == {"role": "system", "content": "Be brief."}
-    chat.stop.click()
+    chat.wait_done()
 
 
 def test_conversations_are_found_renamed_deleted_and_brought_back(chat: Chat) -> None:
@@ -657,7 +657,7 @@ def test_forbidden_storage_is_told_and_the_page_still_answers(server: Any, new_p
     expect(page.locator("#toasts")).to_contain_text("keeps nothing")
     chat.send("Tell me a story about a fox")
     chat.wait_begun()
-    chat.stop.click()
+    chat.wait_done()
 
 
 def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: Callable[..., Page]) -> None:
