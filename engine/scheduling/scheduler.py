@@ -1,9 +1,8 @@
 """Scheduler: decides each step, and takes in what the step yielded.
 
 State changes in `schedule` and `commit` only, and between steps in `submit`, `abort` and `pause`. It never calls back;
-what others must know is returned by `take_events`. Iteration-level scheduling follows Orca (Yu et al., OSDI'22);
-chunked prefill beside decodes follows Sarathi-Serve (Agrawal et al., OSDI'24); paging follows vLLM (Kwon et al.,
-SOSP'23).
+what others must know is returned by `take_events`. Iteration-level scheduling follows Orca (Yu et al., OSDI'22),
+paging vLLM (Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from collections.abc import Callable
 from itertools import chain, islice
 
 from engine.config import EngineConfig
-from engine.scheduling.batch import Batch, Chunk, Join, Outcome
+from engine.scheduling.batch import Batch, Join, Outcome
+from engine.scheduling.budget import share_tokens
 from engine.scheduling.moves import Moves
 from engine.scheduling.pages import HostPool, PagePool
-from engine.scheduling.policy import OVERDUE_SHARE, Policy
+from engine.scheduling.policy import Policy
 from engine.scheduling.queue import WaitQueue
 from engine.scheduling.sequence import Sequence, State
 from engine.types import (
@@ -117,7 +117,7 @@ class Scheduler:
         self._grow_running(now)
         if self.config.batching == "continuous" or was_idle:
             self._admit(now)
-        decodes, chunks = self._plan(now)
+        decodes, chunks = share_tokens(self.running, self.config, self.policy, now)
         self._counts["steps"] += 1
         return self._moves.build(self._counts["steps"], decodes, chunks)
 
@@ -345,31 +345,6 @@ class Scheduler:
             self._counts["cached_tokens"] += sequence.num_computed
         cached = sequence.num_computed if first_time else 0
         self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached, at=now))
-
-    def _plan(self, now: float) -> tuple[list[int], list[Chunk]]:
-        """Share the token budget: one for each who decodes, then prompt chunks in service order; but a share of them is
-        for the overdue, who would otherwise sit in their slots while prompts of higher classes take it all."""
-        decodes = [s.slot for s in self.running if s.num_uncomputed == 1 and s.slot is not None]
-        budget = self.config.max_num_batched_tokens - len(decodes)
-        if len(decodes) == len(self.running):
-            return decodes, []
-        overdue: list[Sequence] = []
-        others: list[Sequence] = []
-        for s in self.running:
-            if s.num_uncomputed > 1:
-                (overdue if s.is_protected or self.policy.is_overdue(s, now) else others).append(s)
-        chunks: list[Chunk] = []
-        longest = self.config.prefill_chunk or budget
-        shared = max(1, budget // OVERDUE_SHARE) if others else budget
-        for sequence in (*overdue, *others):
-            most = shared if sequence in overdue else budget
-            length = min(sequence.num_uncomputed, most, longest)
-            if length > 0 and sequence.slot is not None:
-                samples = length == sequence.num_uncomputed
-                chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples))
-                budget -= length
-                shared -= length if sequence in overdue else 0
-        return decodes, chunks
 
     def _advance(self, sequence: Sequence, length: int, now: float) -> None:
         """`length` more tokens of `sequence` have their KV in its pages."""
