@@ -37,7 +37,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
         text=text,
         registry=StreamRegistry(ttl=settings.resume_ttl),
         metrics=Metrics(client, settings.model_name),
-        started=int(time.time()),
+        started=int(time.time()),  # deliberately the wall clock: it is shown to clients
     )
 
     @asynccontextmanager

@@ -59,13 +59,13 @@ class LogitEdits:
         if not len(rows):
             return logits
         where, index = slots[rows], self._tensor(rows)
-        edited = logits[index]
+        edited, table_rows = logits[index], self._tensor(where)
         if self._stops is not None and too_short.any():
-            banned = self._stops[self._tensor(where)] & self._column(too_short[rows])
+            banned = self._stops[table_rows] & self._column(too_short[rows])
             edited.masked_fill_(banned, -torch.inf)
         if self._bias is not None and biased.any():
             # Rows without a bias may hold a predecessor's, so they are multiplied away, not trusted to be zero.
-            edited += self._bias[self._tensor(where)] * self._column(biased[rows])
+            edited += self._bias[table_rows] * self._column(biased[rows])
         if self._counts is not None and self._in_prompt is not None and penalised.any():
             edited = self._penalise(edited, where, penalised[rows], self._counts, self._in_prompt)
         return logits.index_copy(0, index, edited)

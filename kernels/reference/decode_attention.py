@@ -85,19 +85,18 @@ def plan_decode(page_table: Tensor, context_lens: Tensor, query_heads: int, k_ca
 def _group_bounds(lengths: list[int], position_bytes: int) -> list[tuple[int, int]]:
     """Ascending lengths -> (first, last) of each group, filled greedily within the two budgets above."""
     bounds = []
-    first = 0
-    for row in range(1, len(lengths) + 1):
-        if row < len(lengths):
-            longest, rows = lengths[row], row + 1 - first
-            padding = rows * longest - sum(lengths[first : row + 1])
-            if (
-                padding * position_bytes <= PADDING_BYTES_PER_GROUP
-                and rows * longest * position_bytes <= KEY_BYTES_PER_GROUP
-            ):
-                continue
-        bounds.append((first, row))
-        first = row
-    return bounds
+    first, filled = 0, 0  # the group that is being filled: its first row, and its rows' lengths together
+    for row, longest in enumerate(lengths):
+        rows = row + 1 - first
+        padding = rows * longest - (filled + longest)
+        is_full = (
+            padding * position_bytes > PADDING_BYTES_PER_GROUP or rows * longest * position_bytes > KEY_BYTES_PER_GROUP
+        )
+        if is_full and row > first:
+            bounds.append((first, row))
+            first, filled = row, 0
+        filled += longest
+    return [*bounds, (first, len(lengths))]
 
 
 def _group(
