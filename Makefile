@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m kernels.cpu || true
 	@touch $(STAMP)
 
 test: install browser lint types unit  ## lint, types and all tests

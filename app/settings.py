@@ -73,6 +73,9 @@ OPTIONS = (
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
     Option("dtype", str, "weights and cache", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
+    Option(
+        "kernels", str, "torch computes without our kernels, for comparison", engine=True, choices=("auto", "torch")
+    ),
     Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
     Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),
     Option("max-num-seqs", int, "slots: sequences that run at once", engine=True),
@@ -85,7 +88,7 @@ OPTIONS = (
     Option("swap-space", float, "GiB of host memory for paused sequences", engine=True),
     Option("enable-prefix-caching", bool, "keep and reuse the KV of common prefixes (default: on)", engine=True),
     Option("batching", str, "static waits for a batch to end", engine=True, choices=("continuous", "static")),
-    Option("threads", int, "CPU threads of the engine; default: one for a small model, else one a core", engine=True),
+    Option("threads", int, "CPU threads of the engine; default: one a core", engine=True),
     Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
     Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
     Option("min-share", int, "tokens an overdue request may generate before it can be paused", engine=True),

@@ -28,8 +28,8 @@ CGROUP_MEMORY = (
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 
-# Parameters below which one CPU thread serves a model best: its operations are too short to share, and threads that
-# wait for each other lose nine tenths of their speed as soon as somebody else wants a core (benchmarks/thread_spin.py).
+# Parameters below which one thread of torch serves a model best: its operations are too short to share, and torch's
+# threads, which wait for each other, lose nine tenths of their speed as soon as somebody else wants a core.
 SMALL_MODEL = 20_000_000
 
 Progress = Callable[[str, int, int], None]  # what, done, total
@@ -41,18 +41,21 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     device = _device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
+    dtype = _dtype(config.dtype, device)
+    kernels = load_kernels(device, dtype, config.kernels)
+    kernels.set_threads(config.threads or _cores())  # laying out weights is work for all
     model = load_model(
         Path(config.model),
-        dtype=_dtype(config.dtype, device),
+        dtype=dtype,
         device=device,
         progress=lambda done, total: progress("weights", done, total),
         load_format=config.load_format,
+        kernels=kernels,
     )
-    if threads := config.threads or (1 if model.num_parameters < SMALL_MODEL else None):
-        torch.set_num_threads(threads)
+    if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
+        kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
     num_pages, host_pages = _size_cache(config, model, device, max_len)
-    kernels = load_kernels(device)
     cache = KVCache.allocate(
         num_pages=num_pages,
         page_size=config.page_size,
@@ -103,6 +106,11 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     except KeyError:
         raise ConfigError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16") from None
+
+
+def _cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _max_len(config: EngineConfig, max_position: int) -> int:

@@ -18,6 +18,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     model: str  # a folder in Hugging Face layout
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is float32 on a CPU, the checkpoint's on a GPU
+    kernels: Literal["auto", "torch"] = "auto"  # torch: the references, on any device; for comparison and debugging
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
@@ -29,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
     enable_prefix_caching: bool = True
     batching: Literal["continuous", "static"] = "continuous"
-    threads: int | None = None  # CPU threads of one step; None = one for a small model, else one for each core
+    threads: int | None = None  # CPU threads of one step; None = one for each core
     # Promises to those who are not first in line: engine/scheduling/policy.py says how they are kept.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
+from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.prefill_attention import prefill_attention
 from kernels.reference.log_probs import log_probs
@@ -17,6 +19,8 @@ from kernels.silu_mul import silu_mul
 class TritonKernels:
     """`kernels.interface.Kernels` in Triton. Index arithmetic is free inside a kernel, so nothing is planned ahead."""
 
+    set_threads = staticmethod(torch.set_num_threads)
+    pack_linear = staticmethod(pack_linear)
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
@@ -26,6 +30,13 @@ class TritonKernels:
     prefill_attention = staticmethod(prefill_attention)
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
+
+    @property
+    def tolerates_neighbours(self) -> bool:
+        return True
+
+    def holds(self, dtype: torch.dtype) -> bool:
+        return False
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
         return None

@@ -8,18 +8,39 @@ The cache of one layer is two tensors [N, Hkv, S, D]. A slot is a position in th
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.plans import DecodePlan, RopePlan
 
+log = logging.getLogger("carousel.kernels")
+
+Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias, [T, N]; owns its weight
+Choice = Literal["auto", "torch"]
+
 
 class Kernels(Protocol):
-    """What both back ends do. Tensors are contiguous unless said otherwise; outputs have the dtype of their first
+    """What all back ends do. Tensors are contiguous unless said otherwise; outputs have the dtype of their first
     input.
     """
+
+    @property
+    def tolerates_neighbours(self) -> bool:
+        """Whether a core that somebody else uses costs no more than its share."""
+
+    def set_threads(self, threads: int) -> None:
+        """How many CPU threads compute, the caller's included."""
+
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether `pack_linear` takes a weight of another dtype than the activations', and computes as if it were of
+        theirs."""
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """weight[N, K], bias[N] or None -> a layer that keeps nothing of `weight` where it lays it out anew."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x[T, H], weight[H] -> [T, H]: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
@@ -127,12 +148,24 @@ class Kernels(Protocol):
         """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k])."""
 
 
-def load(device: torch.device) -> Kernels:
-    """Triton kernels on a CUDA device, the torch references on any other."""
+def load(device: torch.device, dtype: torch.dtype | None = None, choice: Choice = "auto") -> Kernels:
+    """The fastest back end for `device` and activations of `dtype` (None: not known): Triton on a CUDA device, C++ for
+    float32 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for."""
+    from kernels.reference.backend import ReferenceKernels
+
+    if choice == "torch":
+        return ReferenceKernels()
     if device.type == "cuda":
         from kernels.backend import TritonKernels
 
         return TritonKernels()
-    from kernels.reference.backend import ReferenceKernels
+    if device.type == "cpu" and dtype == torch.float32:
+        from kernels.cpu.library import CannotCompile
 
+        try:
+            from kernels.cpu.backend import CpuKernels
+
+            return CpuKernels()
+        except CannotCompile as error:
+            log.warning("the CPU kernels cannot be compiled, so torch computes, which is slower: %s", error)
     return ReferenceKernels()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from kernels.interface import Linear
+from kernels.linear import pack_linear
+from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.decode_attention import decode_attention, plan_decode
 from kernels.reference.log_probs import log_probs
 from kernels.reference.prefill_attention import prefill_attention
@@ -14,14 +20,31 @@ from kernels.reference.silu_mul import silu_mul
 class ReferenceKernels:
     """`kernels.interface.Kernels` in plain torch."""
 
+    set_threads = staticmethod(torch.set_num_threads)
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
-    plan_rope = staticmethod(plan_rope)
     rope_and_cache = staticmethod(rope_and_cache)
     write_cache = staticmethod(write_cache)
-    plan_decode = staticmethod(plan_decode)
     decode_attention = staticmethod(decode_attention)
     prefill_attention = staticmethod(prefill_attention)
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
+
+    @property
+    def tolerates_neighbours(self) -> bool:
+        return False
+
+    def holds(self, dtype: torch.dtype) -> bool:
+        return False
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return pack_linear(weight, bias)
+
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+        return plan_rope(cos_sin, positions, slots, k_cache)
+
+    def plan_decode(
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+    ) -> DecodePlan | None:
+        return plan_decode(page_table, context_lens, query_heads, k_cache, window)

@@ -1,4 +1,4 @@
-"""Both back ends of the kernels as fixtures; without a CUDA device Triton's kernels run in its interpreter."""
+"""The back ends of the kernels as fixtures; without a CUDA device Triton's kernels run in its interpreter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from kernels.interface import Kernels
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(params=["reference", "triton"])
+@pytest.fixture(params=["reference", "cpu", "triton"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """Both back ends in turn."""
+    """All back ends in turn."""
     if request.param == "triton":
         from kernels.backend import TritonKernels
 
         return TritonKernels()
+    if request.param == "cpu":
+        from kernels.cpu.backend import CpuKernels
+
+        if DEVICE.type != "cpu":
+            pytest.skip("on a GPU machine the tensors are on the GPU")
+        return CpuKernels()
     from kernels.reference.backend import ReferenceKernels
 
     return ReferenceKernels()

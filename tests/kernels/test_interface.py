@@ -21,36 +21,44 @@ def run(code: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_a_cpu_gets_the_references():
-    """On a CPU the plain-torch back end serves."""
+def test_float32_on_a_cpu_gets_the_compiled_kernels_and_anything_else_the_references():
+    """On a CPU C++ serves float32; other dtypes, and whoever asks for it, are served by torch."""
+    from kernels.cpu.backend import CpuKernels
     from kernels.reference.backend import ReferenceKernels
 
-    assert isinstance(load(torch.device("cpu")), ReferenceKernels)
+    cpu = torch.device("cpu")
+    assert type(load(cpu, torch.float32)) is CpuKernels
+    assert type(load(cpu, torch.bfloat16)) is ReferenceKernels
+    assert type(load(cpu)) is ReferenceKernels
+    assert type(load(cpu, torch.float32, "torch")) is ReferenceKernels
 
 
 def test_triton_is_imported_for_its_back_end_only():
-    """Choosing the references imports no Triton kernel; torch may have its own business with Triton."""
+    """Choosing a back end for a CPU imports no Triton kernel; torch may have its own business with Triton."""
     run(
         "import sys, torch\n"
         "before = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
         "from kernels.interface import load\n"
-        "load(torch.device('cpu'))\n"
+        "load(torch.device('cpu')), load(torch.device('cpu'), torch.float32)\n"
         "after = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
         "assert after == before and 'kernels.backend' not in sys.modules\n"
     )
 
 
-def test_both_back_ends_have_the_same_operations():
-    """Every operation of the protocol exists in both, with the same parameters in the same order."""
+def test_all_back_ends_have_the_same_operations():
+    """Every operation of the protocol exists in all, with the same parameters in the same order."""
     import inspect
 
     from kernels.backend import TritonKernels
+    from kernels.cpu.backend import CpuKernels
     from kernels.interface import Kernels
     from kernels.reference.backend import ReferenceKernels
 
     names = [name for name in vars(Kernels) if not name.startswith("_")]
-    assert len(names) == 11
+    assert len(names) == 15
     for name in names:
+        if isinstance(vars(Kernels)[name], property) or name == "set_threads":
+            continue
         wanted = list(inspect.signature(getattr(Kernels, name)).parameters)[1:]
-        for backend in (TritonKernels(), ReferenceKernels()):
+        for backend in (TritonKernels(), CpuKernels(), ReferenceKernels()):
             assert list(inspect.signature(getattr(backend, name)).parameters) == wanted, (name, backend)

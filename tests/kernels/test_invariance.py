@@ -8,15 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.backend import CpuKernels
+from kernels.interface import Kernels
+from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import decode_attention, plan_decode
-from kernels.reference.prefill_attention import prefill_attention
-from kernels.reference.rms_norm import rms_norm
-from kernels.reference.silu_mul import silu_mul
 from tests.kernels.paged import Paged, make_paged
 
 PAGE_SIZES = [4, 16, 32]
 # Query heads per key/value head, head size: each of both with small and large partners, and the shapes of known models.
 HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (5, 80), (1, 80), (2, 128), (8, 128)]
+
+
+@pytest.fixture(params=[ReferenceKernels, CpuKernels], ids=["reference", "cpu"])
+def exact(request: pytest.FixtureRequest) -> Kernels:
+    """The back ends that promise it."""
+    kernels: Kernels = request.param()
+    return kernels
 
 
 def queries(paged: Paged, group: int, count: int) -> Tensor:
@@ -26,73 +33,85 @@ def queries(paged: Paged, group: int, count: int) -> Tensor:
     return torch.randn(count, heads, paged.k_cache.shape[3], generator=generator)
 
 
-def prefill(q: Tensor, paged: Paged, row: int, context: int, window: int) -> Tensor:
+def prefill(kernels: Kernels, q: Tensor, paged: Paged, row: int, context: int, window: int) -> Tensor:
     """The last len(q) positions of a context of one row, as one chunk."""
     table = paged.page_table[row : row + 1]
-    return prefill_attention(q, paged.k_cache, paged.v_cache, table, (0, len(q)), (context,), 0.2, window)
+    return kernels.prefill_attention(q, paged.k_cache, paged.v_cache, table, (0, len(q)), (context,), 0.2, window)
 
 
 def decode(
-    q: Tensor, paged: Paged, rows: list[int], contexts: list[int], window: int, width: int | None = None
+    kernels: Kernels,
+    q: Tensor,
+    paged: Paged,
+    rows: list[int],
+    contexts: list[int],
+    window: int,
+    width: int | None = None,
 ) -> Tensor:
     """One query for each of `rows`, each at its own context."""
     lengths = torch.tensor(contexts, dtype=torch.int32)
     table = paged.page_table[rows, :width]
-    return decode_attention(q, paged.k_cache, paged.v_cache, table, lengths, 0.2, window)
+    return kernels.decode_attention(q, paged.k_cache, paged.v_cache, table, lengths, 0.2, window)
 
 
 @pytest.mark.parametrize(("group", "head_dim"), HEADS)
-def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(group: int, head_dim: int):
+def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(exact: Kernels, group: int, head_dim: int):
     """A prompt prefilled whole, in chunks of any size, or token by token through decode: the same attention."""
     context = 300
     page_size = PAGE_SIZES[(group + head_dim // 8) % 3]
     paged = make_paged((context,), 2, head_dim, page_size)
     q = queries(paged, group, context)
     for window in (0, 50):
-        whole = prefill(q, paged, 0, context, window)
+        whole = prefill(exact, q, paged, 0, context, window)
         for size in (1, 2, 3, 7, 63, 65, 256, 299):
             # Small chunks are many: the first, the last, and those at the tile border stand for all.
             few = [start for start in range(0, context, size) if size > 8 or start < 5 or 252 < start < 258]
             for start in [*few, context - size]:
                 end = min(start + size, context)
-                assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
+                assert torch.equal(prefill(exact, q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
         positions = [0, 1, 15, 16, 17, 31, 32, 100, 254, 255, 256, 257, 299]
-        decoded = decode(q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window)
+        decoded = decode(
+            exact, q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window
+        )
         assert torch.equal(decoded, whole[positions])
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
-def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(head_dim: int):
+def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(exact: Kernels, head_dim: int):
     """The same beyond two tiles, where sums over a context are made of parts."""
     context = 1100
     paged = make_paged((context,), 1, head_dim, 32)
     q = queries(paged, 3, context)
     for window in (0, 400):
-        whole = prefill(q, paged, 0, context, window)
+        whole = prefill(exact, q, paged, 0, context, window)
         for size in (500, 700):
             for start in range(0, context, size):
                 end = min(start + size, context)
-                assert torch.equal(prefill(q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
+                assert torch.equal(prefill(exact, q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
         positions = [511, 512, 513, 767, 768, 1023, 1024, 1099]
-        decoded = decode(q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window)
+        decoded = decode(
+            exact, q[positions], paged, [0] * len(positions), [position + 1 for position in positions], window
+        )
         assert torch.equal(decoded, whole[positions])
 
 
 @pytest.mark.parametrize(("window", "page_size"), [(0, 4), (0, 32), (50, 16)])
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 16), (1, 80), (3, 64), (8, 128), (5, 32)])
-def test_a_decode_row_has_the_same_bits_in_every_batch(group: int, head_dim: int, page_size: int, window: int):
+def test_a_decode_row_has_the_same_bits_in_every_batch(
+    exact: Kernels, group: int, head_dim: int, page_size: int, window: int
+):
     """Alone, among rows of any length, in any order, with any width of the page table: the same attention."""
     contexts = (1, 2, 17, 33, 64, 100, 255, 256, 257, 300, 530, 1025)
     paged = make_paged(contexts, 2, head_dim, page_size, spare_width=5)
     q = queries(paged, group, len(contexts))
     rows = list(range(len(contexts)))
-    together = decode(q, paged, rows, list(contexts), window)
+    together = decode(exact, q, paged, rows, list(contexts), window)
     for row, context in enumerate(contexts):
         for width in (-(-context // page_size), None):
-            alone = decode(q[row : row + 1], paged, [row], [context], window, width)
+            alone = decode(exact, q[row : row + 1], paged, [row], [context], window, width)
             assert torch.equal(alone[0], together[row]), (context, width)
     for some in (rows[::-1], rows[3:9], [0, 11], [11, 0, 5], [2] * 20):
-        batch = decode(q[some], paged, some, [contexts[row] for row in some], window)
+        batch = decode(exact, q[some], paged, some, [contexts[row] for row in some], window)
         assert torch.equal(batch, together[some]), some
 
 
@@ -117,30 +136,49 @@ def test_grouping_rows_by_length_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_number_of_threads_changes_nothing(threads: int):
+def test_the_number_of_threads_changes_nothing(exact: Kernels, threads: int):
     """A server that is restarted with other threads repeats itself."""
     paged = make_paged((300, 20), 2, 64, 16)
     q = queries(paged, 3, 300)
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(threads)
-        result = prefill(q, paged, 0, 300, 0), decode(q[:2], paged, [0, 1], [300, 20], 0)
-        torch.set_num_threads(3 - threads)
-        other = prefill(q, paged, 0, 300, 0), decode(q[:2], paged, [0, 1], [300, 20], 0)
+        exact.set_threads(threads)
+        result = prefill(exact, q, paged, 0, 300, 0), decode(exact, q[:2], paged, [0, 1], [300, 20], 0)
+        exact.set_threads(3 - threads)
+        other = prefill(exact, q, paged, 0, 300, 0), decode(exact, q[:2], paged, [0, 1], [300, 20], 0)
     finally:
-        torch.set_num_threads(before)
+        exact.set_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(result, other, strict=True))
 
 
 @pytest.mark.parametrize("width", [1, 30, 64, 80, 576, 1025])
-def test_norms_and_gates_have_the_same_bits_in_every_batch(width: int):
+def test_norms_and_gates_have_the_same_bits_in_every_batch(exact: Kernels, width: int):
     """A row's norm and gate do not depend on the rows around it."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(70, 2 * width, generator=generator), torch.randn(2 * width, generator=generator)
-    heads = torch.randn(70, 5, width, generator=generator)[:, 1:4]
-    normed, gated, heads_normed = rms_norm(x, weight, 1e-6), silu_mul(x), rms_norm(heads, weight[:width], 1e-6)
+    normed, gated = exact.rms_norm(x, weight, 1e-6), exact.silu_mul(x)
     for rows in (1, 2, 3, 8, 31, 64):
         for some in (slice(0, rows), slice(70 - rows, 70)):
-            assert torch.equal(rms_norm(x[some], weight, 1e-6), normed[some])
-            assert torch.equal(silu_mul(x[some]), gated[some])
-            assert torch.equal(rms_norm(heads[some], weight[:width], 1e-6), heads_normed[some])
+            assert torch.equal(exact.rms_norm(x[some], weight, 1e-6), normed[some])
+            assert torch.equal(exact.silu_mul(x[some]), gated[some])
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 64), (2, 80), (4, 128)])
+def test_rotated_and_normed_heads_have_the_same_bits_in_every_batch(exact: Kernels, heads: int, dim: int):
+    """What a row's queries become and what it writes to the cache does not depend on the rows around it."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(70, 4 * heads, dim, generator=generator)
+    norms = torch.randn(2, dim, generator=generator)
+    angles, positions = torch.randn(100, dim, generator=generator), torch.randperm(100, generator=generator)[:70]
+
+    def run(rows: slice) -> tuple[torch.Tensor, ...]:
+        caches = [torch.zeros(5, heads, 16, dim) for _ in range(2)]
+        q, k, v = (part[rows] for part in qkv.split((2 * heads, heads, heads), dim=1))
+        slots = torch.arange(70)[rows]
+        rotated = exact.rope_and_cache(q, k, v, angles, positions[rows], slots, *caches, norms[0], norms[1], 1e-6)
+        return rotated, *(cache.transpose(1, 2).reshape(-1, heads, dim)[rows] for cache in caches)
+
+    everything = run(slice(0, 70))
+    for rows in (1, 2, 3, 8, 31, 64):
+        for some in (slice(0, rows), slice(70 - rows, 70)):
+            assert all(torch.equal(one, all_[some]) for one, all_ in zip(run(some), everything, strict=True))

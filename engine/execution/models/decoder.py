@@ -15,8 +15,7 @@ from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.attention import StepAttention
 from engine.execution.models.config import DecoderConfig
-from kernels.interface import Kernels
-from kernels.linear import PackedLinear
+from kernels.interface import Kernels, Linear
 from kernels.plans import RopePlan
 
 
@@ -25,23 +24,24 @@ class DecoderLayer:
     """The parameters of one layer. Norms: [H], q_norm and k_norm: [D] or None."""
 
     input_norm: Tensor
-    qkv: PackedLinear  # H -> (Hq + 2 Hkv) * D
+    qkv: Linear  # H -> (Hq + 2 Hkv) * D
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: PackedLinear  # Hq * D -> H
+    out: Linear  # Hq * D -> H
     mlp_norm: Tensor
-    gate_up: PackedLinear  # H -> 2 I
-    down: PackedLinear  # I -> H
+    gate_up: Linear  # H -> 2 I
+    down: Linear  # I -> H
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All parameters. embedding: [V, H]. cos_sin: [max position, D] float32. head: H -> V."""
+    """All parameters. embedding: [V, H], in the model's dtype or as the checkpoint has it. cos_sin: [max position, D]
+    float32. head: H -> V."""
 
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
     final_norm: Tensor
-    head: PackedLinear
+    head: Linear
     cos_sin: Tensor
     num_parameters: int
 
@@ -80,7 +80,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weights.embedding.dtype
+        return self._weights.final_norm.dtype
 
     @property
     def device(self) -> torch.device:
@@ -92,7 +92,7 @@ class Decoder:
         config, weights = self.config, self._weights
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])
-        residual = weights.embedding.index_select(0, inputs.token_ids)
+        residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
         x = kernels.rms_norm(residual, weights.layers[0].input_norm, config.norm_eps)
         for index, layer in enumerate(weights.layers):
             if index > 0:

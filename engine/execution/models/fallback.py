@@ -21,8 +21,8 @@ from engine.execution.models.attention import StepAttention
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
 from engine.execution.models.safetensors_files import list_tensors
 from engine.execution.models.sources import Progress
-from kernels.interface import Kernels
-from kernels.linear import PackedLinear, can_pack, pack_linear
+from kernels.interface import Kernels, Linear
+from kernels.interface import load as load_kernels
 
 ATTENTION = "carousel_paged"
 STEP = "carousel_step"  # the keyword argument that travels through a model's forward to the attention function
@@ -84,7 +84,7 @@ def paged_attention(
 class PackedModule(nn.Module):
     """A packed linear layer where transformers expects a module."""
 
-    def __init__(self, packed: PackedLinear) -> None:
+    def __init__(self, packed: Linear) -> None:
         super().__init__()
         self._packed = packed
 
@@ -151,6 +151,7 @@ def load_fallback(
     device: torch.device,
     progress: Progress,
     load_format: str,
+    kernels: Kernels | None,
 ) -> TransformersModel:
     """Raises ModelError where transformers cannot load the directory or the model computes what we would not."""
     # Late, because importing transformers takes seconds, which a model the decoder computes need not wait for.
@@ -166,7 +167,7 @@ def load_fallback(
     causal_lm = _load_dummy(path, dtype) if load_format == "dummy" else _load_weights(path, dtype)
     causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
-    _pack_linears(causal_lm)
+    _pack_linears(causal_lm, kernels or load_kernels(device, causal_lm.dtype))
     model = TransformersModel(causal_lm, discover_shape(causal_lm, config), num_parameters)
     check_against_own_attention(model, causal_lm)
     progress(total, total)
@@ -204,14 +205,15 @@ def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
 
 
-def _pack_linears(model: nn.Module) -> None:
-    """Replace each plain linear layer by a packed one, one at a time, where packing is possible."""
+def _pack_linears(model: nn.Module, kernels: Kernels) -> None:
+    """On a CPU, replace each plain linear layer by a packed one, one at a time."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             # Exactly nn.Linear: a subclass computes something else.
-            if type(child) is nn.Linear and can_pack(child.weight):
+            if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 bias = dict(child.named_parameters(recurse=False)).get("bias")
-                setattr(parent, name, PackedModule(pack_linear(child.weight.data, None if bias is None else bias.data)))
+                packed = kernels.pack_linear(child.weight.data, None if bias is None else bias.data)
+                setattr(parent, name, PackedModule(packed))
 
 
 def _max_position(config: Any) -> int:

@@ -128,7 +128,7 @@ def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
     """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V]."""
     n, device = tokens.shape[1], model.device
     pages = -(-n // PAGE_SIZE)
-    kernels = load_kernels(device)
+    kernels = load_kernels(device, model.dtype)
     shape = (model.num_layers, model.num_kv_heads, model.head_dim)
     cache = KVCache.allocate(2 * pages, PAGE_SIZE, *shape, model.dtype, device)
     table = torch.arange(2 * pages, device=device).view(2, -1).flip(1)

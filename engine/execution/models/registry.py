@@ -14,18 +14,25 @@ from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.interface import Model
 from engine.execution.models.sources import CheckpointSource, DummySource, Progress, WeightSource
 from engine.execution.models.weights import load_weights
+from kernels.interface import Kernels
+from kernels.interface import load as load_kernels
 
 LOAD_FORMATS = ("safetensors", "dummy")
 
 
 def load_model(
-    path: Path, dtype: torch.dtype | None, device: torch.device, progress: Progress, load_format: str = "safetensors"
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    progress: Progress,
+    load_format: str = "safetensors",
+    kernels: Kernels | None = None,
 ) -> Model:
     """A model from a directory in Hugging Face layout.
 
     dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
-    reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. Raises
-    ModelError.
+    reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: whose
+    linear layers to use; None for those of `device`. Raises ModelError.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format = {load_format!r}: one of {', '.join(LOAD_FORMATS)} is needed")
@@ -33,11 +40,14 @@ def load_model(
     if not set(config.get("architectures") or ()) & set(FAMILIES):
         from engine.execution.models.fallback import load_fallback
 
-        return load_fallback(path, config, dtype, device, progress, load_format)
+        return load_fallback(path, config, dtype, device, progress, load_format, kernels)
     decoder_config = DecoderConfig.from_hf(config)
-    source: WeightSource = CheckpointSource(path, progress) if load_format == "safetensors" else DummySource(seed=0)
+    dtype = dtype or decoder_config.dtype
+    source: WeightSource = (
+        DummySource(0, decoder_config.dtype) if load_format == "dummy" else CheckpointSource(path, progress)
+    )
     with torch.inference_mode():
-        weights = load_weights(decoder_config, source, dtype or decoder_config.dtype, device)
+        weights = load_weights(decoder_config, source, dtype, device, kernels or load_kernels(device, dtype))
     return Decoder(decoder_config, weights)
 
 

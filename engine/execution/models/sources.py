@@ -21,6 +21,9 @@ DUMMY_STD = 0.02  # the usual initializer_range
 class WeightSource(Protocol):
     """Hands out tensors by name, each once."""
 
+    def dtype(self, name: str) -> torch.dtype | None:
+        """How the tensor `name` is stored; None when it is missing or was handed out."""
+
     def read_into(self, name: str, out: Tensor) -> None:
         """Fill `out` with the tensor `name`. Raises WeightsError when it is missing or has another shape."""
 
@@ -37,6 +40,10 @@ class CheckpointSource:
         self._progress = progress
         self._done = 0
         self._total = sum(entry.size for entry in self._entries.values())
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        entry = self._entries.get(name)
+        return None if entry is None else entry.dtype
 
     def read_into(self, name: str, out: Tensor) -> None:
         entry = self._entries.pop(name, None)
@@ -61,8 +68,12 @@ class DummySource:
     speed.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
         self._seed = seed
+        self._dtype = dtype
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        return self._dtype
 
     def read_into(self, name: str, out: Tensor) -> None:
         if "norm" in name:

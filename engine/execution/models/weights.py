@@ -15,19 +15,19 @@ from engine.execution.models.config import DecoderConfig
 from engine.execution.models.decoder import DecoderLayer, DecoderWeights
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
-from kernels.linear import PackedLinear, pack_linear
+from kernels.interface import Kernels, Linear
 
 
 def load_weights(
-    config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+    config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> DecoderWeights:
     """Raises WeightsError for tensors that are missing, left over, misshapen or damaged."""
-    reader = _Reader(source, dtype, device)
-    embedding = reader.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    reader = _Reader(source, dtype, device, kernels)
+    embedding = reader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
     if config.tied_embeddings:
-        head = pack_linear(embedding, None)
+        head = kernels.pack_linear(embedding, None)
     else:
         head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
     source.finish(lambda name: _ignored(name, config))
@@ -59,32 +59,50 @@ def _ignored(name: str, config: DecoderConfig) -> bool:
 
 @dataclass
 class _Reader:
-    """Reads from a source into new tensors of one dtype on one device, and counts what it read."""
+    """Reads from a source into new tensors of one dtype on one device, and counts what it read.
+
+    Matrices keep the checkpoint's dtype where the kernels compute with it as if it were `dtype`: half the memory, and
+    half of what a step reads.
+    """
 
     source: WeightSource
     dtype: torch.dtype
     device: torch.device
+    kernels: Kernels
     num_parameters: int = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        out = self._empty(*shape)
-        self.source.read_into(name, out)
-        return out
+        """In the model's dtype."""
+        return self._read(name, shape, self.dtype)
 
-    def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> PackedLinear:
+    def matrix(self, name: str, *shape: int) -> Tensor:
+        """In the model's dtype or the checkpoint's."""
+        return self._read(name, shape, self._held(name))
+
+    def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> Linear:
         """One layer from several of the checkpoint's, stacked: parts are (name, outputs)."""
         outputs = sum(size for _, size in parts)
-        weight = self._empty(outputs, inputs)
-        biases = self._empty(outputs) if bias else None
+        held = {self._held(f"{name}.weight") for name, _ in parts}
+        weight = self._empty((outputs, inputs), held.pop() if len(held) == 1 else self.dtype)
+        biases = self._empty((outputs,), self.dtype) if bias else None
         first = 0
         for name, size in parts:
             self.source.read_into(f"{name}.weight", weight[first : first + size])
             if biases is not None:
                 self.source.read_into(f"{name}.bias", biases[first : first + size])
             first += size
-        return pack_linear(weight, biases)
+        return self.kernels.pack_linear(weight, biases)
 
-    def _empty(self, *shape: int) -> Tensor:
-        out = torch.empty(shape, dtype=self.dtype, device=self.device)
+    def _held(self, name: str) -> torch.dtype:
+        stored = self.source.dtype(name)
+        return stored if stored is not None and self.kernels.holds(stored) else self.dtype
+
+    def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        out = self._empty(shape, dtype)
+        self.source.read_into(name, out)
+        return out
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        out = torch.empty(shape, dtype=dtype, device=self.device)
         self.num_parameters += out.numel()
         return out

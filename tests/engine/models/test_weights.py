@@ -182,13 +182,13 @@ import sys
 from pathlib import Path
 import torch
 from engine.execution.models import load_model
-from kernels.linear import pack_linear
+from kernels.interface import load
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
-pack_linear(torch.ones(64, 64), None)(torch.ones(3, 64))
+load(torch.device("cpu"), torch.float32).pack_linear(torch.ones(64, 64), None)(torch.ones(3, 64))
 before = peak()
 model = load_model(Path(sys.argv[1]), torch.float32, torch.device("cpu"), lambda done, total: None)
 print(peak() - before, 4 * model.num_parameters)

@@ -1,0 +1,124 @@
+"""Compiles `source` for this very processor, once, and loads it.
+
+The result is kept in the user's cache under a name made of all that it depends on, so a changed source, compiler or
+processor is compiled anew and nobody ever loads what another machine made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "source"
+# Fused multiply-adds wherever the source writes a product and a sum: one rounding, and the same one everywhere.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC", "-pthread")
+COMPILERS = ("g++", "clang++", "c++")
+
+_int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+SIGNATURES: dict[str, tuple[object, ...]] = {
+    "set_threads": (ctypes.c_int,),
+    "pack_bf16": (_pointer, _int, _int, _pointer),
+    "pack_f32": (_pointer, _int, _int, _pointer),
+    "linear": (_pointer, _int, _int, _pointer, ctypes.c_int, _int, _pointer, _pointer),
+    "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
+    "add_rms_norm": (_pointer, _pointer, _pointer, _int, _int, _float, _pointer),
+    "silu_mul": (_pointer, _int, _int, _pointer),
+    "rope_and_cache": (*(_pointer,) * 3, *(_int,) * 3, *(_pointer,) * 7, _float, *(_int,) * 5, _pointer),
+    "write_cache": (_pointer, _pointer, _int, _int, _pointer, _pointer, _pointer, *(_int,) * 4),
+    "attention": (*(_pointer,) * 5, _int, _pointer, _pointer, *(_int,) * 6, _float),
+}
+SIZES: dict[str, tuple[object, ...]] = {
+    "packed_words": (_int, _int, ctypes.c_int),
+    "attention_fits": (_int, _int),
+}
+
+
+class CannotCompile(Exception):
+    """No library here; says why, in one line."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, compiled if need be. Raises `CannotCompile`."""
+    library = ctypes.CDLL(str(_built()))
+    for names, result in ((SIGNATURES, None), (SIZES, _int)):
+        for name, arguments in names.items():
+            function = getattr(library, f"carousel_{name}")
+            function.argtypes, function.restype = arguments, result
+    return library
+
+
+def _built() -> Path:
+    """The compiled file: the one in the cache, or a new one."""
+    command = [*_compiler(), *FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
+    sources = sorted(SOURCE.glob("*.cpp"))
+    digest = hashlib.sha256()
+    for part in (*command, _version(command[0]), _processor()):
+        digest.update(part.encode() + b"\0")
+    for file in sorted(SOURCE.iterdir()):
+        digest.update(file.read_bytes() + b"\0")
+    folder = _folder()
+    target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / target.name
+        run = subprocess.run(
+            [*command, "-o", str(made), *map(str, sources)],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if run.returncode:
+            first = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr.strip()[:200])
+            raise CannotCompile(f"{command[0]} fails: {first}")
+        made.replace(target)  # whole or not at all, whoever else compiles at this moment
+    return target
+
+
+def _compiler() -> list[str]:
+    """$CXX as the user has it, or the first compiler that is there."""
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise CannotCompile(f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})")
+
+
+def _version(compiler: str) -> str:
+    try:
+        run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CannotCompile(f"{compiler} cannot be run: {error}") from error
+    return run.stdout
+
+
+def _processor() -> str:
+    """What `native` stands for here: the instruction sets, where Linux tells them."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return platform.machine() + platform.processor() + "".join(sorted(kept))
+
+
+def _folder() -> Path:
+    """Where compiled files are kept: the user's cache, or a folder that ends with the process."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "carousel" / "kernels"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="carousel-kernels-"))

@@ -1,0 +1,94 @@
+#include "pool.h"
+
+#include <chrono>
+#include <thread>
+
+namespace {
+
+constexpr int BITS = 20;
+constexpr int64_t MOST_TASKS = (int64_t(1) << BITS) - 1;
+
+// How long a helper looks for work before it sleeps: longer than the gap between two operations of a step, shorter than
+// anybody who wants its core would notice.
+constexpr auto PATIENCE = std::chrono::microseconds(60);
+
+inline int64_t taken(uint64_t job) { return job & MOST_TASKS; }
+inline int64_t total(uint64_t job) { return (job >> BITS) & MOST_TASKS; }
+inline bool has_task(uint64_t job) { return taken(job) < total(job); }
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Pool& Pool::instance() {
+    static Pool* pool = new Pool;  // never destroyed: helpers may outlive the end of main
+    return *pool;
+}
+
+void Pool::set_threads(int threads) {
+    std::lock_guard<std::mutex> lock(caller_);
+    for (; started_ < threads; started_++) std::thread([this, number = started_] { help(number); }).detach();
+    threads_.store(threads);
+}
+
+void Pool::run(int64_t count, Task task, void* context) {
+    std::unique_lock<std::mutex> lock(caller_, std::defer_lock);
+    if (threads_.load(std::memory_order_relaxed) == 1 || count <= 1 || count > MOST_TASKS || !lock.try_lock()) {
+        for (int64_t index = 0; index < count; index++) task(context, index);
+        return;
+    }
+    task_ = task;
+    context_ = context;
+    done_.store(0, std::memory_order_relaxed);
+    const uint64_t number = (job_.load(std::memory_order_relaxed) >> (2 * BITS)) + 1;
+    job_.store(number << (2 * BITS) | uint64_t(count) << BITS);
+    if (sleeping_.load() > 0) {
+        { std::lock_guard<std::mutex> asleep(sleep_); }  // who is about to sleep has looked before, or sees the job
+        awake_.notify_all();
+    }
+    while (take()) {
+    }
+    for (int spins = 0; done_.load(std::memory_order_acquire) < count; spins++) {
+        if (spins < 2000)
+            relax();
+        else
+            std::this_thread::yield();  // the one who has the last task may be waiting for this very core
+    }
+}
+
+bool Pool::take() {
+    uint64_t job = job_.load(std::memory_order_acquire);
+    do {
+        if (!has_task(job)) return false;
+    } while (!job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel));
+    // From here until the task is counted as done the job cannot end, so these two are its own.
+    task_(context_, taken(job));
+    done_.fetch_add(1, std::memory_order_release);
+    return true;
+}
+
+void Pool::help(int number) {
+    typedef std::chrono::steady_clock Clock;
+    auto since = Clock::now();
+    for (unsigned spins = 0;; spins++) {
+        if (number < threads_.load(std::memory_order_relaxed) && take()) {
+            while (take()) {
+            }
+            since = Clock::now();
+        }
+        relax();
+        if (spins % 16 || Clock::now() - since < PATIENCE) continue;
+        std::unique_lock<std::mutex> lock(sleep_);
+        sleeping_.fetch_add(1);
+        awake_.wait(lock, [&] { return number < threads_.load() && has_task(job_.load()); });
+        sleeping_.fetch_sub(1);
+        lock.unlock();
+        since = Clock::now();
+    }
+}

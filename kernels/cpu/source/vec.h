@@ -1,0 +1,64 @@
+// Sixteen floats at a time, in the compilers' own vector extension: one AVX-512 register, two of AVX2, four of NEON.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
+typedef uint32_t U16 __attribute__((vector_size(64)));
+
+constexpr int LANES = 16;
+
+static inline F16 load(const float* p) {
+    F16 v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static inline void store(float* p, F16 v) { std::memcpy(p, &v, sizeof v); }
+
+static inline F16 splat(float x) {
+    return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+
+static inline float sum(F16 v) {
+    // A fixed tree, so that the order is the same everywhere.
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++) v[lane] += v[lane + width];
+    return v[0];
+}
+
+static inline float maximum(F16 v) {
+    float most = v[0];
+    for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
+    return most;
+}
+
+static inline F16 choose(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
+
+// e^x, relative error below 2e-7; 0 below -87, infinity above 88, NaN for NaN. Cody and Waite's reduction with the
+// polynomial of Cephes' expf.
+static inline F16 exp16(F16 x) {
+    const F16 low = splat(-87.0f), high = splat(88.0f);
+    const F16 clamped = choose(x < low, low, choose(x > high, high, x));
+    const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const F16 shifted = clamped * splat(1.44269504088896341f) + magic;
+    const F16 n = shifted - magic;
+    F16 r = clamped - n * splat(0.693359375f);
+    r = r - n * splat(-2.12194440e-4f);
+    F16 p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * (r * r) + r + splat(1.0f);
+    const I16 exponent = ((I16)shifted - (I16)magic) << 23;
+    F16 result = (F16)((I16)p + exponent);
+    result = choose(x < low, splat(0.0f), result);
+    result = choose(x > high, splat(__builtin_inff()), result);
+    return choose(x != x, x, result);
+}
+
+static inline F16 silu16(F16 x) { return x / (splat(1.0f) + exp16(-x)); }

@@ -1,0 +1,141 @@
+"""What the compiled CPU kernels promise beyond the other back ends: exact bfloat16 weights, threads that share, and a
+clear word where they cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import library
+from kernels.cpu.backend import CpuKernels, CpuLinear
+from kernels.cpu.library import CannotCompile
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (1, 1), (2048, 512), (33, 33)]
+
+
+@pytest.fixture
+def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An empty cache: whatever is loaded is compiled first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return monkeypatch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, dtype: torch.dtype):
+    """A row's result is right, and does not depend on how many rows are computed with it nor on its place."""
+    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) / inputs**0.5).to(dtype)
+    bias = torch.randn(outputs, generator=torch.Generator().manual_seed(2))
+    layer = CpuLinear(weight, bias)
+    x = torch.randn(80, inputs, generator=torch.Generator().manual_seed(1))
+    everything = layer(x)
+    torch.testing.assert_close(everything.double(), x.double() @ weight.double().T + bias, atol=1e-5, rtol=1e-5)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 28, 29, 31, 33, 43, 48, 64, 65):
+        for first in (0, 3, 80 - rows):
+            assert torch.equal(layer(x[first : first + rows]), everything[first : first + rows]), (rows, first)
+
+
+def test_bfloat16_weights_compute_what_float32_copies_of_them_compute():
+    """Keeping a weight in half the memory changes no bit of any result."""
+    weight = torch.randn(200, 300).bfloat16()
+    narrow, wide = CpuLinear(weight, None), CpuLinear(weight.float(), None)
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, 300)
+        assert torch.equal(narrow(x), wide(x))
+
+
+def test_the_weight_is_not_held_twice():
+    """A packed layer keeps nothing of the tensor it was made from."""
+    import gc
+    import weakref
+
+    weight = torch.randn(32, 48)
+    gone = weakref.ref(weight.untyped_storage())
+    layer = CpuLinear(weight, None)
+    del weight
+    gc.collect()
+    assert gone() is None
+    assert layer(torch.ones(1, 48)).shape == (1, 32)
+
+
+def test_callers_on_several_threads_do_not_mix_up_their_work():
+    """Engines in one process share the helpers; whoever finds them busy computes alone, and everybody gets his own."""
+    kernels = CpuKernels()
+    kernels.set_threads(3)
+    layers = [CpuLinear(torch.randn(600, 200), None) for _ in range(4)]
+    inputs = [torch.randn(5, 200) for _ in layers]
+    expected = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(300):
+            if not torch.equal(layers[index](inputs[index]), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(layers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kernels.set_threads(1)
+    assert wrong == []
+
+
+def test_what_was_compiled_once_is_not_compiled_again(compiling: pytest.MonkeyPatch):
+    """The second load takes the file of the first."""
+    first = library._built()
+    compiling.setattr(subprocess, "run", _fails_unless_asked_for_a_version)
+    assert library._built() == first
+
+
+def test_another_compiler_or_flag_is_another_file(compiling: pytest.MonkeyPatch):
+    """Nothing is loaded that was compiled otherwise."""
+    first = library._built()
+    compiling.setattr(library, "FLAGS", (*library.FLAGS, "-DOTHER"))
+    assert library._built() != first
+
+
+def test_without_a_compiler_the_reason_is_told(compiling: pytest.MonkeyPatch):
+    """The error names what was looked for."""
+    compiling.delenv("CXX", raising=False)
+    compiling.setattr(library, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(CannotCompile, match="no-such-compiler"):
+        library._built()
+
+
+def test_a_compiler_that_fails_is_quoted(compiling: pytest.MonkeyPatch):
+    """The error holds the compiler's first complaint."""
+    compiling.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
+    with pytest.raises(CannotCompile, match="no-such-flag"):
+        library._built()
+
+
+def test_without_a_compiler_torch_serves_and_says_so(tmp_path: Path):
+    """A machine without a compiler gets the references, and a warning with the reason."""
+    code = (
+        "import logging, torch; logging.basicConfig()\n"
+        "from kernels.interface import load\n"
+        "print(type(load(torch.device('cpu'), torch.float32)).__name__)"
+    )
+    environment = {**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "ReferenceKernels"
+    assert "no-such-compiler" in done.stderr and "slower" in done.stderr
+
+
+def _fails_unless_asked_for_a_version(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    assert command[1:] == ["--version"]
+    return subprocess.CompletedProcess(command, 0, _VERSION, "")
+
+
+_VERSION = subprocess.run([library._compiler()[0], "--version"], capture_output=True, text=True, check=True).stdout
