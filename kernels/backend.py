@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.prefill_attention import prefill_attention
@@ -37,6 +38,9 @@ class TritonKernels:
 
     def holds(self, dtype: torch.dtype) -> bool:
         return False
+
+    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
+        return None
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
         return None

@@ -9,17 +9,16 @@ The cache of one layer is two tensors [N, Hkv, S, D]. A slot is a position in th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.plans import DecodePlan, RopePlan
 
 log = logging.getLogger("carousel.kernels")
 
-Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias, [T, N]; owns its weight
 Choice = Literal["auto", "torch"]
 
 
@@ -41,6 +40,9 @@ class Kernels(Protocol):
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight[N, K], bias[N] or None -> a layer that keeps nothing of `weight` where it lays it out anew."""
+
+    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
+        """All layers in one go, with the bits of the operations one by one. None: only one by one."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x[T, H], weight[H] -> [T, H]: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""

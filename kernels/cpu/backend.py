@@ -11,45 +11,16 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kernels.cpu import structs
+from kernels.cpu.decoder import CpuForward
 from kernels.cpu.library import load
-from kernels.interface import Linear
+from kernels.cpu.linear import CpuLinear
+from kernels.cpu.structs import address
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
 
-
-class CpuLinear:
-    """y = x @ weight.T + bias over a weight laid out in panels; see source/linear.h."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight[N, K] float32 or bfloat16, bias[N] float32 or None. Nothing of `weight` is kept."""
-        self._multiply = load().carousel_linear
-        self._outputs, self._inputs = weight.shape
-        self._is_bf16 = int(weight.dtype == torch.bfloat16)
-        words = load().carousel_packed_words(self._outputs, self._inputs, self._is_bf16)
-        self._packed = torch.empty(words, dtype=torch.int32 if self._is_bf16 else torch.float32)
-        pack = load().carousel_pack_bf16 if self._is_bf16 else load().carousel_pack_f32
-        weight = weight.contiguous()
-        pack(weight.data_ptr(), self._outputs, self._inputs, self._packed.data_ptr())
-        self._bias = bias
-        self._address = self._packed.data_ptr()
-        self._bias_address = None if bias is None else bias.data_ptr()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x[T, K] float32 -> [T, N] float32."""
-        x = x.contiguous()
-        rows = x.shape[0]
-        out = torch.empty((rows, self._outputs))
-        self._multiply(
-            x.data_ptr(),
-            rows,
-            self._inputs,
-            self._address,
-            self._is_bf16,
-            self._outputs,
-            self._bias_address,
-            out.data_ptr(),
-        )
-        return out
+LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
 
 
 class CpuKernels(ReferenceKernels):
@@ -74,6 +45,9 @@ class CpuKernels(ReferenceKernels):
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return CpuLinear(weight, bias)
+
+    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
+        return CpuForward(shape, weights) if CpuForward.can_do(shape, weights) else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
@@ -106,7 +80,7 @@ class CpuKernels(ReferenceKernels):
         return out
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        if k_cache.dtype != torch.float32:
+        if k_cache.dtype != torch.float32 or k_cache.shape[3] > LARGEST_HEAD:
             return super().plan_rope(cos_sin, positions, slots, k_cache)
         return None
 
@@ -125,34 +99,31 @@ class CpuKernels(ReferenceKernels):
         eps: float,
         plan: RopePlan | None = None,
     ) -> Tensor:
-        if q.dtype != torch.float32:
+        if q.dtype != torch.float32 or q.shape[2] > LARGEST_HEAD:
             return super().rope_and_cache(
                 q, k, v, cos_sin, positions, slots, k_cache, v_cache, q_norm, k_norm, eps, plan
             )
         rows, query_heads, dim = q.shape
         out = torch.empty((rows, query_heads, dim))
-        self._library.carousel_rope_and_cache(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            q.stride(0),
-            k.stride(0),
-            v.stride(0),
-            cos_sin.data_ptr(),
-            positions.data_ptr(),
-            slots.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            None if q_norm is None else q_norm.data_ptr(),
-            None if k_norm is None else k_norm.data_ptr(),
-            eps,
-            rows,
-            query_heads,
-            k.shape[1],
-            dim,
-            k_cache.shape[2],
-            out.data_ptr(),
+        rope = structs.Rope(
+            q=address(q),
+            k=address(k),
+            v=address(v),
+            q_stride=q.stride(0),
+            k_stride=k.stride(0),
+            v_stride=v.stride(0),
+            cos_sin=address(cos_sin),
+            k_cache=address(k_cache),
+            v_cache=address(v_cache),
+            q_norm=address(q_norm),
+            k_norm=address(k_norm),
+            eps=eps,
+            query_heads=query_heads,
+            kv_heads=k.shape[1],
+            dim=dim,
+            page_size=k_cache.shape[2],
         )
+        self._library.carousel_rope_and_cache(rope, address(positions), address(slots), rows, address(out))
         return out
 
     def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -238,23 +209,24 @@ class CpuKernels(ReferenceKernels):
         q, page_table = q.contiguous(), page_table.contiguous()
         out = torch.empty_like(q)
         _, kv_heads, page_size, dim = k_cache.shape
-        self._library.carousel_attention(
-            q.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            out.data_ptr(),
-            page_table.data_ptr(),
-            page_table.shape[1],
-            query_starts,
-            context_lens,
-            page_table.shape[0],
-            q.shape[1],
-            kv_heads,
-            dim,
-            page_size,
-            window,
-            scale,
+        problem = structs.Attention(
+            q=address(q),
+            k=address(k_cache),
+            v=address(v_cache),
+            out=address(out),
+            page_table=address(page_table),
+            width=page_table.shape[1],
+            chunks=page_table.shape[0],
+            query_starts=query_starts,
+            context_lens=context_lens,
+            query_heads=q.shape[1],
+            kv_heads=kv_heads,
+            dim=dim,
+            page_size=page_size,
+            window=window,
+            scale=scale,
         )
+        self._library.carousel_attention(problem)
         return out
 
     def _fits(self, query_heads: int, k_cache: Tensor) -> bool:

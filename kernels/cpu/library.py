@@ -16,6 +16,9 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from kernels.cpu import structs
 
 SOURCE = Path(__file__).parent / "source"
 # Fused multiply-adds wherever the source writes a product and a sum: one rounding, and the same one everywhere.
@@ -23,21 +26,30 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psa
 COMPILERS = ("g++", "clang++", "c++")
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-SIGNATURES: dict[str, tuple[object, ...]] = {
+
+
+def _struct(kind: type[ctypes.Structure]) -> Any:
+    return ctypes.POINTER(kind)
+
+
+# source/api.cpp: what the functions that return nothing take, and what those take that return a number.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
     "pack_bf16": (_pointer, _int, _int, _pointer),
     "pack_f32": (_pointer, _int, _int, _pointer),
-    "linear": (_pointer, _int, _int, _pointer, ctypes.c_int, _int, _pointer, _pointer),
+    "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
     "add_rms_norm": (_pointer, _pointer, _pointer, _int, _int, _float, _pointer),
     "silu_mul": (_pointer, _int, _int, _pointer),
-    "rope_and_cache": (*(_pointer,) * 3, *(_int,) * 3, *(_pointer,) * 7, _float, *(_int,) * 5, _pointer),
+    "rope_and_cache": (_struct(structs.Rope), _pointer, _pointer, _int, _pointer),
     "write_cache": (_pointer, _pointer, _int, _int, _pointer, _pointer, _pointer, *(_int,) * 4),
-    "attention": (*(_pointer,) * 5, _int, _pointer, _pointer, *(_int,) * 6, _float),
+    "attention": (_struct(structs.Attention),),
+    "forward": (_struct(structs.Decoder), _struct(structs.Step)),
 }
-SIZES: dict[str, tuple[object, ...]] = {
-    "packed_words": (_int, _int, ctypes.c_int),
+NUMBERS: dict[str, tuple[Any, ...]] = {
+    "packed_words": (_int, _int, _int),
     "attention_fits": (_int, _int),
+    "scratch_floats": (_struct(structs.Decoder),),
 }
 
 
@@ -49,7 +61,7 @@ class CannotCompile(Exception):
 def load() -> ctypes.CDLL:
     """The library, compiled if need be. Raises `CannotCompile`."""
     library = ctypes.CDLL(str(_built()))
-    for names, result in ((SIGNATURES, None), (SIZES, _int)):
+    for names, result in ((SIGNATURES, None), (NUMBERS, _int)):
         for name, arguments in names.items():
             function = getattr(library, f"carousel_{name}")
             function.argtypes, function.restype = arguments, result

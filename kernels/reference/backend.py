@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.interface import Linear
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.decode_attention import decode_attention, plan_decode
@@ -37,6 +37,9 @@ class ReferenceKernels:
 
     def holds(self, dtype: torch.dtype) -> bool:
         return False
+
+    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
+        return None
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return pack_linear(weight, bias)

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from kernels.cpu import library
-from kernels.cpu.backend import CpuKernels, CpuLinear
+from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
+from kernels.cpu.linear import CpuLinear
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (1, 1), (2048, 512), (33, 33)]

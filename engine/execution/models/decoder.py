@@ -6,8 +6,6 @@ matrix and the two input projections of the feed-forward layer into another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,35 +13,9 @@ from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.attention import StepAttention
 from engine.execution.models.config import DecoderConfig
-from kernels.interface import Kernels, Linear
+from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, ForwardPass
+from kernels.interface import Kernels
 from kernels.plans import RopePlan
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    """The parameters of one layer. Norms: [H], q_norm and k_norm: [D] or None."""
-
-    input_norm: Tensor
-    qkv: Linear  # H -> (Hq + 2 Hkv) * D
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Linear  # Hq * D -> H
-    mlp_norm: Tensor
-    gate_up: Linear  # H -> 2 I
-    down: Linear  # I -> H
-
-
-@dataclass(frozen=True)
-class DecoderWeights:
-    """All parameters. embedding: [V, H], in the model's dtype or as the checkpoint has it. cos_sin: [max position, D]
-    float32. head: H -> V."""
-
-    embedding: Tensor
-    layers: tuple[DecoderLayer, ...]
-    final_norm: Tensor
-    head: Linear
-    cos_sin: Tensor
-    num_parameters: int
 
 
 class Decoder:
@@ -53,6 +25,8 @@ class Decoder:
         self.config = config
         self._weights = weights
         self._scale = config.head_dim**-0.5
+        self._kernels: Kernels | None = None  # those that prepared `_in_one_go`
+        self._in_one_go: ForwardPass | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -86,10 +60,19 @@ class Decoder:
     def device(self) -> torch.device:
         return self._weights.embedding.device
 
+    @property
+    def _shape(self) -> DecoderShape:
+        c = self.config
+        return DecoderShape(c.num_heads, c.num_kv_heads, c.head_dim, c.norm_eps, self._scale, c.windows)
+
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
         """-> hidden states [T, H] after the last norm."""
         config, weights = self.config, self._weights
+        if kernels is not self._kernels:
+            self._kernels, self._in_one_go = kernels, kernels.prepare_decoder(self._shape, weights)
+        if self._in_one_go is not None:
+            return self._in_one_go(inputs, cache.k, cache.v)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])
         residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)

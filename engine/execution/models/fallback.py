@@ -21,7 +21,8 @@ from engine.execution.models.attention import StepAttention
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
 from engine.execution.models.safetensors_files import list_tensors
 from engine.execution.models.sources import Progress
-from kernels.interface import Kernels, Linear
+from kernels.decoder import Linear
+from kernels.interface import Kernels
 from kernels.interface import load as load_kernels
 
 ATTENTION = "carousel_paged"

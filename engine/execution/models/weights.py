@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.execution.models.config import DecoderConfig
-from engine.execution.models.decoder import DecoderLayer, DecoderWeights
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
-from kernels.interface import Kernels, Linear
+from kernels.decoder import DecoderLayer, DecoderWeights, Linear
+from kernels.interface import Kernels
 
 
 def load_weights(

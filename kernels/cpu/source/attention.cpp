@@ -4,7 +4,7 @@
 // each segment yields a maximum, a sum and a weighted sum of values, which are joined in ascending order (the online
 // softmax of Milakov and Gimelshein, 2018). A query's result is thus a function of its own position and context alone:
 // the same bits as a decode row, in any chunk, in any batch.
-#include <cstdint>
+#include "attention.h"
 
 #include "pool.h"
 #include "vec.h"
@@ -14,19 +14,6 @@ namespace {
 constexpr int SEGMENT = 256;
 constexpr int MOST_ROWS = 48;  // (query, head) pairs computed together: their scores fill half of a first-level cache
 constexpr float NONE = -__builtin_inff();
-
-struct Problem {
-    const float *q, *k, *v;
-    float* out;
-    const int32_t* page_table;
-    int64_t table_width;
-    const int64_t* query_starts;  // null: one query each
-    const int32_t* context_lens;
-    int64_t query_heads, kv_heads, page_size, window;
-    float scale;
-
-    int64_t start(int64_t chunk) const { return query_starts ? query_starts[chunk] : chunk; }
-};
 
 // Adds pairs of groups of lanes until lane i holds the sum of v[i].
 template <int G>
@@ -89,12 +76,12 @@ inline void join(float segment_most, float segment_mass, const float* sums, floa
 
 // One tile: queries first..last-1 (rows of q) of one chunk, the heads that share one kv head.
 template <int V>
-void attend(const Problem& p, int64_t chunk, int64_t first, int64_t last, int64_t kv_head) {
+void attend(const Attention& p, int64_t chunk, int64_t first, int64_t last, int64_t kv_head) {
     constexpr int D = V * LANES;
     const int64_t group = p.query_heads / p.kv_heads, rows = (last - first) * group;
     const int64_t chunk_first = p.start(chunk), chunk_last = p.start(chunk + 1);
     const int64_t origin = p.context_lens[chunk] - (chunk_last - chunk_first) - chunk_first;  // position of row r: origin + r
-    const int32_t* pages = p.page_table + chunk * p.table_width;
+    const int32_t* pages = p.page_table + chunk * p.width;
 
     alignas(64) thread_local float scores[MOST_ROWS * SEGMENT];
     alignas(64) thread_local float sums[MOST_ROWS * D];
@@ -165,11 +152,11 @@ void attend(const Problem& p, int64_t chunk, int64_t first, int64_t last, int64_
 }
 
 template <int V>
-void attention(const Problem& p, int64_t chunks) {
+void run(const Attention& p) {
     const int64_t group = p.query_heads / p.kv_heads;
     const int64_t tile = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries
     int64_t tiles = 0;
-    for (int64_t c = 0; c < chunks; c++) tiles += (p.start(c + 1) - p.start(c) + tile - 1) / tile;
+    for (int64_t c = 0; c < p.chunks; c++) tiles += (p.start(c + 1) - p.start(c) + tile - 1) / tile;
     Pool::instance().each(tiles * p.kv_heads, [&](int64_t task) {
         // Last tiles first: within a chunk they have the longest contexts.
         int64_t left = tiles - 1 - task / p.kv_heads, chunk = 0;
@@ -185,31 +172,21 @@ void attention(const Problem& p, int64_t chunks) {
 
 }  // namespace
 
-extern "C" {
-
-// 1 where a head of `dim` floats and `group` query heads to a kv head are computed here.
-int carousel_attention_fits(int64_t dim, int64_t group) {
+bool attention_fits(int64_t dim, int64_t group) {
     const int64_t v = dim / LANES;
     return dim % LANES == 0 && (v == 1 || v == 2 || v == 4 || v == 5 || v == 6 || v == 8 || v == 12 || v == 16) &&
            group <= MOST_ROWS;
 }
 
-void carousel_attention(
-    const float* q, const float* k, const float* v, float* out, const int32_t* page_table, int64_t table_width,
-    const int64_t* query_starts, const int32_t* context_lens, int64_t chunks, int64_t query_heads, int64_t kv_heads,
-    int64_t dim, int64_t page_size, int64_t window, float scale
-) {
-    const Problem p{q,        k,      v, out, page_table, table_width, query_starts, context_lens, query_heads, kv_heads,
-                    page_size, window, scale};
-    switch (dim / LANES) {
-        case 1: return attention<1>(p, chunks);
-        case 2: return attention<2>(p, chunks);
-        case 4: return attention<4>(p, chunks);
-        case 5: return attention<5>(p, chunks);
-        case 6: return attention<6>(p, chunks);
-        case 8: return attention<8>(p, chunks);
-        case 12: return attention<12>(p, chunks);
-        case 16: return attention<16>(p, chunks);
+void attention(const Attention& p) {
+    switch (p.dim / LANES) {
+        case 1: return run<1>(p);
+        case 2: return run<2>(p);
+        case 4: return run<4>(p);
+        case 5: return run<5>(p);
+        case 6: return run<6>(p);
+        case 8: return run<8>(p);
+        case 12: return run<12>(p);
+        case 16: return run<16>(p);
     }
-}
 }

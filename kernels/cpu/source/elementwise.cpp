@@ -1,12 +1,14 @@
 // Normalisation, the gate of the feed-forward layer, rotation and the write to the cache. A row never looks at another.
+#include "elementwise.h"
+
 #include <cmath>
-#include <cstdint>
 
 #include "pool.h"
 #include "vec.h"
 
 namespace {
 
+constexpr int64_t LARGEST_HEAD = 512;
 constexpr int64_t FLOATS_PER_TASK = 8192;  // less is not worth a second thread
 
 template <class F>
@@ -33,7 +35,7 @@ inline void store_some(float* p, int64_t at, int64_t size, F16 v) {
     std::memcpy(p + at, some, (size - at) * sizeof(float));
 }
 
-void rms_norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
+void norm_row(const float* x, const float* weight, int64_t size, float eps, float* out) {
     F16 squares = splat(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         const F16 v = load_some(x, i, size);
@@ -46,26 +48,24 @@ void rms_norm(const float* x, const float* weight, int64_t size, float eps, floa
 
 }  // namespace
 
-extern "C" {
-
-void carousel_rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
-    each_row(rows, size, [=](int64_t row) { rms_norm(x + row * size, weight, size, eps, out + row * size); });
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
+    each_row(rows, size, [=](int64_t row) { norm_row(x + row * size, weight, size, eps, out + row * size); });
 }
 
 // x += residual; out = rms_norm(x)
-void carousel_add_rms_norm(
+void add_rms_norm(
     float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, float* out
 ) {
     each_row(rows, 2 * size, [=](int64_t row) {
         float* line = x + row * size;
         const float* other = residual + row * size;
         for (int64_t i = 0; i < size; i++) line[i] += other[i];
-        rms_norm(line, weight, size, eps, out + row * size);
+        norm_row(line, weight, size, eps, out + row * size);
     });
 }
 
 // gate_up[rows, 2 size] -> out[rows, size]
-void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
+void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
     each_row(rows, 4 * size, [=](int64_t row) {
         const float *gate = gate_up + row * 2 * size, *up = gate + size;
         for (int64_t i = 0; i < size; i += LANES)
@@ -73,19 +73,12 @@ void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* 
     });
 }
 
-// q, k and v: heads of `dim` floats, `stride` floats from one token to the next. Writes the rotated q to q_out[rows, query
-// heads, dim], and k and v to their slots; a slot of -1 is not written.
-void carousel_rope_and_cache(
-    const float* q, const float* k, const float* v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-    const float* cos_sin, const int64_t* positions, const int64_t* slots, float* k_cache, float* v_cache,
-    const float* q_norm, const float* k_norm, float eps, int64_t rows, int64_t query_heads, int64_t kv_heads,
-    int64_t dim, int64_t page_size, float* q_out
-) {
-    const int64_t half = dim / 2;
-    const auto turn = [=](const float* from, const float* norm, const float* angles, float* to) {
-        float normed[512];
+void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out) {
+    const int64_t half = r.dim / 2;
+    const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
+        float normed[LARGEST_HEAD];
         if (norm) {
-            rms_norm(from, norm, dim, eps, normed);
+            norm_row(from, norm, r.dim, r.eps, normed);
             from = normed;
         }
         for (int64_t i = 0; i < half; i++) {
@@ -94,22 +87,22 @@ void carousel_rope_and_cache(
             to[i + half] = high * c + low * s;
         }
     };
-    each_row(rows, 2 * (query_heads + 2 * kv_heads) * dim, [=](int64_t row) {
-        const float* angles = cos_sin + positions[row] * dim;
-        for (int64_t head = 0; head < query_heads; head++)
-            turn(q + row * q_stride + head * dim, q_norm, angles, q_out + (row * query_heads + head) * dim);
+    each_row(rows, 2 * (r.query_heads + 2 * r.kv_heads) * r.dim, [&](int64_t row) {
+        const float* angles = r.cos_sin + positions[row] * r.dim;
+        for (int64_t head = 0; head < r.query_heads; head++)
+            turn(r.q + row * r.q_stride + head * r.dim, r.q_norm, angles, q_out + (row * r.query_heads + head) * r.dim);
         if (slots[row] < 0) return;
-        const int64_t page = slots[row] / page_size, offset = slots[row] % page_size;
-        for (int64_t head = 0; head < kv_heads; head++) {
-            const int64_t at = ((page * kv_heads + head) * page_size + offset) * dim;
-            turn(k + row * k_stride + head * dim, k_norm, angles, k_cache + at);
-            std::memcpy(v_cache + at, v + row * v_stride + head * dim, dim * sizeof(float));
+        const int64_t page = slots[row] / r.page_size, offset = slots[row] % r.page_size;
+        for (int64_t head = 0; head < r.kv_heads; head++) {
+            const int64_t at = ((page * r.kv_heads + head) * r.page_size + offset) * r.dim;
+            turn(r.k + row * r.k_stride + head * r.dim, r.k_norm, angles, r.k_cache + at);
+            std::memcpy(r.v_cache + at, r.v + row * r.v_stride + head * r.dim, r.dim * sizeof(float));
         }
     });
 }
 
 // k and v [rows, kv heads, dim] to their slots, as they are.
-void carousel_write_cache(
+void write_cache(
     const float* k, const float* v, int64_t k_stride, int64_t v_stride, const int64_t* slots, float* k_cache,
     float* v_cache, int64_t rows, int64_t kv_heads, int64_t dim, int64_t page_size
 ) {
@@ -122,5 +115,4 @@ void carousel_write_cache(
             std::memcpy(v_cache + at, v + row * v_stride + head * dim, dim * sizeof(float));
         }
     });
-}
 }

@@ -10,37 +10,15 @@
 
 #include <cstdint>
 
-#include "vec.h"
-
-constexpr int PANEL = 2 * LANES;
-
-#if defined(__AVX512F__)
-constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast: 31 of 32 registers
-#else
-constexpr int ROWS = 3;
-#endif
-
-struct Bf16Panel {
-    typedef uint32_t Word;
-    static constexpr int WORDS = LANES;  // per k
-    static inline void read(const Word* p, F16& a, F16& b) {
-        U16 pair;
-        std::memcpy(&pair, p, sizeof pair);
-        a = (F16)(pair << 16);
-        b = (F16)(pair & 0xffff0000u);
-    }
-    static inline void fetch(const Word* p) { __builtin_prefetch(p); }
+struct Linear {
+    const void* packed;
+    const float* bias;  // or null
+    int64_t outputs, inputs, is_bf16;
 };
 
-struct F32Panel {
-    typedef float Word;
-    static constexpr int WORDS = PANEL;
-    static inline void read(const Word* p, F16& a, F16& b) {
-        a = load(p);
-        b = load(p + LANES);
-    }
-    static inline void fetch(const Word* p) {
-        __builtin_prefetch(p);
-        __builtin_prefetch(p + LANES);
-    }
-};
+int64_t packed_words(int64_t outputs, int64_t inputs, bool is_bf16);
+void pack_bf16(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
+void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packed);
+
+// x[rows, inputs] -> y[rows, outputs] = x @ weight.T + bias + residual. residual[rows, outputs] may be y, or null.
+void linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y);

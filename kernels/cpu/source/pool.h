@@ -20,6 +20,8 @@ class Pool {
     // another one does its tasks by itself.
     void run(int64_t count, Task task, void* context);
 
+    int threads() const { return threads_.load(std::memory_order_relaxed); }
+
     template <class F>
     void each(int64_t count, const F& f) {
         run(count, [](void* context, int64_t index) { (*static_cast<const F*>(context))(index); }, (void*)&f);

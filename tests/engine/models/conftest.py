@@ -17,9 +17,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
-@pytest.fixture
-def kernels() -> Kernels:
-    return load(torch.device("cpu"))
+@pytest.fixture(params=["auto", "torch"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """What serves float32 on a CPU: compiled, or where nothing can be compiled."""
+    return load(torch.device("cpu"), torch.float32, request.param)
 
 
 @pytest.fixture

