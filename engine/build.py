@@ -158,7 +158,7 @@ def _free_memory() -> int:
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
     """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
     what a swapped page and a prefilled token cost here. The pages used are free again afterwards."""
-    length = min(128, max_len - 4, num_pages * config.page_size - 4, config.max_num_batched_tokens)
+    length = min(128, max_len - 4, num_pages * config.page_size - 4)
     if length < 2:
         return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
     pages = tuple(range(-(-(length + 4) // config.page_size)))

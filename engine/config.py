@@ -22,7 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
-    max_num_batched_tokens: int = 512  # token budget of one step
+    max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in a tenth of a second
     prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
     page_size: int = 32  # tokens
     num_pages: int | None = None  # None = sized from memory
@@ -40,7 +40,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Return self; raise `ConfigError` for the first value that cannot be honoured."""
         positive = {
             "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
             "page_size": self.page_size,
             "min_share": self.min_share,
         }
@@ -48,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         for name, optional in (
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("max_model_len", self.max_model_len),
             ("prefill_chunk", self.prefill_chunk),
             ("num_pages", self.num_pages),
@@ -55,7 +55,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ):
             if optional is not None and optional < 1:
                 raise ConfigError(f"{name} must be at least 1, not {optional}")
-        if self.max_num_batched_tokens <= self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
             # One decode token per slot, and room for at least one prompt token: else an arrival could wait for ever.
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs ({self.max_num_seqs})"

@@ -26,7 +26,7 @@ def share_tokens(
     for s in running:
         if s.num_uncomputed > 1:
             (overdue if s.is_protected or policy.is_overdue(s, now) else others).append(s)
-    budget = config.max_num_batched_tokens - len(decodes)
+    budget = policy.token_budget - len(decodes)
     longest = config.prefill_chunk or budget
     chunks = _chunks(overdue, max(1, budget // OVERDUE_SHARE) if others else budget, longest)
     chunks += _chunks(others, budget - sum(chunk.length for chunk in chunks), longest)

@@ -13,6 +13,8 @@
    it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
    gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
    unless it had generated its share: being let in and thrown out again is no service.
+6. A step takes no more tokens than are read in `STEP_SECONDS`, unless told otherwise: nobody's stream halts for longer
+   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24).
 
 Pure functions and numbers; holds no state.
 """
@@ -28,6 +30,9 @@ from engine.types import Mechanism, ServiceClass
 
 OVERDUE_SHARE = 8
 
+STEP_SECONDS = 0.1
+LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -42,6 +47,7 @@ class Policy:
     """The configured numbers behind the rules."""
 
     costs: Costs
+    token_budget: int
     min_share: int
     max_wait: dict[ServiceClass, float]
     overdue_slots: int
@@ -49,8 +55,10 @@ class Policy:
     @classmethod
     def from_config(cls, config: EngineConfig, costs: Costs) -> Policy:
         """The policy that `config` asks for on a machine with `costs`."""
+        in_time = min(MOST_TOKENS, int(costs.prefill_tokens_per_second * STEP_SECONDS))
         return cls(
             costs=costs,
+            token_budget=config.max_num_batched_tokens or max(in_time, config.max_num_seqs + LEAST_PROMPT_TOKENS),
             min_share=config.min_share,
             max_wait={
                 ServiceClass.STANDARD: config.max_wait_standard,

@@ -311,3 +311,29 @@ def test_being_let_in_and_thrown_out_again_does_not_restart_the_clock():
         stage.step(4)
         stage.submit(f"p{i}", I, tokens=3)
     assert stage.tokens("night") == text_alone(list(range(40)), 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("speed", "slots", "budget"), [(5_000, 8, 500), (1e9, 8, 2048), (10, 8, 40), (1e9, 4096, 4128)]
+)
+def test_a_step_takes_what_is_read_in_a_tenth_of_a_second(speed: float, slots: int, budget: int):
+    """Unless told otherwise; never less than a token for each slot and a few of a prompt, never needlessly many."""
+    config = EngineConfig(model="fake", max_num_seqs=slots).validate()
+    assert Policy.from_config(config, Costs(1e9, speed)).token_budget == budget
+
+
+def test_a_long_prompt_is_read_in_pieces_of_the_budget_while_streams_go_on():
+    """Every step of somebody else's long prompt yields a token for the one who runs."""
+    stage = Stage(slots=2, pages=80, max_num_batched_tokens=None, size=4)
+    assert stage.scheduler.policy.token_budget == 2 + 32
+    stage.submit("runs", I, tokens=60)
+    stage.step()
+    stage.submit("long", I, prompt=tuple(range(200)), tokens=2)
+    for _ in range(6):
+        before = len(stage.tokens("runs"))
+        stage.step()
+        assert len(stage.tokens("runs")) == before + 1
+    assert stage.runner.most_tokens == 34
+    stage.step()
+    assert len(stage.tokens("long")) == 1
+    stage.finish()

@@ -141,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.texts[key].append(event.token_id)
                 if event.finish is not None:
                     self.ended[key] = event.finish
-        assert self.runner.most_tokens <= self.engine.config.max_num_batched_tokens
+        assert self.runner.most_tokens <= self.engine.scheduler.policy.token_budget
 
     @invariant()
     def books_balance(self):
