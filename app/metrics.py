@@ -48,16 +48,25 @@ class Metrics:
         self.refused = Counter(
             "carousel:requests_refused", "Refused because the queue is full.", registry=self.registry
         )
+        # What every token feeds, looked up once: by labels it would cost more than all else that a token costs here.
+        self._of_class = {
+            service_class: (
+                self._generated.labels(model, service_class.label),
+                self._ttft.labels(model, service_class.label),
+                self._itl.labels(model, service_class.label),
+            )
+            for service_class in ServiceClass
+        }
 
     def token(self, generation: Generation, gap: float) -> None:
         """One token came, `gap` seconds after the one before it."""
-        labels = (self._model, generation.request.service_class.label)
-        self._generated.labels(*labels).inc()
+        generated, ttft, itl = self._of_class[generation.request.service_class]
+        generated.inc()
         timing = generation.timing
         if timing.first_token == timing.last_token and timing.first_token is not None:
-            self._ttft.labels(*labels).observe(timing.first_token - timing.submitted)
+            ttft.observe(timing.first_token - timing.submitted)
         else:
-            self._itl.labels(*labels).observe(gap)
+            itl.observe(gap)
 
     def ended(self, generation: Generation) -> None:
         """A request ended, whatever way."""

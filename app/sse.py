@@ -14,7 +14,7 @@ import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Message, Receive, Scope, Send
 
-from app.streams import Cursor, StreamLog
+from app.streams import StreamLog
 from engine.types import StatusEvent
 
 PING_SECONDS = 15
@@ -34,7 +34,7 @@ def block(log: StreamLog, seq: int, data: bytes) -> bytes:
     if not data.isascii():
         for raw, escaped in _LINE_BREAKS:
             data = data.replace(raw, escaped)
-    return b"id: %s\ndata: %s\n\n" % (str(Cursor(log.id, log.epoch, seq)).encode(), data)
+    return b"id: %s.%d\ndata: %s\n\n" % (log.cursor_start, seq, data)
 
 
 def status_comment(status: StatusEvent) -> bytes:

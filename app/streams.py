@@ -99,6 +99,7 @@ class StreamLog:
         self.id = stream_id
         self.epoch = epoch
         self.owner = owner
+        self.cursor_start = f"{stream_id}.{epoch}".encode()  # of every `Cursor` into this log
         self.created = time.time()  # deliberately the wall clock: it is shown to clients
         self.records: list[Record] = []
         self.status: StatusEvent | None = None

@@ -1,7 +1,7 @@
 """What HTTP costs: output tokens per second through SSE against the same engine called in its own process.
 
 A random-weight Llama of about 108M parameters (30 layers, hidden 576, 9 heads, 3 KV heads, intermediate 1536, the demo
-model's vocabulary), float32, 16 streams at once. Each token is one event; nothing is coalesced for a reader that keeps
+model's vocabulary), 64 streams at once. Each token is one event; nothing is coalesced for a reader that keeps
 up.
 
     python -m benchmarks.http_overhead       # 5 interleaved runs
@@ -27,7 +27,7 @@ from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 
-LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 16
+LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 64
 SIZE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

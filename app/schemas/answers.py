@@ -35,6 +35,7 @@ class AnswerFormat(ABC):
         self._tier = tier
         self._include_usage = include_usage
         self.text = text
+        self._chunk_start: tuple[StreamLog, bytes] | None = None  # what each chunk of a log begins with
 
     @abstractmethod
     def opened(self) -> dict[str, Any] | None:
@@ -104,11 +105,18 @@ class AnswerFormat(ABC):
                 return block + sse.block(log, item.seq, sse.DONE)
 
     def _chunk(self, log: StreamLog, seq: int, choice: int, said: dict[str, Any], finish: str | None = None) -> bytes:
-        chunk = self._head(log, self.chunk_object)
-        chunk["choices"] = [{"index": choice, **said, "finish_reason": finish}]
-        if self._include_usage:
-            chunk["usage"] = None
-        return sse.block(log, seq, msgspec.json.encode(chunk))
+        # Most of a chunk is the same in all chunks of an answer, so it is put together around the part that is not.
+        if self._chunk_start is None or self._chunk_start[0] is not log:
+            self._chunk_start = (log, msgspec.json.encode(self._head(log, self.chunk_object))[:-1])
+        reason = b"null" if finish is None else msgspec.json.encode(finish)
+        data = b'%s,"choices":[{"index":%d,%s,"finish_reason":%s}]%s}' % (
+            self._chunk_start[1],
+            choice,
+            msgspec.json.encode(said)[1:-1],
+            reason,
+            b',"usage":null' if self._include_usage else b"",
+        )
+        return sse.block(log, seq, data)
 
     def _head(self, log: StreamLog, kind: str) -> dict[str, Any]:
         return {
