@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 
-async def _chunks(host: str, port: int, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+async def chunks(host: str, port: int, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
     """The response of a POST as it arrives, headers included. Raises `RuntimeError` when it is not a 200."""
     payload = json.dumps(body).encode()
     head = (
@@ -33,7 +33,7 @@ async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> list[
     """POST `body`; the moments (perf_counter) at which each `data:` event arrived."""
     moments: list[float] = []
     tail = b""
-    async for data in _chunks(host, port, path, body):
+    async for data in chunks(host, port, path, body):
         now = time.perf_counter()
         moments += [now] * (tail + data).count(b"\ndata: ")
         tail = data[-6:] if b"\ndata: " not in data[-7:] else b""
@@ -42,7 +42,7 @@ async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> list[
 
 async def text(host: str, port: int, path: str, body: dict[str, Any]) -> str:
     """POST `body` to /v1/completions; the text of the whole stream."""
-    raw = b"".join([data async for data in _chunks(host, port, path, body)])
+    raw = b"".join([data async for data in chunks(host, port, path, body)])
     pieces = []
     for line in raw.split(b"\n"):
         if line.startswith(b"data: {"):

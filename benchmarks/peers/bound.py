@@ -1,9 +1,9 @@
 """What the model's linear layers alone take: no peer that computes the same layers can be faster. A worker of peers.py.
 
-Each candidate is one way to compute a linear layer. A step is every matrix of the model once, the head included; the
-bound is that of the fastest candidate. Prefill is left out, so the true limit is a little lower.
+Each candidate is one way to compute a linear layer. A decode step is every matrix of the model once, the head included;
+prompts are read 512 tokens at a time, without the head. The bound is that of the fastest candidate at each size.
 
-    python -m benchmarks.peers.bound MODEL_FOLDER      # then {"rows": 8} on its standard input
+    python -m benchmarks.peers.bound MODEL_FOLDER      # then {"rows": [1, 8, 512]} on its standard input
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.cpu.backend import CpuKernels
+from kernels.cpu.linear import CpuLinear
+
 Layer = Callable[[Tensor], Tensor]
-SECONDS = 1.0  # spent on each candidate
+SECONDS = 0.3  # spent on each candidate at each number of rows
+PREFILL = 512  # rows at which prompts are read
 
 
 def onednn(weight: Tensor) -> Layer:
@@ -35,10 +39,11 @@ def onednn(weight: Tensor) -> Layer:
     return multiply
 
 
-# name: (dtype of weights and activations, weight[N, K] -> layer). A further way to compute a layer is one more line.
-CANDIDATES: dict[str, tuple[torch.dtype, Callable[[Tensor], Layer]]] = {
-    "oneDNN bfloat16": (torch.bfloat16, onednn),
-    "oneDNN float32": (torch.float32, onednn),
+# name: (dtype of weights, of activations, weight[N, K] -> layer). A further way to compute a layer is one more line.
+CANDIDATES: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]] = {
+    "oneDNN bfloat16": (torch.bfloat16, torch.bfloat16, onednn),
+    "oneDNN float32": (torch.float32, torch.float32, onednn),
+    "carousel": (torch.bfloat16, torch.float32, lambda weight: CpuLinear(weight, None)),
 }
 
 
@@ -53,33 +58,40 @@ def matrices(config: dict[str, Any]) -> list[tuple[int, int]]:
 
 def build(config: dict[str, Any], name: str) -> list[tuple[int, Layer]]:
     """(inputs, layer) of every matrix, with random weights."""
-    dtype, make = CANDIDATES[name]
+    dtype, _, make = CANDIDATES[name]
     return [(inputs, make(torch.randn(outputs, inputs).to(dtype))) for outputs, inputs in matrices(config)]
 
 
 def milliseconds(layers: list[tuple[int, Layer]], rows: int, dtype: torch.dtype) -> float:
     """Median time of a step."""
+    if rows >= PREFILL:
+        layers = layers[:-1]  # the head is for the last token of a prompt only
     activations = {inputs: torch.randn(rows, inputs).to(dtype) for inputs, _ in layers}
     steps: list[float] = []
     end = time.perf_counter() + SECONDS
-    while len(steps) < 5 or time.perf_counter() < end:
+    while len(steps) < 3 or time.perf_counter() < end:
         began = time.perf_counter()
         for inputs, layer in layers:
             layer(activations[inputs])
         steps.append(time.perf_counter() - began)
-    return 1000 * statistics.median(steps[2:])  # the first are a warm-up
+    return 1000 * statistics.median(steps[1:])  # the first is a warm-up
 
 
 def main(folder: Path) -> None:
     """Build all candidates, then measure on demand."""
-    torch.set_num_threads(os.cpu_count() or 1)
+    threads = os.cpu_count() or 1
+    CpuKernels().set_threads(threads)
+    torch.set_num_threads(threads)
     config = json.loads((folder / "config.json").read_text())
     with torch.inference_mode():
         built = {name: build(config, name) for name in CANDIDATES}
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
-            rows = json.loads(line)["rows"]
-            times = {name: milliseconds(built[name], rows, CANDIDATES[name][0]) for name in CANDIDATES}
+            counts = json.loads(line)["rows"]
+            times = {
+                name: {rows: milliseconds(built[name], rows, CANDIDATES[name][1]) for rows in counts}
+                for name in CANDIDATES
+            }
             print(json.dumps({"milliseconds": times}), flush=True)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers.model import BYTES
-from benchmarks.sse_client import _chunks
+from benchmarks.sse_client import chunks
 
 PROMPT, SHORTEST, LONGEST = 64, 32, 96
 TIMEOUT = 900.0  # seconds for one measured run
@@ -72,7 +72,7 @@ def over_http(port: int, bodies: list[dict[str, Any]]) -> list[Stream]:
     began = time.perf_counter()
     received = asyncio.run(all_of_them())
     # Read only now, as the client shares the machine with what it measures.
-    answers = [_read(chunks, began) for chunks in received]
+    answers = [_read(chunks_, began) for chunks_ in received]
     for body, answer in zip(bodies, answers, strict=True):
         if answer.tokens != body["max_tokens"]:
             raise RuntimeError(f"{answer.tokens} tokens came instead of {body['max_tokens']}")
@@ -80,7 +80,7 @@ def over_http(port: int, bodies: list[dict[str, Any]]) -> list[Stream]:
 
 
 async def _receive(port: int, body: dict[str, Any]) -> list[tuple[float, bytes]]:
-    return [(time.perf_counter(), data) async for data in _chunks("127.0.0.1", port, "/v1/completions", body)]
+    return [(time.perf_counter(), data) async for data in chunks("127.0.0.1", port, "/v1/completions", body)]
 
 
 def _read(chunks: list[tuple[float, bytes]], began: float) -> Stream:

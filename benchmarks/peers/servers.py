@@ -19,11 +19,13 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.peers import environments
-from benchmarks.peers.load import Load, Stream, figures, over_http
+from benchmarks.peers.load import PROMPT, Load, Stream, figures, over_http
 from benchmarks.peers.model import as_text, word
 
 START = 600.0  # seconds for a peer to be ready
 SLOTS = 32
+ROWS = (1, 2, 4, 8, 16, 32)  # at which the bound is measured
+PREFILL = 512
 CONTEXT = 256  # tokens of a stream at most: prompt and answer are 160
 
 
@@ -193,9 +195,23 @@ class Bound:
         self.process.exchange(None)
 
     def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
-        """Tokens a second if nothing but the fastest way to compute the linear layers took time."""
-        times: dict[str, float] = self.process.exchange({"rows": load.streams})["milliseconds"]
-        return {"tokens_per_s": 1000 * load.streams / min(times.values()), "milliseconds": times}, []
+        """Tokens a second if nothing but the fastest way to compute the linear layers took time: all prompts, then
+        decode steps of as many rows as there are streams that have not ended."""
+        running = [sum(length > step for length in load.lengths) for step in range(1, max(load.lengths))]
+        counts = [rows for rows in ROWS if rows < load.streams] + [load.streams]
+        times: dict[str, dict[str, float]] = self.process.exchange({"rows": [*counts, PREFILL]})["milliseconds"]
+        fastest = [min(of[str(rows)] for of in times.values()) for rows in counts]
+        decode = sum(_between(counts, fastest, rows) for rows in running)
+        prefill = load.streams * PROMPT / PREFILL * min(of[str(PREFILL)] for of in times.values())
+        return {"tokens_per_s": 1000 * sum(load.lengths) / (decode + prefill), "milliseconds": times}, []
+
+
+def _between(at: list[int], values: list[float], where: int) -> float:
+    """Linear interpolation; `at` is ascending and `where` lies within it."""
+    for (a, low), (b, high) in zip(zip(at, values, strict=True), zip(at[1:], values[1:], strict=True), strict=False):
+        if a <= where <= b:
+            return low + (high - low) * (where - a) / (b - a)
+    return values[0]
 
 
 Peer = Server | StaticBatches | Bound
@@ -217,7 +233,7 @@ def carousel(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
 def vllm(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
     """vLLM's CPU back end in bfloat16, compiled by inductor as is its default.
 
-    A thread on every core: left alone it keeps one core for its scheduler, a third of its speed if there are two.
+    A thread on every core: left alone it was a third slower here, as it seems to keep a core for its scheduler.
     """
     cores = f"0-{(os.cpu_count() or 1) - 1}"
     environment = OFFLINE | {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}

@@ -101,13 +101,15 @@ void attend(const Attention& p, int64_t chunk, int64_t first, int64_t last, int6
         const int from = begin > start ? int(begin - start) / LANES * LANES : 0;
         const int to = end - start < SEGMENT ? int(end - start) : SEGMENT;
         const int padded = (to + LANES - 1) / LANES * LANES;
-        for (int j = from; j < padded; j++) {
-            const int64_t position = start + (j < to ? j : to - 1);
-            const int64_t page = pages[position / p.page_size];
-            const int64_t row = (page * p.kv_heads + kv_head) * p.page_size + position % p.page_size;
-            keys[j] = p.k + row * D;
-            values[j] = p.v + row * D;
+        for (int j = from; j < to;) {
+            const int64_t page = (start + j) / p.page_size, offset = (start + j) % p.page_size;
+            const int64_t row = (pages[page] * p.kv_heads + kv_head) * p.page_size + offset;
+            for (int64_t i = offset; i < p.page_size && j < to; i++, j++) {
+                keys[j] = p.k + (row + i - offset) * D;
+                values[j] = p.v + (row + i - offset) * D;
+            }
         }
+        for (int j = to; j < padded; j++) keys[j] = keys[to - 1];
         for (int64_t r = 0; r < rows; r++) {
             const int64_t token = first + r / group, own = origin + token;
             const float* query = p.q + (token * p.query_heads + kv_head * group + r % group) * D;
