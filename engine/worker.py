@@ -5,6 +5,7 @@ Started by `app.client` as `python -m engine.worker FD` with one end of a socket
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import sys
@@ -107,6 +108,8 @@ def serve(sock: socket.socket, build: Builder) -> None:
     try:
         start, early = _first(channel)
         engine = _build(channel, build, start.config)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
         channel.send(Ready(engine.info))
         Worker(channel, engine).run(early)
     except ChannelClosed:

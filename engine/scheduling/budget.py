@@ -18,7 +18,7 @@ def share_tokens(
     """`running` in service order -> slots that decode, and chunks. A share of the budget is for the prompts of the
     overdue, who would otherwise sit in their slots while prompts of higher classes take it all.
     """
-    decodes = [s.slot for s in running if s.num_uncomputed == 1 and s.slot is not None]
+    decodes = [s.slot for s in running if len(s.tokens) - s.num_computed == 1 and s.slot is not None]
     if len(decodes) == len(running):
         return decodes, []
     overdue: list[Sequence] = []

@@ -30,7 +30,7 @@ from engine.types import Mechanism, ServiceClass
 
 OVERDUE_SHARE = 8
 
-STEP_SECONDS = 0.1
+STEP_SECONDS = 0.05
 LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
 
 

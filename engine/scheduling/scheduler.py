@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import islice
 
 from engine.config import EngineConfig
 from engine.scheduling.batch import Batch, Join, Outcome
@@ -56,6 +56,7 @@ class Scheduler:
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots: list[Sequence | None] = [None] * config.max_num_seqs
+        self._outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
         self._moves = Moves()
         self._events: list[Event] = []
         self._counts: Counter[str] = Counter()
@@ -125,18 +126,27 @@ class Scheduler:
         """Take in what `batch` yielded: tokens are appended, full pages published, finished sequences leave."""
         self.host.release(self._moves.spent_host_pages)
         self._moves.spent_host_pages = []
-        for slot, length in chain(((slot, 1) for slot in batch.decodes), ((c.slot, c.length) for c in batch.chunks)):
-            self._advance(self._at(slot), length, now)
+        # What runs for every sequence in every step is written out: benchmarks/scheduler_cost.py counts it.
+        at, size, events = self._at, self.config.page_size, self._events
+        for slot in batch.decodes:
+            self._advance(at(slot), 1, now)
+        for chunk in batch.chunks:
+            self._advance(at(chunk.slot), chunk.length, now)
         for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True):
-            sequence = self._at(slot)
-            sequence.tokens.append(sampled.token_id)
+            sequence, token_id = at(slot), sampled.token_id
+            tokens = sequence.tokens
+            tokens.append(token_id)
             if sequence.share_left:
                 sequence.share_left -= 1
-            finish = sequence.finish_reason(sampled.token_id, self.max_len)
-            request_id, choice = sequence.request.id, sequence.choice
-            self._events.append(TokenEvent(request_id, choice, sampled.token_id, finish, sampled.logprob, sampled.top))
+            finish = sequence.finish_reason(token_id, self.max_len)
+            events.append(
+                TokenEvent(sequence.request.id, sequence.choice, token_id, finish, sampled.logprob, sampled.top)
+            )
             if finish is not None:
                 self._finish(sequence, now)
+            elif len(tokens) > len(sequence.page_table) * size:
+                self._outgrown.append(sequence)
+        self._counts["computed_tokens"] += batch.num_tokens
         self._counts["generated_tokens"] += len(outcome.sampled)
 
     def take_events(self) -> list[Event]:
@@ -201,6 +211,8 @@ class Scheduler:
         assert len(waiting) == len(self.queue)
         assert set(waiting) == set(self.queue.in_order())
         assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
+        lacking = {id(s) for s in self.running if len(s.page_table) < s.pages_needed}
+        assert lacking <= {id(s) for s in self._outgrown}
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +223,8 @@ class Scheduler:
 
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page that its next token needs; pause others, or itself, if there is none."""
-        for sequence in list(self.running):
+        outgrown, self._outgrown = self._outgrown, []
+        for sequence in sorted(outgrown, key=_service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
                 if self.pool.available:
                     assert sequence.slot is not None
@@ -350,11 +363,13 @@ class Scheduler:
         """`length` more tokens of `sequence` have their KV in its pages."""
         before = sequence.num_computed
         sequence.num_computed = after = before + length
-        self._counts["computed_tokens"] += length
-        self._counts["recomputed_tokens"] += max(0, min(sequence.high_water, after) - before)
-        sequence.high_water = max(sequence.high_water, after)
-        if self.config.enable_prefix_caching:
-            for index in range(sequence.num_published, after // self.config.page_size):
+        if before < sequence.high_water:
+            self._counts["recomputed_tokens"] += min(sequence.high_water, after) - before
+        if after > sequence.high_water:
+            sequence.high_water = after
+        full = after // self.config.page_size
+        if full > sequence.num_published and self.config.enable_prefix_caching:
+            for index in range(sequence.num_published, full):
                 self.pool.publish(sequence.page_table[index], sequence.digest(index))
                 sequence.num_published = index + 1
         if sequence.siblings and after >= sequence.prompt_len:

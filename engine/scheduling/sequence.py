@@ -120,10 +120,10 @@ class Sequence:
 
     def finish_reason(self, token_id: int, max_len: int) -> FinishReason | None:
         """Why `token_id`, just appended, ends the sequence, if it does."""
-        sampling = self.request.sampling
-        if token_id in sampling.stop_token_ids and self.num_generated >= sampling.min_tokens:
+        sampling, length = self.request.sampling, len(self.tokens)
+        if token_id in sampling.stop_token_ids and length - self.prompt_len >= sampling.min_tokens:
             return FinishReason.STOP
-        if self.num_generated >= sampling.max_tokens or len(self.tokens) >= max_len:
+        if length - self.prompt_len >= sampling.max_tokens or length >= max_len:
             return FinishReason.LENGTH
         return None
 

@@ -314,9 +314,9 @@ def test_being_let_in_and_thrown_out_again_does_not_restart_the_clock():
 
 
 @pytest.mark.parametrize(
-    ("speed", "slots", "budget"), [(5_000, 8, 500), (1e9, 8, 2048), (10, 8, 40), (1e9, 4096, 4128)]
+    ("speed", "slots", "budget"), [(10_000, 8, 500), (1e9, 8, 2048), (10, 8, 40), (1e9, 4096, 4128)]
 )
-def test_a_step_takes_what_is_read_in_a_tenth_of_a_second(speed: float, slots: int, budget: int):
+def test_a_step_takes_what_is_read_in_a_twentieth_of_a_second(speed: float, slots: int, budget: int):
     """Unless told otherwise; never less than a token for each slot and a few of a prompt, never needlessly many."""
     config = EngineConfig(model="fake", max_num_seqs=slots).validate()
     assert Policy.from_config(config, Costs(1e9, speed)).token_budget == budget

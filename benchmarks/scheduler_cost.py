@@ -1,0 +1,89 @@
+"""What deciding costs: microseconds of schedule and commit in a step of decodes, by how many run and how many wait.
+
+The scheduler alone, with made-up tokens; a step on a GPU takes a few milliseconds, and all of this happens beside it or
+in it. The mark is 100 us a step and 2 us for each running sequence, whatever waits.
+
+    python -m benchmarks.scheduler_cost
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from typing import Any
+
+from benchmarks.results import save, spread
+from engine.config import EngineConfig
+from engine.scheduling.batch import Outcome, Sampled
+from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.scheduler import Scheduler
+from engine.types import Request, SamplingParams, ServiceClass
+
+RUNNING, WAITING = (1, 64, 256, 1024), (0, 1_000, 100_000)
+PROMPT, STEPS = 64, 200
+MARK = (100.0, 2.0)  # microseconds: a step, and a running sequence
+
+
+def stage(running: int, waiting: int) -> Scheduler:
+    """`running` sequences that decode, and `waiting` of a lower class behind them."""
+    config = EngineConfig(model="none", max_num_seqs=running, max_num_batched_tokens=running * PROMPT + 1)
+    pages = running * (PROMPT + STEPS + 64) // config.page_size + running
+    policy = Policy.from_config(config, Costs(1e4, 1e3))
+    scheduler = Scheduler(config, policy, num_pages=pages, host_pages=0, max_len=4096)
+    for number in range(running + waiting):
+        request = Request(
+            id=str(number),
+            prompt=tuple(range(number % 1000, number % 1000 + PROMPT)),
+            sampling=SamplingParams(max_tokens=1000, stop_token_ids=(1, 2)),
+            service_class=ServiceClass.INTERACTIVE if number < running else ServiceClass.BATCH,
+        )
+        scheduler.submit(request, 0.0)
+    step(scheduler)
+    assert len(scheduler.running) == running and len(scheduler.queue) == waiting
+    return scheduler
+
+
+def step(scheduler: Scheduler) -> float:
+    """One step with tokens from nowhere -> microseconds of schedule and commit."""
+    began = time.perf_counter()
+    batch = scheduler.schedule(1.0)
+    decided = time.perf_counter()
+    outcome = Outcome(tuple(Sampled(7) for _ in batch.sampled))
+    computed = time.perf_counter()
+    scheduler.commit(batch, outcome, 1.0)
+    scheduler.take_events()
+    return 1e6 * (time.perf_counter() - computed + decided - began)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for run in range(options.runs):
+        for running in RUNNING:
+            for waiting in WAITING:
+                scheduler = stage(running, waiting)
+                gc.collect()
+                gc.freeze()  # what waits is not looked through while we measure
+                times = [step(scheduler) for _ in range(STEPS)]
+                gc.unfreeze()
+                rows.append({"run": run, "running": running, "waiting": waiting, "us": statistics.median(times)})
+    summary: dict[str, Any] = {}
+    for running in RUNNING:
+        for waiting in WAITING:
+            measured = spread([r["us"] for r in rows if (r["running"], r["waiting"]) == (running, waiting)])
+            summary[f"{running} running, {waiting} waiting"] = measured
+            mark = MARK[0] + MARK[1] * running
+            print(
+                f"{running:5} running, {waiting:7} waiting: {measured['median']:7.0f} us a step "
+                f"({measured['min']:.0f}-{measured['max']:.0f}), mark {mark:.0f}"
+            )
+    print("kept in", save("scheduler_cost", {"prompt": PROMPT, "steps": STEPS, "mark_us": MARK}, rows, summary))
+
+
+if __name__ == "__main__":
+    main()
