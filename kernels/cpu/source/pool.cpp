@@ -12,6 +12,9 @@ constexpr int64_t MOST_TASKS = (int64_t(1) << BITS) - 1;
 // anybody who wants its core would notice.
 constexpr auto PATIENCE = std::chrono::microseconds(60);
 
+// How often a caller looks whether the last tasks are done before it sleeps: some 50 us, longer than a task takes.
+constexpr int SPINS = 1000;
+
 inline int64_t taken(uint64_t job) { return job & MOST_TASKS; }
 inline int64_t total(uint64_t job) { return (job >> BITS) & MOST_TASKS; }
 inline bool has_task(uint64_t job) { return taken(job) < total(job); }
@@ -55,10 +58,13 @@ void Pool::run(int64_t count, Task task, void* context) {
     while (take()) {
     }
     for (int spins = 0; done_.load(std::memory_order_acquire) < count; spins++) {
-        if (spins < 2000)
-            relax();
-        else
-            std::this_thread::yield();  // the one who has the last task may be waiting for this very core
+        relax();
+        if (spins < SPINS) continue;
+        // Whoever has the last task has lost its core: it shall have ours.
+        std::unique_lock<std::mutex> lock(end_);
+        waits_.store(true);
+        ended_.wait(lock, [&] { return done_.load() >= count; });
+        waits_.store(false);
     }
 }
 
@@ -69,7 +75,10 @@ bool Pool::take() {
     } while (!job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel));
     // From here until the task is counted as done the job cannot end, so these two are its own.
     task_(context_, taken(job));
-    done_.fetch_add(1, std::memory_order_release);
+    if (done_.fetch_add(1) + 1 == total(job) && waits_.load()) {
+        std::lock_guard<std::mutex> lock(end_);
+        ended_.notify_one();
+    }
     return true;
 }
 

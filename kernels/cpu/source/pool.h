@@ -41,6 +41,7 @@ class Pool {
     alignas(64) std::atomic<int> sleeping_{0};
     std::atomic<int> threads_{1};  // helpers of this number and above rest
     int started_ = 1;
-    std::mutex caller_, sleep_;
-    std::condition_variable awake_;
+    alignas(64) std::atomic<bool> waits_{false};  // the caller, for the last tasks
+    std::mutex caller_, sleep_, end_;
+    std::condition_variable awake_, ended_;
 };

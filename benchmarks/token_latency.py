@@ -1,0 +1,157 @@
+"""What the API process adds to a token: from the engine's hand-over to the event's write to its socket, and to the
+client, all streams at once.
+
+A random-weight model of 108M parameters behind a real server, and a client in a process of its own, all on the same
+cores. The engine notes when it hands a step's tokens over, server and client when each event passes, by one clock. A
+step's tokens leave together and are served one after another, so the last stream of many waits for the others.
+
+    python -m benchmarks.token_latency       # 5 runs at each number of streams
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from app.resources import demo_model
+from app.text import TextModel
+from benchmarks.http_overhead import make_model
+from benchmarks.results import save, spread
+from benchmarks.sse_client import chunks
+
+STREAMS, PROMPT, OUTPUT = (1, 16, 64), 32, 64
+WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)[0])
+
+
+def serve(options: list[str], stamps: str) -> None:
+    """`carousel serve` whose engine process is the stamping one."""
+    import app.client
+    from app.__main__ import main as command
+
+    original = subprocess.Popen
+
+    def spawn(arguments: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        if arguments[1:3] == ["-m", "engine.worker"]:
+            arguments = [arguments[0], "-m", "benchmarks.stamped_worker", arguments[3], stamps]
+        return original(arguments, **how)
+
+    app.client.subprocess.Popen = spawn  # type: ignore[assignment, misc]
+    written: list[tuple[float, bytes]] = []
+    send = RequestResponseCycle.send
+
+    async def noting(self: RequestResponseCycle, message: Any) -> None:
+        await send(self, message)
+        if message["type"] == "http.response.body":
+            written.append((time.perf_counter(), message["body"]))
+
+    RequestResponseCycle.send = noting  # type: ignore[method-assign]
+    sys.argv = ["carousel", "serve", *options]
+    try:
+        command()
+    finally:
+        moments: dict[str, list[float]] = {}
+        for moment, body in written:
+            for name in re.findall(rb'"id":"cmpl-([^"]+)"[^\n]*"text":"[^"]', body):
+                moments.setdefault(name.decode(), []).append(moment)
+        Path(stamps + ".api").write_text(json.dumps(moments))
+
+
+async def receive(port: int, index: int) -> tuple[str, list[float]]:
+    """One stream: its request's id, and when each of its events with text arrived."""
+    # Every token the same whole word, so that every token is an event.
+    body = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True, "logit_bias": {WORD: 100}}
+    prompt = [300 + (7 * index + 13 * j) % 3000 for j in range(PROMPT)]
+    parts = [
+        (time.perf_counter(), data)
+        async for data in chunks("127.0.0.1", port, "/v1/completions", body | {"prompt": prompt})
+    ]
+    name = re.search(rb"x-request-id: (\S+)", b"".join(data for _, data in parts))
+    assert name
+    moments: list[float] = []
+    rest = b""
+    for moment, data in parts:
+        *lines, rest = (rest + data).split(b"\n")
+        moments += [moment] * sum(b'"text":"' in line and b'"text":""' not in line for line in lines)
+    return name.group(1).decode(), moments
+
+
+def run(port: int, streams: int) -> dict[str, list[float]]:
+    """Arrivals by request."""
+
+    async def all_of_them() -> list[tuple[str, list[float]]]:
+        return await asyncio.gather(*(receive(port, index) for index in range(streams)))
+
+    return dict(asyncio.run(all_of_them()))
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(json.loads(options.serve[0]), options.serve[1])
+        return
+    arrivals: list[tuple[int, int, dict[str, list[float]]]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        stamps = Path(folder) / "stamps.json"
+        make_model(Path(folder))
+        random = [folder, "--load-format", "dummy", "--no-enable-prefix-caching"]
+        flags = json.dumps([*random, "--port", "0", "--max-num-seqs", str(max(STREAMS))])
+        command = [sys.executable, "-m", "benchmarks.token_latency", "--serve", flags, str(stamps)]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+        assert server.stderr is not None
+        ready = next(found for line in server.stderr if (found := re.match(r"Ready: http://[^:]+:(\d+)", line)))
+        port = int(ready.group(1))
+        run(port, max(STREAMS))  # the warm-up
+        for number in range(options.runs):
+            for streams in STREAMS:
+                arrivals.append((number, streams, run(port, streams)))
+        server.send_signal(signal.SIGINT)  # which it survives long enough to write its stamps
+        server.wait()
+        server.stderr.close()
+        for _ in range(100):  # the engine ends when its channel does
+            if stamps.exists():
+                break
+            time.sleep(0.1)
+        sent: dict[str, list[float]] = json.loads(stamps.read_text())
+        written: dict[str, list[float]] = json.loads(Path(f"{stamps}.api").read_text())
+    rows = []
+    for number, streams, arrived in arrivals:
+        row: dict[str, Any] = {"run": number, "streams": streams}
+        for where, times in (("api", written), ("client", arrived)):
+            delays = sorted(
+                1000 * (there - left) for name in arrived for left, there in zip(sent[name], times[name], strict=True)
+            )
+            row |= {f"{where}_p50_ms": statistics.median(delays), f"{where}_p99_ms": delays[int(0.99 * len(delays))]}
+        rows.append(row)
+    summary = {}
+    for streams in STREAMS:
+        of = [row for row in rows if row["streams"] == streams]
+        keys = [f"{where}_{figure}_ms" for where in ("api", "client") for figure in ("p50", "p99")]
+        summary[f"{streams} streams"] = {key: spread([row[key] for row in of]) for key in keys}
+        shown = (
+            f"{key} {s['median']:.2f} ({s['min']:.2f}-{s['max']:.2f})"
+            for key, s in summary[f"{streams} streams"].items()
+        )
+        print(f"{streams:3} streams: " + ", ".join(shown))
+    settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": "108M, random"}
+    print("kept in", save("token_latency", settings, rows, summary))
+
+
+if __name__ == "__main__":
+    main()
