@@ -9,7 +9,7 @@ ARGS ?=
 # STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
 STRICT ?=
 
-.PHONY: serve test install lint types unit browser bench gpu gpu-wheels constraints clean help
+.PHONY: serve test install lint types unit browser bench peers gpu gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -46,7 +46,13 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.batching
 	@$(BIN)/python -m benchmarks.http_overhead
 	@$(BIN)/python -m benchmarks.people_first
-	@$(BIN)/python -m benchmarks.thread_spin
+	@$(BIN)/python -m benchmarks.neighbours
+	@$(BIN)/python -m benchmarks.token_latency
+	@$(BIN)/python -m benchmarks.scheduler_cost
+	@$(BIN)/python -m benchmarks.start
+
+peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
+	@$(BIN)/python -m benchmarks.peers
 
 # For a machine with a GPU that cannot fetch anything: its own python with torch and Triton. What the engine needs
 # besides (msgspec) is fetched beforehand by `make gpu-wheels`, for that machine's Python, and travels in build/wheels.

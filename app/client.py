@@ -40,8 +40,9 @@ from engine.worker import Builder, serve
 
 log = logging.getLogger("carousel.client")
 
-# How long an idle OpenMP thread of the engine spins before it sleeps. Not at all slows down small models whose
-# operations follow each other within microseconds; as long as it likes takes the cores that this process needs.
+# How long an idle OpenMP thread of the engine spins before it sleeps, where torch computes on a CPU. Not at all slows
+# down small models whose operations follow each other within microseconds; as long as it likes takes the cores that
+# this process needs.
 ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
 
 Sink = Callable[[Event], None]

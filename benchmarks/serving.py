@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,17 +10,14 @@ from types import TracebackType
 
 class Serving:
     """`with Serving("--max-num-seqs", "8") as server:` starts `carousel serve` on a free port and waits until it is
-    ready; `server.host` and `server.port` say where. `environment` is added to this process's own."""
+    ready; `server.host` and `server.port` say where."""
 
-    def __init__(self, *options: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, *options: str) -> None:
         self.options = options
-        self.environment = environment or {}
 
     def __enter__(self) -> Serving:
         command = [sys.executable, "-m", "app", "serve", *self.options, "--port", "0"]
-        self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **self.environment}
-        )
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             found = re.match(r"Ready: http://([^:]+):(\d+)", line)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,9 +38,15 @@ class KVCache:
     ) -> KVCache:
         """A cache of `num_pages` pages on `device` and `host_pages` in host memory, all zero."""
         # Zeros, not empty: a page that was never written is gathered as padding, and NaN times a weight of zero is NaN.
-        data = torch.zeros((layers, 2, num_pages, heads, page_size, dim), dtype=dtype, device=device)
-        pinned = device.type == "cuda"
-        host = torch.zeros((host_pages, layers, 2, heads, page_size, dim), dtype=dtype, pin_memory=pinned)
+        shape, host_shape = (
+            (layers, 2, num_pages, heads, page_size, dim),
+            (host_pages, layers, 2, heads, page_size, dim),
+        )
+        if device.type == "cpu":
+            data, host = _untouched_zeros(shape, dtype), _untouched_zeros(host_shape, dtype)
+        else:
+            data = torch.zeros(shape, dtype=dtype, device=device)
+            host = torch.zeros(host_shape, dtype=dtype, pin_memory=device.type == "cuda")
         return cls(data, host, tuple(data[:, 0].unbind(0)), tuple(data[:, 1].unbind(0)))
 
     @staticmethod
@@ -89,3 +97,11 @@ class KVCache:
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, dtype=torch.int64, device=self.data.device)
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in main memory that take none until they are written: numpy asks the system for zeroed memory, torch would
+    write the zeros."""
+    if not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.backend import CpuKernels
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import decode_attention, plan_decode
+from tests.kernels.conftest import cpu_kernels
 from tests.kernels.paged import Paged, make_paged
 
 PAGE_SIZES = [4, 16, 32]
@@ -19,7 +19,7 @@ PAGE_SIZES = [4, 16, 32]
 HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (5, 80), (1, 80), (2, 128), (8, 128)]
 
 
-@pytest.fixture(params=[ReferenceKernels, CpuKernels], ids=["reference", "cpu"])
+@pytest.fixture(params=[ReferenceKernels, cpu_kernels], ids=["reference", "cpu"])
 def exact(request: pytest.FixtureRequest) -> Kernels:
     """The back ends that promise it."""
     kernels: Kernels = request.param()

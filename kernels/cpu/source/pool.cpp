@@ -12,8 +12,9 @@ constexpr int64_t MOST_TASKS = (int64_t(1) << BITS) - 1;
 // anybody who wants its core would notice.
 constexpr auto PATIENCE = std::chrono::microseconds(60);
 
-// How often a caller looks whether the last tasks are done before it sleeps: some 50 us, longer than a task takes.
-constexpr int SPINS = 1000;
+// How often a caller looks whether the last tasks are done before it sleeps: for about a millisecond, many times what a
+// task takes, since to wake it takes longer than to wait.
+constexpr int SPINS = 20000;
 
 inline int64_t taken(uint64_t job) { return job & MOST_TASKS; }
 inline int64_t total(uint64_t job) { return (job >> BITS) & MOST_TASKS; }

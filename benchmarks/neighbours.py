@@ -1,11 +1,10 @@
-"""How the engine's OpenMP threads should wait for each other, measured with the whole server running.
+"""What a busy neighbour costs: the whole server on a quiet machine, and beside a process that keeps one core busy.
 
 One server per choice, all alive, asked in turn: output tokens per second of the demo model through HTTP and SSE at 1
-and at 16 streams, on a quiet machine and beside a process that keeps one core busy. A thread that sleeps at once has to
-be woken for every operation; one that spins holds a core that the thread it waits for may need.
-`engine/build.py` and `app/client.py` hold the choices that were kept.
+and at 16 streams. Torch's threads wait for each other at the end of every operation; those of kernels/cpu take tasks,
+so a core that is busy elsewhere costs its share.
 
-    python -m benchmarks.thread_spin         # 5 interleaved runs
+    python -m benchmarks.neighbours         # 5 interleaved runs
 """
 
 from __future__ import annotations
@@ -23,16 +22,12 @@ from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 
-TWO = ("--threads", "2")
-
-# options of the server, environment of its engine; 300000 is what libgomp does by itself
-CHOICES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "one thread": (("--threads", "1"), {}),
-    "no spinning": (TWO, {"GOMP_SPINCOUNT": "0"}),
-    "1000 spins": (TWO, {"GOMP_SPINCOUNT": "1000"}),
-    "5000 spins": (TWO, {"GOMP_SPINCOUNT": "5000"}),
-    "50000 spins": (TWO, {"GOMP_SPINCOUNT": "50000"}),
-    "300000 spins": (TWO, {"GOMP_SPINCOUNT": "300000"}),
+# options of the server
+CHOICES: dict[str, tuple[str, ...]] = {
+    "one thread": ("--threads", "1"),
+    "two threads": ("--threads", "2"),
+    "torch, one thread": ("--kernels", "torch", "--threads", "1"),
+    "torch, two threads": ("--kernels", "torch", "--threads", "2"),
 }
 STREAMS, PROMPT, OUTPUT = (1, 16), 32, 48
 
@@ -76,8 +71,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         servers = {
-            choice: stack.enter_context(Serving("--no-enable-prefix-caching", *flags, environment=environment))
-            for choice, (flags, environment) in CHOICES.items()
+            choice: stack.enter_context(Serving("--no-enable-prefix-caching", *flags))
+            for choice, flags in CHOICES.items()
         }
         for server in servers.values():
             asyncio.run(rate(server, max(STREAMS)))  # the warm-up
@@ -100,7 +95,7 @@ def main() -> None:
     }
     settings = {"choices": CHOICES, "prompt": PROMPT, "output": OUTPUT, "model": "models/demo, float32"}
     print(summary)
-    print("kept in", save("thread_spin", settings, rows, summary))
+    print("kept in", save("neighbours", settings, rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""From `make serve` to the Ready line with the demo model, once installed, and what the idle server then costs.
+
+python -m benchmarks.start       # 5 starts
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.results import save, spread
+
+ROOT = Path(__file__).parent.parent
+SETTLE, IDLE = 3.0, 20.0  # seconds before, and over which an idle server is watched
+
+
+def start() -> dict[str, float]:
+    """One start -> seconds until it is ready, and the share of a core that it takes while nobody asks anything."""
+    began = time.perf_counter()
+    command = ["make", "serve", "ARGS=--port 0"]
+    server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert server.stderr is not None
+    for line in server.stderr:
+        if line.startswith("Ready"):
+            break
+    ready = time.perf_counter() - began
+    first = psutil.Process(server.pid)
+    family = [first, *first.children(recursive=True)]
+
+    def used() -> float:
+        return float(sum(sum(process.cpu_times()[:2]) for process in family))
+
+    time.sleep(SETTLE)
+    before, watched = used(), time.perf_counter()
+    time.sleep(IDLE)
+    idle = (used() - before) / (time.perf_counter() - watched)
+    os.killpg(server.pid, signal.SIGTERM)
+    server.wait()
+    server.stderr.close()
+    return {"ready_s": ready, "idle_cores": idle}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = [{"run": run, **start()} for run in range(options.runs)]
+    summary = {key: spread([row[key] for row in rows]) for key in ("ready_s", "idle_cores")}
+    print(summary)
+    print("kept in", save("start", {"model": "models/demo"}, rows, summary))
+
+
+if __name__ == "__main__":
+    main()
