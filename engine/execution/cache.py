@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.memory import own_pages
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class KVCache:
             (host_pages, layers, 2, heads, page_size, dim),
         )
         if device.type == "cpu":
-            data, host = _untouched_zeros(shape, dtype), _untouched_zeros(host_shape, dtype)
+            data, host = own_pages(shape, dtype), own_pages(host_shape, dtype)
         else:
             data = torch.zeros(shape, dtype=dtype, device=device)
             host = torch.zeros(host_shape, dtype=dtype, pin_memory=device.type == "cuda")
@@ -97,11 +97,3 @@ class KVCache:
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         return torch.tensor(pages, dtype=torch.int64, device=self.data.device)
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in main memory that take none until they are written: numpy asks the system for zeroed memory, torch would
-    write the zeros."""
-    if not math.prod(shape):
-        return torch.zeros(shape, dtype=dtype)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

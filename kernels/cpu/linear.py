@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import address
+from kernels.memory import own_pages
 
 
 class CpuLinear:
@@ -20,7 +21,7 @@ class CpuLinear:
         is_bf16 = weight.dtype == torch.bfloat16
         assert is_bf16 or weight.dtype == torch.float32, weight.dtype
         words = library.carousel_packed_words(outputs, inputs, is_bf16)
-        self._packed = torch.empty(words, dtype=torch.int32 if is_bf16 else torch.float32)
+        self._packed = own_pages((words,), torch.int32 if is_bf16 else torch.float32)
         self._bias = bias
         pack = library.carousel_pack_bf16 if is_bf16 else library.carousel_pack_f32
         weight = weight.contiguous()

@@ -16,6 +16,7 @@ from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
 from kernels.decoder import DecoderLayer, DecoderWeights, Linear
 from kernels.interface import Kernels
+from kernels.memory import own_pages
 
 
 def load_weights(
@@ -103,6 +104,10 @@ class _Reader:
         return out
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        out = torch.empty(shape, dtype=dtype, device=self.device)
+        out = (
+            own_pages(shape, dtype)
+            if self.device.type == "cpu"
+            else torch.empty(shape, dtype=dtype, device=self.device)
+        )
         self.num_parameters += out.numel()
         return out
