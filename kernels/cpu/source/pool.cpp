@@ -5,9 +5,6 @@
 
 namespace {
 
-constexpr int BITS = 20;
-constexpr int64_t MOST_TASKS = (int64_t(1) << BITS) - 1;
-
 // How long a helper looks for work before it sleeps: longer than the gap between two operations of a step, shorter than
 // anybody who wants its core would notice.
 constexpr auto PATIENCE = std::chrono::microseconds(60);
@@ -16,8 +13,8 @@ constexpr auto PATIENCE = std::chrono::microseconds(60);
 // task takes, since to wake it takes longer than to wait.
 constexpr int SPINS = 20000;
 
-inline int64_t taken(uint64_t job) { return job & MOST_TASKS; }
-inline int64_t total(uint64_t job) { return (job >> BITS) & MOST_TASKS; }
+inline int64_t taken(uint64_t job) { return job & 0xffffffff; }
+inline int64_t total(uint64_t job) { return job >> 32; }
 inline bool has_task(uint64_t job) { return taken(job) < total(job); }
 
 inline void relax() {
@@ -43,15 +40,14 @@ void Pool::set_threads(int threads) {
 
 void Pool::run(int64_t count, Task task, void* context) {
     std::unique_lock<std::mutex> lock(caller_, std::defer_lock);
-    if (threads_.load(std::memory_order_relaxed) == 1 || count <= 1 || count > MOST_TASKS || !lock.try_lock()) {
+    if (threads_.load(std::memory_order_relaxed) == 1 || count <= 1 || !lock.try_lock()) {
         for (int64_t index = 0; index < count; index++) task(context, index);
         return;
     }
     task_ = task;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t number = (job_.load(std::memory_order_relaxed) >> (2 * BITS)) + 1;
-    job_.store(number << (2 * BITS) | uint64_t(count) << BITS);
+    job_.store(uint64_t(count) << 32);
     if (sleeping_.load() > 0) {
         { std::lock_guard<std::mutex> asleep(sleep_); }  // who is about to sleep has looked before, or sees the job
         awake_.notify_all();
@@ -74,7 +70,8 @@ bool Pool::take() {
     do {
         if (!has_task(job)) return false;
     } while (!job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel));
-    // From here until the task is counted as done the job cannot end, so these two are its own.
+    // From here until the task is counted as done the job cannot end, so these two are its own; should it be another one
+    // than was looked at, with as many tasks as many of which are taken, the task is no less ours.
     task_(context_, taken(job));
     if (done_.fetch_add(1) + 1 == total(job) && waits_.load()) {
         std::lock_guard<std::mutex> lock(end_);

@@ -32,8 +32,7 @@ class Pool {
     bool take();            // runs one task of the job in hand; false if there is none
     void help(int number);  // a helper's life
 
-    // The job in hand in one word, so that a task is taken only from the job it was seen in: a number that changes with
-    // every job (24 bits), how many tasks it has (20) and how many of them are taken (20).
+    // The job in hand in one word: how many tasks it has (upper half), and how many of them are taken.
     alignas(64) std::atomic<uint64_t> job_{0};
     alignas(64) std::atomic<int64_t> done_{0};
     Task task_ = nullptr;
