@@ -72,7 +72,14 @@ OPTIONS = (
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
-    Option("dtype", str, "weights and cache", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
+    Option("dtype", str, "what is computed in", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
+    Option(
+        "kv-cache-dtype",
+        str,
+        "what keys and values are kept in; default: as the weights",
+        engine=True,
+        choices=("auto", "float32", "bfloat16", "float16"),
+    ),
     Option(
         "kernels", str, "torch computes without our kernels, for comparison", engine=True, choices=("auto", "torch")
     ),

@@ -20,6 +20,7 @@ from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.policy import Costs, Policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, SamplingParams
+from kernels.interface import Kernels
 from kernels.interface import load as load_kernels
 
 # What a container may use and what it uses, of both generations of control groups.
@@ -55,14 +56,15 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
         kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
-    num_pages, host_pages = _size_cache(config, model, device, max_len)
+    cache_dtype = _cache_dtype(config.kv_cache_dtype, model, kernels)
+    num_pages, host_pages = _size_cache(config, model, cache_dtype, max_len)
     cache = KVCache.allocate(
         num_pages=num_pages,
         page_size=config.page_size,
         layers=model.num_layers,
         heads=model.num_kv_heads,
         dim=model.head_dim,
-        dtype=model.dtype,
+        dtype=cache_dtype,
         device=device,
         host_pages=host_pages,
     )
@@ -102,10 +104,25 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
     """None: as the checkpoint says. On a CPU float32 is the default, because there sameness is exact in it."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None
+    return _known_dtype("dtype", name)
+
+
+def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
+    """What keys and values are kept in: unless told otherwise the weights' dtype, where the kernels can."""
+    wanted = model.weights_dtype if name == "auto" else _known_dtype("kv_cache_dtype", name)
+    if wanted == model.dtype or kernels.keeps(wanted, model.num_heads, model.num_kv_heads, model.head_dim):
+        return wanted
+    if name == "auto":
+        return model.dtype
+    computed = str(model.dtype).removeprefix("torch.")
+    raise ConfigError(f"kv_cache_dtype {name}: with these kernels a model in {computed} keeps its cache in {computed}")
+
+
+def _known_dtype(option: str, name: str) -> torch.dtype:
     try:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     except KeyError:
-        raise ConfigError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16") from None
+        raise ConfigError(f"{option} {name!r} is not one of auto, float32, bfloat16, float16") from None
 
 
 def _cores() -> int:
@@ -120,14 +137,14 @@ def _max_len(config: EngineConfig, max_position: int) -> int:
     return wanted
 
 
-def _size_cache(config: EngineConfig, model: Model, device: torch.device, max_len: int) -> tuple[int, int]:
+def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len: int) -> tuple[int, int]:
     """Device pages and host pages; never more than twice what all slots at full length could hold."""
-    page = KVCache.bytes_per_page(config.page_size, model.num_layers, model.num_kv_heads, model.head_dim, model.dtype)
+    page = KVCache.bytes_per_page(config.page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
     useful = 2 * config.max_num_seqs * -(-max_len // config.page_size)
     if config.num_pages is not None:
         pages = config.num_pages
-    elif device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+    elif model.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(model.device)
         pages = min(useful, int(free - (1.0 - config.memory_fraction) * total) // page)
     else:
         # Half of what is free: the other half is for weights not yet touched, activations and everybody else.

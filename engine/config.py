@@ -18,6 +18,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     model: str  # a folder in Hugging Face layout
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is float32 on a CPU, the checkpoint's on a GPU
+    kv_cache_dtype: str = "auto"  # the same; auto is the weights', as they are held in memory
     kernels: Literal["auto", "torch"] = "auto"  # torch: the references, on any device; for comparison and debugging
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's

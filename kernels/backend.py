@@ -36,6 +36,9 @@ class TritonKernels:
     def tolerates_neighbours(self) -> bool:
         return True
 
+    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+        return False
+
     def holds(self, dtype: torch.dtype) -> bool:
         return False
 

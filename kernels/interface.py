@@ -3,7 +3,8 @@
 Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads, D head size, N pages, S positions in
 a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
 
-The cache of one layer is two tensors [N, Hkv, S, D]. A slot is a position in the cache: `page * S + offset`.
+The cache of one layer is two tensors [N, Hkv, S, D], in the activations' dtype or in another one that
+`Kernels.keeps`. A slot is a position in the cache: `page * S + offset`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class Kernels(Protocol):
     def holds(self, dtype: torch.dtype) -> bool:
         """Whether `pack_linear` takes a weight of another dtype than the activations', and computes as if it were of
         theirs."""
+
+    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+        """Whether keys and values of such heads may be kept in another dtype than the activations'."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight[N, K], bias[N] or None -> a layer that keeps nothing of `weight` where it lays it out anew."""

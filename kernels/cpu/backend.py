@@ -20,6 +20,7 @@ from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
 
+CACHES = (torch.float32, torch.bfloat16)  # what keys and values may be kept in
 LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
 
 
@@ -42,6 +43,9 @@ class CpuKernels(ReferenceKernels):
 
     def holds(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.float32, torch.bfloat16)
+
+    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+        return dtype in CACHES and self._has_tiling(head_dim, query_heads // kv_heads)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return CpuLinear(weight, bias)
@@ -80,7 +84,7 @@ class CpuKernels(ReferenceKernels):
         return out
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        if k_cache.dtype != torch.float32 or k_cache.shape[3] > LARGEST_HEAD:
+        if k_cache.dtype not in CACHES or k_cache.shape[3] > LARGEST_HEAD:
             return super().plan_rope(cos_sin, positions, slots, k_cache)
         return None
 
@@ -122,29 +126,30 @@ class CpuKernels(ReferenceKernels):
             kv_heads=k.shape[1],
             dim=dim,
             page_size=k_cache.shape[2],
+            is_bf16=k_cache.dtype == torch.bfloat16,
         )
         self._library.carousel_rope_and_cache(rope, address(positions), address(slots), rows, address(out))
         return out
 
     def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-        if k_cache.dtype != torch.float32:
+        if k.dtype != torch.float32 or k_cache.dtype not in CACHES:
             super().write_cache(k, v, slots, k_cache, v_cache)
             return
         rows, heads, dim = k.shape
         k, v = k.contiguous(), v.contiguous()
-        self._library.carousel_write_cache(
-            k.data_ptr(),
-            v.data_ptr(),
-            k.stride(0),
-            v.stride(0),
-            slots.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            rows,
-            heads,
-            dim,
-            k_cache.shape[2],
+        places = structs.Rope(
+            k=address(k),
+            v=address(v),
+            k_stride=k.stride(0),
+            v_stride=v.stride(0),
+            k_cache=address(k_cache),
+            v_cache=address(v_cache),
+            kv_heads=heads,
+            dim=dim,
+            page_size=k_cache.shape[2],
+            is_bf16=k_cache.dtype == torch.bfloat16,
         )
+        self._library.carousel_write_cache(places, address(slots), rows)
 
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
@@ -164,7 +169,7 @@ class CpuKernels(ReferenceKernels):
         window: int,
         plan: DecodePlan | None = None,
     ) -> Tensor:
-        if not self._fits(q.shape[1], k_cache):
+        if q.dtype != torch.float32 or not self._fits(q.shape[1], k_cache):
             return super().decode_attention(q, k_cache, v_cache, page_table, context_lens, scale, window, plan)
         return self._attend(q, k_cache, v_cache, page_table, None, context_lens.data_ptr(), scale, window)
 
@@ -179,7 +184,7 @@ class CpuKernels(ReferenceKernels):
         scale: float,
         window: int,
     ) -> Tensor:
-        if not self._fits(q.shape[1], k_cache):
+        if q.dtype != torch.float32 or not self._fits(q.shape[1], k_cache):
             return super().prefill_attention(q, k_cache, v_cache, page_table, query_starts, context_lens, scale, window)
         starts = (ctypes.c_int64 * len(query_starts))(*query_starts)
         contexts = (ctypes.c_int32 * len(context_lens))(*context_lens)
@@ -224,11 +229,14 @@ class CpuKernels(ReferenceKernels):
             dim=dim,
             page_size=page_size,
             window=window,
+            is_bf16=k_cache.dtype == torch.bfloat16,
             scale=scale,
         )
         self._library.carousel_attention(problem)
         return out
 
     def _fits(self, query_heads: int, k_cache: Tensor) -> bool:
-        group = query_heads // k_cache.shape[1]
-        return k_cache.dtype == torch.float32 and bool(self._library.carousel_attention_fits(k_cache.shape[3], group))
+        return k_cache.dtype in CACHES and self._has_tiling(k_cache.shape[3], query_heads // k_cache.shape[1])
+
+    def _has_tiling(self, head_dim: int, group: int) -> bool:
+        return bool(self._library.carousel_attention_fits(head_dim, group))

@@ -71,6 +71,7 @@ class CpuForward:
             chunk_contexts=ctypes.addressof(contexts),
             k=ctypes.addressof(keys := _addresses(k)),
             v=ctypes.addressof(values := _addresses(v)),
+            cache_is_bf16=k[0].dtype == torch.bfloat16,
             page_size=k[0].shape[2],
             scratch=address(scratch),
             out=address(out),

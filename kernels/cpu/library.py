@@ -42,7 +42,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "add_rms_norm": (_pointer, _pointer, _pointer, _int, _int, _float, _pointer),
     "silu_mul": (_pointer, _int, _int, _pointer),
     "rope_and_cache": (_struct(structs.Rope), _pointer, _pointer, _int, _pointer),
-    "write_cache": (_pointer, _pointer, _int, _int, _pointer, _pointer, _pointer, *(_int,) * 4),
+    "write_cache": (_struct(structs.Rope), _pointer, _int),
     "attention": (_struct(structs.Attention),),
     "forward": (_struct(structs.Decoder), _struct(structs.Step)),
 }

@@ -22,7 +22,7 @@ class Rope(ctypes.Structure):
         *((name, _int) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _pointer) for name in ("cos_sin", "k_cache", "v_cache", "q_norm", "k_norm")),
         ("eps", _float),
-        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size")),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "is_bf16")),
     )
 
 
@@ -33,7 +33,7 @@ class Attention(ctypes.Structure):
         *((name, _pointer) for name in ("q", "k", "v", "out", "page_table")),
         *((name, _int) for name in ("width", "chunks")),
         *((name, _pointer) for name in ("query_starts", "context_lens")),
-        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "window")),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "window", "is_bf16")),
         ("scale", _float),
     )
 
@@ -84,7 +84,7 @@ class Step(ctypes.Structure):
         ("chunk_width", _int),
         ("chunks", _int),
         *((name, _pointer) for name in ("chunk_starts", "chunk_contexts", "k", "v")),
-        ("page_size", _int),
+        *((name, _int) for name in ("cache_is_bf16", "page_size")),
         *((name, _pointer) for name in ("scratch", "out")),
     )
 

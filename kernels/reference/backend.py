@@ -35,6 +35,9 @@ class ReferenceKernels:
     def tolerates_neighbours(self) -> bool:
         return False
 
+    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+        return False
+
     def holds(self, dtype: torch.dtype) -> bool:
         return False
 

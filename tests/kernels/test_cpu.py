@@ -18,6 +18,7 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
 from kernels.cpu.linear import CpuLinear
 from tests.kernels.conftest import cpu_kernels
+from tests.kernels.paged import make_paged
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (1, 1), (2048, 512), (33, 33)]
@@ -58,6 +59,41 @@ def test_bfloat16_weights_compute_what_float32_copies_of_them_compute():
     for rows in (1, 5, 40):
         x = torch.randn(rows, 300)
         assert torch.equal(narrow(x), wide(x))
+
+
+@pytest.mark.parametrize("dim", [16, 32, 64, 80, 128, 192, 256])
+def test_a_cache_in_bfloat16_computes_what_float32_copies_of_it_compute(dim: int):
+    """Keeping keys and values in half the memory changes only the order in which a head is summed."""
+    kernels, paged = CpuKernels(), make_paged((300, 7), 2, dim, 16, torch.bfloat16)
+    q = torch.randn(9, 6, dim, generator=torch.Generator().manual_seed(0))
+    wide = (paged.k_cache.float(), paged.v_cache.float())
+    for window in (0, 40):
+        rest = (paged.page_table[:1], (0, 9), (300,), 0.2, window)
+        narrow_out = kernels.prefill_attention(q, paged.k_cache, paged.v_cache, *rest)
+        torch.testing.assert_close(narrow_out, kernels.prefill_attention(q, *wide, *rest), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(3, 64), (2, 80), (1, 24)])
+def test_what_goes_into_a_cache_in_bfloat16_is_rounded_as_torch_rounds(heads: int, dim: int):
+    """To the nearest number, of two equally near ones to the even one, NaN and infinity to themselves."""
+    kernels = CpuKernels()
+    k, v = (torch.randn(40, heads, dim, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    v[0, 0, :8] = torch.tensor([1.00390625, 1.01171875, torch.nan, torch.inf, -torch.inf, 3.4e38, -0.0, 1e-40])
+    k[1, 0, 0] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)  # NaN in its last bits alone
+    angles, positions = torch.randn(50, dim), torch.arange(40)
+    slots = torch.randperm(48)[:40]
+    slots[5] = -1
+    narrow, wide = (
+        [torch.zeros(3, heads, 16, dim, dtype=dtype) for _ in "kv"] for dtype in (torch.bfloat16, torch.float32)
+    )
+    for write in (
+        lambda caches: kernels.write_cache(k, v, slots, *caches),
+        lambda caches: kernels.rope_and_cache(k, k, v, angles, positions, slots, *caches, None, None, 1e-6),
+    ):
+        write(narrow)
+        write(wide)
+        for one, all_bits in zip(narrow, wide, strict=True):
+            torch.testing.assert_close(one, all_bits.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_weight_is_not_held_twice():

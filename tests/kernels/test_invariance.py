@@ -4,6 +4,8 @@ exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,11 +21,33 @@ PAGE_SIZES = [4, 16, 32]
 HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (5, 80), (1, 80), (2, 128), (8, 128)]
 
 
-@pytest.fixture(params=[ReferenceKernels, cpu_kernels], ids=["reference", "cpu"])
-def exact(request: pytest.FixtureRequest) -> Kernels:
-    """The back ends that promise it."""
-    kernels: Kernels = request.param()
-    return kernels
+@pytest.fixture(
+    params=[(ReferenceKernels, torch.float32), (cpu_kernels, torch.float32), (cpu_kernels, torch.bfloat16)],
+    ids=["reference", "cpu", "cpu, cache in bfloat16"],
+)
+def back_end(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype]:
+    """Those that promise it, and what they keep keys and values in."""
+    make, dtype = request.param
+    return make(), dtype
+
+
+@pytest.fixture
+def exact(back_end: tuple[Kernels, torch.dtype]) -> Kernels:
+    """The back ends alone."""
+    return back_end[0]
+
+
+@pytest.fixture
+def make(back_end: tuple[Kernels, torch.dtype]) -> Callable[..., Paged]:
+    """`make_paged` in the dtype in question; tests of heads that are not kept in it are left out."""
+    kernels, dtype = back_end
+
+    def make(contexts: tuple[int, ...], kv_heads: int, head_dim: int, page_size: int, **more: int) -> Paged:
+        if dtype != torch.float32 and not kernels.keeps(dtype, kv_heads, kv_heads, head_dim):
+            pytest.skip(f"heads of {head_dim} are not kept in {dtype}")
+        return make_paged(contexts, kv_heads, head_dim, page_size, dtype, **more)
+
+    return make
 
 
 def queries(paged: Paged, group: int, count: int) -> Tensor:
@@ -55,11 +79,13 @@ def decode(
 
 
 @pytest.mark.parametrize(("group", "head_dim"), HEADS)
-def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(exact: Kernels, group: int, head_dim: int):
+def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(
+    exact: Kernels, make: Callable[..., Paged], group: int, head_dim: int
+):
     """A prompt prefilled whole, in chunks of any size, or token by token through decode: the same attention."""
     context = 300
     page_size = PAGE_SIZES[(group + head_dim // 8) % 3]
-    paged = make_paged((context,), 2, head_dim, page_size)
+    paged = make((context,), 2, head_dim, page_size)
     q = queries(paged, group, context)
     for window in (0, 50):
         whole = prefill(exact, q, paged, 0, context, window)
@@ -77,10 +103,12 @@ def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(exact: 
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80])
-def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(exact: Kernels, head_dim: int):
+def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(
+    exact: Kernels, make: Callable[..., Paged], head_dim: int
+):
     """The same beyond two tiles, where sums over a context are made of parts."""
     context = 1100
-    paged = make_paged((context,), 1, head_dim, 32)
+    paged = make((context,), 1, head_dim, 32)
     q = queries(paged, 3, context)
     for window in (0, 400):
         whole = prefill(exact, q, paged, 0, context, window)
@@ -98,11 +126,11 @@ def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(exac
 @pytest.mark.parametrize(("window", "page_size"), [(0, 4), (0, 32), (50, 16)])
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 16), (1, 80), (3, 64), (8, 128), (5, 32)])
 def test_a_decode_row_has_the_same_bits_in_every_batch(
-    exact: Kernels, group: int, head_dim: int, page_size: int, window: int
+    exact: Kernels, make: Callable[..., Paged], group: int, head_dim: int, page_size: int, window: int
 ):
     """Alone, among rows of any length, in any order, with any width of the page table: the same attention."""
     contexts = (1, 2, 17, 33, 64, 100, 255, 256, 257, 300, 530, 1025)
-    paged = make_paged(contexts, 2, head_dim, page_size, spare_width=5)
+    paged = make(contexts, 2, head_dim, page_size, spare_width=5)
     q = queries(paged, group, len(contexts))
     rows = list(range(len(contexts)))
     together = decode(exact, q, paged, rows, list(contexts), window)
@@ -136,9 +164,9 @@ def test_grouping_rows_by_length_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_number_of_threads_changes_nothing(exact: Kernels, threads: int):
+def test_the_number_of_threads_changes_nothing(exact: Kernels, make: Callable[..., Paged], threads: int):
     """A server that is restarted with other threads repeats itself."""
-    paged = make_paged((300, 20), 2, 64, 16)
+    paged = make((300, 20), 2, 64, 16)
     q = queries(paged, 3, 300)
     before = torch.get_num_threads()
     try:
@@ -164,15 +192,18 @@ def test_norms_and_gates_have_the_same_bits_in_every_batch(exact: Kernels, width
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 64), (2, 80), (4, 128)])
-def test_rotated_and_normed_heads_have_the_same_bits_in_every_batch(exact: Kernels, heads: int, dim: int):
+def test_rotated_and_normed_heads_have_the_same_bits_in_every_batch(
+    back_end: tuple[Kernels, torch.dtype], heads: int, dim: int
+):
     """What a row's queries become and what it writes to the cache does not depend on the rows around it."""
+    exact, dtype = back_end
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(70, 4 * heads, dim, generator=generator)
     norms = torch.randn(2, dim, generator=generator)
     angles, positions = torch.randn(100, dim, generator=generator), torch.randperm(100, generator=generator)[:70]
 
     def run(rows: slice) -> tuple[torch.Tensor, ...]:
-        caches = [torch.zeros(5, heads, 16, dim) for _ in range(2)]
+        caches = [torch.zeros(5, heads, 16, dim, dtype=dtype) for _ in range(2)]
         q, k, v = (part[rows] for part in qkv.split((2 * heads, heads, heads), dim=1))
         slots = torch.arange(70)[rows]
         rotated = exact.rope_and_cache(q, k, v, angles, positions[rows], slots, *caches, norms[0], norms[1], 1e-6)

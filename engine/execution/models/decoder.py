@@ -37,6 +37,10 @@ class Decoder:
         return self.config.num_layers
 
     @property
+    def num_heads(self) -> int:
+        return self.config.num_heads
+
+    @property
     def num_kv_heads(self) -> int:
         return self.config.num_kv_heads
 
@@ -55,6 +59,10 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.final_norm.dtype
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        return self._weights.embedding.dtype
 
     @property
     def device(self) -> torch.device:

@@ -109,11 +109,16 @@ class TransformersModel:
         self.vocab_size = int(config.vocab_size)
         self.max_position = _max_position(config)
         self.dtype: torch.dtype = causal_lm.dtype
+        self.weights_dtype = self.dtype
         self.device: torch.device = causal_lm.device
 
     @property
     def num_layers(self) -> int:
         return self._shape.num_layers
+
+    @property
+    def num_heads(self) -> int:
+        return self._shape.num_heads
 
     @property
     def num_kv_heads(self) -> int:

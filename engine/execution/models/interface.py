@@ -23,6 +23,10 @@ class Model(Protocol):
         """Layers that keep keys and values."""
 
     @property
+    def num_heads(self) -> int:
+        """Of queries."""
+
+    @property
     def num_kv_heads(self) -> int: ...
 
     @property
@@ -37,7 +41,11 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, the hidden states and the cache."""
+        """Of the hidden states."""
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """Of the matrices: the hidden states', or the checkpoint's where the kernels compute with that."""
 
     @property
     def device(self) -> torch.device: ...

@@ -45,12 +45,7 @@ void carousel_rope_and_cache(
     rope_and_cache(*rope, positions, slots, rows, q_out);
 }
 
-void carousel_write_cache(
-    const float* k, const float* v, int64_t k_stride, int64_t v_stride, const int64_t* slots, float* k_cache,
-    float* v_cache, int64_t rows, int64_t kv_heads, int64_t dim, int64_t page_size
-) {
-    write_cache(k, v, k_stride, v_stride, slots, k_cache, v_cache, rows, kv_heads, dim, page_size);
-}
+void carousel_write_cache(const Rope* rope, const int64_t* slots, int64_t rows) { write_cache(*rope, slots, rows); }
 
 int64_t carousel_attention_fits(int64_t dim, int64_t group) { return attention_fits(dim, group); }
 

@@ -32,6 +32,7 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, floa
     a.dim = d.dim;
     a.page_size = s.page_size;
     a.window = d.layers[layer].window;
+    a.is_bf16 = s.cache_is_bf16;
     a.scale = d.scale;
     if (s.decodes) {
         a.q = q;
@@ -80,13 +81,17 @@ void forward(const Decoder& d, const Step& s) {
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
             qkv,          k,     v,             qkv_size,   qkv_size, qkv_size,   d.cos_sin, s.k[index], s.v[index],
-            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size};
+            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slots, rows, q);
         attend(d, s, index, q, attended);
         linear(layer.out, attended, rows, residual, residual);
         rms_norm(residual, layer.mlp_norm, rows, d.hidden, d.eps, x);
-        linear(layer.gate_up, x, rows, nullptr, gate_up);
-        silu_mul(gate_up, rows, inner, gated);
+        if (gated_fits(layer.gate_up)) {
+            gated_linear(layer.gate_up, x, rows, gated);
+        } else {
+            linear(layer.gate_up, x, rows, nullptr, gate_up);
+            silu_mul(gate_up, rows, inner, gated);
+        }
         linear(layer.down, gated, rows, residual, residual);
     }
     rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, s.out);

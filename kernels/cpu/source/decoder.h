@@ -37,9 +37,9 @@ struct Step {
     int64_t chunk_width, chunks;
     const int64_t* chunk_starts;
     const int32_t* chunk_contexts;
-    float* const *k;  // the caches of the layers
-    float* const *v;
-    int64_t page_size;
+    void* const* k;  // the caches of the layers, float or bfloat16
+    void* const* v;
+    int64_t cache_is_bf16, page_size;
     float* scratch;  // `scratch_floats` for each row
     float* out;      // [rows, hidden], normed
 };

@@ -2,6 +2,7 @@
 #include "elementwise.h"
 
 #include <cmath>
+#include <vector>
 
 #include "pool.h"
 #include "vec.h"
@@ -73,6 +74,38 @@ void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
     });
 }
 
+namespace {
+
+inline void keep(const float* from, int64_t size, float* to) { std::memcpy(to, from, size * sizeof(float)); }
+
+inline void keep(const float* from, int64_t size, uint16_t* to) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const H16 some = narrow(load_some(from, i, size));
+        std::memcpy(to + i, &some, (size - i < LANES ? size - i : LANES) * sizeof(uint16_t));
+    }
+}
+
+// One token's keys and values, heads of `dim` floats, to its slot.
+template <class Number>
+void keep_token(const Rope& r, int64_t slot, const float* k, const float* v) {
+    const int64_t page = slot / r.page_size, offset = slot % r.page_size;
+    for (int64_t head = 0; head < r.kv_heads; head++) {
+        const int64_t at = ((page * r.kv_heads + head) * r.page_size + offset) * r.dim;
+        keep(k + head * r.dim, r.dim, static_cast<Number*>(r.k_cache) + at);
+        keep(v + head * r.dim, r.dim, static_cast<Number*>(r.v_cache) + at);
+    }
+}
+
+inline void keep_token(const Rope& r, int64_t slot, const float* k, const float* v) {
+    if (slot < 0) return;
+    if (r.is_bf16)
+        keep_token<uint16_t>(r, slot, k, v);
+    else
+        keep_token<float>(r, slot, k, v);
+}
+
+}  // namespace
+
 void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out) {
     const int64_t half = r.dim / 2;
     const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
@@ -91,28 +124,16 @@ void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot
         const float* angles = r.cos_sin + positions[row] * r.dim;
         for (int64_t head = 0; head < r.query_heads; head++)
             turn(r.q + row * r.q_stride + head * r.dim, r.q_norm, angles, q_out + (row * r.query_heads + head) * r.dim);
-        if (slots[row] < 0) return;
-        const int64_t page = slots[row] / r.page_size, offset = slots[row] % r.page_size;
-        for (int64_t head = 0; head < r.kv_heads; head++) {
-            const int64_t at = ((page * r.kv_heads + head) * r.page_size + offset) * r.dim;
-            turn(r.k + row * r.k_stride + head * r.dim, r.k_norm, angles, r.k_cache + at);
-            std::memcpy(r.v_cache + at, r.v + row * r.v_stride + head * r.dim, r.dim * sizeof(float));
-        }
+        thread_local std::vector<float> keys;
+        keys.resize(r.kv_heads * r.dim);
+        for (int64_t head = 0; head < r.kv_heads; head++)
+            turn(r.k + row * r.k_stride + head * r.dim, r.k_norm, angles, keys.data() + head * r.dim);
+        keep_token(r, slots[row], keys.data(), r.v + row * r.v_stride);
     });
 }
 
-// k and v [rows, kv heads, dim] to their slots, as they are.
-void write_cache(
-    const float* k, const float* v, int64_t k_stride, int64_t v_stride, const int64_t* slots, float* k_cache,
-    float* v_cache, int64_t rows, int64_t kv_heads, int64_t dim, int64_t page_size
-) {
-    each_row(rows, 2 * kv_heads * dim, [=](int64_t row) {
-        if (slots[row] < 0) return;
-        const int64_t page = slots[row] / page_size, offset = slots[row] % page_size;
-        for (int64_t head = 0; head < kv_heads; head++) {
-            const int64_t at = ((page * kv_heads + head) * page_size + offset) * dim;
-            std::memcpy(k_cache + at, k + row * k_stride + head * dim, dim * sizeof(float));
-            std::memcpy(v_cache + at, v + row * v_stride + head * dim, dim * sizeof(float));
-        }
+void write_cache(const Rope& r, const int64_t* slots, int64_t rows) {
+    each_row(rows, 2 * r.kv_heads * r.dim, [&](int64_t row) {
+        keep_token(r, slots[row], r.k + row * r.k_stride, r.v + row * r.v_stride);
     });
 }

@@ -18,17 +18,14 @@ struct Rope {
     const float *q, *k, *v;  // heads of `dim` floats, `stride` floats from one token to the next
     int64_t q_stride, k_stride, v_stride;
     const float* cos_sin;  // [positions, dim]
-    float *k_cache, *v_cache;
+    void *k_cache, *v_cache;  // [N, kv heads, page size, dim], float or bfloat16
     const float *q_norm, *k_norm;  // or null
     float eps;
-    int64_t query_heads, kv_heads, dim, page_size;
+    int64_t query_heads, kv_heads, dim, page_size, is_bf16;  // the last: the caches
 };
 
 // Rotated queries go to q_out[rows, query heads, dim], keys and values to their slots; a slot of -1 is not written.
 void rope_and_cache(const Rope& rope, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out);
 
-// k and v [rows, kv heads, dim] to their slots, as they are.
-void write_cache(
-    const float* k, const float* v, int64_t k_stride, int64_t v_stride, const int64_t* slots, float* k_cache,
-    float* v_cache, int64_t rows, int64_t kv_heads, int64_t dim, int64_t page_size
-);
+// Keys and values to their slots, without a rotation. Of a Rope only what says where they are and where they go is read.
+void write_cache(const Rope& rope, const int64_t* slots, int64_t rows);

@@ -17,10 +17,7 @@ struct Bf16Panel {
     typedef uint32_t Word;
     static constexpr int WORDS = LANES;  // per k
     static inline void read(const Word* p, F16& a, F16& b) {
-        U16 pair;
-        std::memcpy(&pair, p, sizeof pair);
-        a = (F16)(pair << 16);
-        b = (F16)(pair & 0xffff0000u);
+        load_pairs(p, a, b);
     }
     static inline void fetch(const Word* p) { __builtin_prefetch(p, 0, 2); }
 };
@@ -77,33 +74,86 @@ void multiply_rows(
     multiply<M, Panel>(x, w, inputs, next, share, out);
 }
 
+// One walk over panels of a layer: products of a block of rows, with the bias.
+template <class Panel>
+struct Walk {
+    typedef typename Panel::Word Word;
+    const Word* weight;
+    const float* x;
+    int64_t inputs, blocks, next;  // the last: how many panels on lies the one that this thread will probably take next
+    alignas(64) float bias[PANEL] = {};
+
+    Walk(const Linear& layer, const float* x, int64_t blocks, int64_t panel, int64_t next)
+        : weight(static_cast<const Word*>(layer.packed) + panel * layer.inputs * Panel::WORDS), x(x),
+          inputs(layer.inputs), blocks(blocks), next(next) {
+        if (!layer.bias) return;
+        const int64_t column = panel * PANEL, left = layer.outputs - column;
+        std::memcpy(bias, layer.bias + column, (left < PANEL ? left : PANEL) * sizeof(float));
+    }
+
+    void block(int64_t index, int64_t first, int64_t last, F16 (&out)[ROWS][2]) const {
+        const int64_t ahead = blocks == 1 ? AHEAD : next * inputs + inputs * index / blocks;
+        multiply_rows<Panel>(
+            last - first, x + first * inputs, weight, inputs, weight + ahead * Panel::WORDS, (1 << 16) / blocks, out
+        );
+        const F16 low = load(bias), high = load(bias + LANES);
+        for (int64_t row = 0; row < last - first; row++) {
+            out[row][0] += low;
+            out[row][1] += high;
+        }
+    }
+};
+
 template <class Panel>
 void run(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
-    const int64_t inputs = layer.inputs, outputs = layer.outputs;
-    const int64_t panels = (outputs + PANEL - 1) / PANEL;
-    const int64_t blocks = (rows + ROWS - 1) / ROWS;
-    const int64_t threads = Pool::instance().threads();
-    Pool::instance().each(panels, [=](int64_t panel) {
-        const auto* w = static_cast<const typename Panel::Word*>(layer.packed) + panel * inputs * Panel::WORDS;
+    const int64_t outputs = layer.outputs, blocks = (rows + ROWS - 1) / ROWS, threads = Pool::instance().threads();
+    Pool::instance().each((outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
+        const Walk<Panel> walk(layer, x, blocks, panel, threads);
         const int64_t column = panel * PANEL;
         const int64_t width = outputs - column < PANEL ? outputs - column : PANEL;
-        float offset[PANEL] = {};
-        if (layer.bias) std::memcpy(offset, layer.bias + column, width * sizeof(float));
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 out[ROWS][2];
-            const int64_t ahead = blocks == 1 ? AHEAD : threads * inputs + inputs * block / blocks;
-            multiply_rows<Panel>(
-                last - first, x + first * inputs, w, inputs, w + ahead * Panel::WORDS, (1 << 16) / blocks, out
-            );
+            walk.block(block, first, last, out);
             for (int64_t row = first; row < last; row++) {
+                F16 low = out[row - first][0], high = out[row - first][1];
+                const int64_t at = row * outputs + column;
+                if (width == PANEL) {
+                    if (residual) {
+                        low += load(residual + at);
+                        high += load(residual + at + LANES);
+                    }
+                    store(y + at, low);
+                    store(y + at + LANES, high);
+                    continue;
+                }
                 float line[PANEL];
-                store(line, out[row - first][0] + load(offset));
-                store(line + LANES, out[row - first][1] + load(offset + LANES));
-                if (residual)
-                    for (int64_t i = 0; i < width; i++) line[i] += residual[row * outputs + column + i];
-                std::memcpy(y + row * outputs + column, line, width * sizeof(float));
+                store(line, low);
+                store(line + LANES, high);
+                for (int64_t i = 0; i < width; i++) y[at + i] = residual ? line[i] + residual[at + i] : line[i];
             }
+        }
+    });
+}
+
+// The panels of a gate and of what it gates are walked together.
+template <class Panel>
+void run_gated(const Linear& layer, const float* x, int64_t rows, float* y) {
+    const int64_t size = layer.outputs / 2, panels = size / PANEL;
+    const int64_t blocks = (rows + ROWS - 1) / ROWS, threads = Pool::instance().threads();
+    Pool::instance().each(panels, [&](int64_t panel) {
+        const Walk<Panel> gates(layer, x, blocks, panel, threads), ups(layer, x, blocks, panels + panel, threads);
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
+            F16 gate[ROWS][2], up[ROWS][2];
+            gates.block(block, first, last, gate);
+            ups.block(block, first, last, up);
+            for (int64_t row = first; row < last; row++)
+                for (int half = 0; half < 2; half++)
+                    store(
+                        y + row * size + panel * PANEL + half * LANES,
+                        silu16(gate[row - first][half]) * up[row - first][half]
+                    );
         }
     });
 }
@@ -141,4 +191,13 @@ void linear(const Linear& layer, const float* x, int64_t rows, const float* resi
         run<Bf16Panel>(layer, x, rows, residual, y);
     else
         run<F32Panel>(layer, x, rows, residual, y);
+}
+
+bool gated_fits(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
+
+void gated_linear(const Linear& layer, const float* x, int64_t rows, float* y) {
+    if (layer.is_bf16)
+        run_gated<Bf16Panel>(layer, x, rows, y);
+    else
+        run_gated<F32Panel>(layer, x, rows, y);
 }

@@ -22,3 +22,8 @@ void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packe
 
 // x[rows, inputs] -> y[rows, outputs] = x @ weight.T + bias + residual. residual[rows, outputs] may be y, or null.
 void linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y);
+
+// x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of x @ weight.T + bias, for layers whose halves
+// are whole panels.
+bool gated_fits(const Linear& layer);
+void gated_linear(const Linear& layer, const float* x, int64_t rows, float* y);

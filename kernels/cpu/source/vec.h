@@ -7,6 +7,7 @@
 typedef float F16 __attribute__((vector_size(64)));
 typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
+typedef uint16_t H16 __attribute__((vector_size(32)));
 
 constexpr int LANES = 16;
 
@@ -22,6 +23,29 @@ static inline F16 splat(float x) {
     return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
 
+static inline F16 choose(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
+
+// Numbers in bfloat16: 32 as words of two, the even ones and the odd ones; or 16 in their order.
+static inline void load_pairs(const void* p, F16& even, F16& odd) {
+    U16 words;
+    std::memcpy(&words, p, sizeof words);
+    even = (F16)(words << 16);
+    odd = (F16)(words & 0xffff0000u);
+}
+
+static inline F16 widen(const uint16_t* p) {
+    H16 narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+    return (F16)(__builtin_convertvector(narrow, U16) << 16);
+}
+
+// To bfloat16, to the nearest, of two equally near ones to the even one; NaN stays NaN.
+static inline H16 narrow(F16 v) {
+    const U16 bits = (U16)v;
+    const U16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return __builtin_convertvector((U16)choose(v != v, (F16)(rounded * 0u + 0x7fc0u), (F16)rounded), H16);
+}
+
 static inline float sum(F16 v) {
     // A fixed tree, so that the order is the same everywhere.
     for (int width = LANES / 2; width > 0; width /= 2)
@@ -34,8 +58,6 @@ static inline float maximum(F16 v) {
     for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
     return most;
 }
-
-static inline F16 choose(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
 
 // e^x, relative error below 2e-7; 0 below -87, infinity above 88, NaN for NaN. Cody and Waite's reduction with the
 // polynomial of Cephes' expf.

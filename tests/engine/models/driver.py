@@ -29,14 +29,19 @@ class Driver:
     """
 
     def __init__(
-        self, model: Model, kernels: Kernels, num_pages: int = 64, page_size: int = 16, table_width: int = 0
+        self,
+        model: Model,
+        kernels: Kernels,
+        num_pages: int = 64,
+        page_size: int = 16,
+        table_width: int = 0,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.kernels = kernels
         self.table_width = table_width
-        self.cache = KVCache.allocate(
-            num_pages, page_size, model.num_layers, model.num_kv_heads, model.head_dim, model.dtype, model.device
-        )
+        shape = (model.num_layers, model.num_kv_heads, model.head_dim)
+        self.cache = KVCache.allocate(num_pages, page_size, *shape, cache_dtype or model.dtype, model.device)
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
     def step(self, decodes: list[Row], chunks: list[tuple[Row, int]]) -> Tensor:

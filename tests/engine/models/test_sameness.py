@@ -66,14 +66,33 @@ def test_neighbours_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
         assert torch.equal(driver.step([], [(chunked[0], 224)])[0], expected[257])
 
 
-@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "qwen2"], indirect=True)
-def test_all_layers_in_one_go_are_the_operations_one_by_one(checkpoint: Checkpoint):
+@pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
+def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkpoint):
+    """Rounded keys and values are what everybody attends to, the chunk that computed them too."""
+    model, tokens = checkpoint.load(), checkpoint.prompt * 4
+    expected: Tensor | None = None
+    for chunk in (10_000, 1, 3, 64, 257):
+        logits = Driver(model, CpuKernels(), cache_dtype=torch.bfloat16).prefill(Row(list(tokens)), chunk)
+        expected = logits if expected is None else expected
+        assert torch.equal(logits, expected), chunk
+    driver, row = Driver(model, CpuKernels(), cache_dtype=torch.bfloat16), Row(list(tokens))
+    for _ in tokens:
+        logits = driver.step([row], [])[0]
+    assert torch.equal(logits, expected)
+    exact = alone(model, CpuKernels(), tokens)
+    assert not torch.equal(logits, exact)
+    torch.testing.assert_close(logits, exact, atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "llama-ragged", "qwen2"], indirect=True)
+def test_all_layers_in_one_go_are_the_operations_one_by_one(checkpoint: Checkpoint, cache_dtype: torch.dtype):
     """Decode rows and chunks through the whole decoder at once: the bits that the single operations give."""
     model = checkpoint.load()
     tokens = checkpoint.prompt * 4
     results = []
     for kernels in (CpuKernels(), OneByOne()):
-        driver = Driver(model, kernels)
+        driver = Driver(model, kernels, cache_dtype=cache_dtype)
         rows = [Row(tokens[:40]), Row(tokens[3:290])]
         for row in rows:
             driver.prefill(row, 100)
