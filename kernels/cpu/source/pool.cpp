@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <sched.h>
+
 #include <chrono>
 #include <thread>
 
@@ -8,6 +10,10 @@ namespace {
 // How long a helper looks for work before it sleeps: longer than the gap between two operations of a step, shorter than
 // anybody who wants its core would notice.
 constexpr auto PATIENCE = std::chrono::microseconds(60);
+
+// How long a helper computes before it asks whether somebody else waits for its core: little of a time slice, and many
+// times what asking costs.
+constexpr auto TURN = std::chrono::microseconds(100);
 
 // How often a caller looks whether the last tasks are done before it sleeps: for about a millisecond, many times what a
 // task takes, since to wake it takes longer than to wait.
@@ -80,13 +86,24 @@ bool Pool::take() {
     return true;
 }
 
+// A helper's core may be the one on which tokens are handed to people, by a process that needs it for a millisecond every
+// step and would else wait for the end of a time slice. So helpers let others go first: they push nobody aside when they
+// wake, and ask from time to time, between two tasks, whether somebody waits.
 void Pool::help(int number) {
+#if defined(SCHED_BATCH)
+    const sched_param none{};
+    sched_setscheduler(0, SCHED_BATCH, &none);
+#endif
     typedef std::chrono::steady_clock Clock;
-    auto since = Clock::now();
+    auto since = Clock::now(), asked = since;
     for (unsigned spins = 0;; spins++) {
         if (number < threads_.load(std::memory_order_relaxed) && take()) {
-            while (take()) {
-            }
+            do {
+                const auto now = Clock::now();
+                if (now - asked < TURN) continue;
+                sched_yield();
+                asked = now;
+            } while (take());
             since = Clock::now();
         }
         relax();
