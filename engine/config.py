@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
-    max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in 0.05 s
+    max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in 0.03 s
     prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
     page_size: int = 32  # tokens
     num_pages: int | None = None  # None = sized from memory

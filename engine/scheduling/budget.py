@@ -26,7 +26,7 @@ def share_tokens(
     for s in running:
         if s.num_uncomputed > 1:
             (overdue if s.is_protected or policy.is_overdue(s, now) else others).append(s)
-    budget = policy.token_budget - len(decodes)
+    budget = policy.prompt_tokens(len(decodes))
     longest = config.prefill_chunk or budget
     chunks = _chunks(overdue, max(1, budget // OVERDUE_SHARE) if others else budget, longest)
     chunks += _chunks(others, budget - sum(chunk.length for chunk in chunks), longest)

@@ -14,7 +14,8 @@
    gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
    unless it had generated its share: being let in and thrown out again is no service.
 6. A step takes no more tokens than are read in `STEP_SECONDS`, unless told otherwise: nobody's stream halts for longer
-   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24).
+   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). However many
+   decode, prompts get `LEAST_PROMPT_TOKENS`; while nobody does, a step takes what is read in twice the time.
 
 Pure functions and numbers; holds no state.
 """
@@ -30,7 +31,7 @@ from engine.types import Mechanism, ServiceClass
 
 OVERDUE_SHARE = 8
 
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.03
 LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
 
 
@@ -47,7 +48,8 @@ class Policy:
     """The configured numbers behind the rules."""
 
     costs: Costs
-    token_budget: int
+    token_budget: int | None  # of a step, as configured
+    tokens_in_time: int  # of a step, where nothing is configured
     min_share: int
     max_wait: dict[ServiceClass, float]
     overdue_slots: int
@@ -55,10 +57,10 @@ class Policy:
     @classmethod
     def from_config(cls, config: EngineConfig, costs: Costs) -> Policy:
         """The policy that `config` asks for on a machine with `costs`."""
-        in_time = min(MOST_TOKENS, int(costs.prefill_tokens_per_second * STEP_SECONDS))
         return cls(
             costs=costs,
-            token_budget=config.max_num_batched_tokens or max(in_time, config.max_num_seqs + LEAST_PROMPT_TOKENS),
+            token_budget=config.max_num_batched_tokens,
+            tokens_in_time=int(costs.prefill_tokens_per_second * STEP_SECONDS),
             min_share=config.min_share,
             max_wait={
                 ServiceClass.STANDARD: config.max_wait_standard,
@@ -66,6 +68,13 @@ class Policy:
             },
             overdue_slots=max(1, config.max_num_seqs // OVERDUE_SHARE),
         )
+
+    def prompt_tokens(self, decodes: int) -> int:
+        """Rule 6: how many prompt tokens go with `decodes` rows that decode."""
+        if self.token_budget is not None:
+            return self.token_budget - decodes
+        in_time = self.tokens_in_time - decodes if decodes else 2 * self.tokens_in_time
+        return max(LEAST_PROMPT_TOKENS, min(MOST_TOKENS - decodes, in_time))
 
     def is_overdue(self, sequence: Sequence, now: float, *, times: int = 1) -> bool:
         """Rule 5: it has waited, or sat in its slot without its share, for its class's bound (or `times` that)."""

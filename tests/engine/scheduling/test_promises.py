@@ -314,18 +314,24 @@ def test_being_let_in_and_thrown_out_again_does_not_restart_the_clock():
 
 
 @pytest.mark.parametrize(
-    ("speed", "slots", "budget"), [(10_000, 8, 500), (1e9, 8, 2048), (10, 8, 40), (1e9, 4096, 4128)]
+    ("speed", "decodes", "tokens"),
+    [(10_000, 8, 292), (10_000, 0, 600), (1e9, 8, 2040), (1e9, 0, 2048), (10, 8, 32), (10, 0, 32), (1e9, 4096, 32)],
 )
-def test_a_step_takes_what_is_read_in_a_twentieth_of_a_second(speed: float, slots: int, budget: int):
-    """Unless told otherwise; never less than a token for each slot and a few of a prompt, never needlessly many."""
-    config = EngineConfig(model="fake", max_num_seqs=slots).validate()
-    assert Policy.from_config(config, Costs(1e9, speed)).token_budget == budget
+def test_prompts_get_what_is_read_in_the_time_of_a_step(speed: float, decodes: int, tokens: int):
+    """Twice that while nobody decodes; never less than a pass over the weights is worth, never needlessly many."""
+    policy = Policy.from_config(EngineConfig(model="fake").validate(), Costs(1e9, speed))
+    assert policy.prompt_tokens(decodes) == tokens
+
+
+def test_a_budget_that_was_asked_for_is_kept():
+    """Decoding sequences take theirs first, prompts get the rest."""
+    policy = Policy.from_config(EngineConfig(model="fake", max_num_batched_tokens=100).validate(), Costs(1e9, 10))
+    assert [policy.prompt_tokens(decodes) for decodes in (0, 1, 32)] == [100, 99, 68]
 
 
 def test_a_long_prompt_is_read_in_pieces_of_the_budget_while_streams_go_on():
     """Every step of somebody else's long prompt yields a token for the one who runs."""
     stage = Stage(slots=2, pages=80, max_num_batched_tokens=None, size=4)
-    assert stage.scheduler.policy.token_budget == 2 + 32
     stage.submit("runs", I, tokens=60)
     stage.step()
     stage.submit("long", I, prompt=tuple(range(200)), tokens=2)
@@ -333,7 +339,7 @@ def test_a_long_prompt_is_read_in_pieces_of_the_budget_while_streams_go_on():
         before = len(stage.tokens("runs"))
         stage.step()
         assert len(stage.tokens("runs")) == before + 1
-    assert stage.runner.most_tokens == 34
+    assert stage.runner.most_tokens == 1 + 32
     stage.step()
     assert len(stage.tokens("long")) == 1
     stage.finish()
