@@ -52,7 +52,7 @@ def step(scheduler: Scheduler) -> float:
     decided = time.perf_counter()
     outcome = Outcome(tuple(Sampled(7) for _ in batch.sampled))
     computed = time.perf_counter()
-    scheduler.commit(batch, outcome, 1.0)
+    scheduler.commit(outcome, 1.0)
     scheduler.take_events()
     return 1e6 * (time.perf_counter() - computed + decided - began)
 

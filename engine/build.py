@@ -182,17 +182,17 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     sampling = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1)
     join = Join(0, tuple(i % 7 for i in range(length)), length, 0, sampling, pages)
     prefill = Batch(0, (), (), (), (join,), (), (), (Chunk(0, 0, length, True),))
-    runner.execute(prefill)
+    runner.launch(prefill)()
     began = time.perf_counter()
-    runner.execute(prefill)
+    runner.launch(prefill)()
     seconds = time.perf_counter() - began
     for _ in range(3):
-        runner.execute(Batch(0, (), (), (), (), (), (0,), ()))
+        runner.launch(Batch(0, (), (), (), (), (), (0,), ()))()
     swapped = tuple((page, page) for page in pages[:host_pages])
     swap_seconds = 0.0
     for _ in range(2):  # the first touches fresh memory
         began = time.perf_counter()
-        runner.execute(Batch(0, swapped, (), swapped, (), (), (), ()))
+        runner.launch(Batch(0, swapped, (), swapped, (), (), (), ()))()
         swap_seconds = time.perf_counter() - began
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
     return Costs(swap_pages_per_second=pages_per_second, prefill_tokens_per_second=length / max(seconds, 1e-9))

@@ -6,6 +6,7 @@ Joins a scheduler, which decides, and a runner, which computes. Knows nothing of
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,9 +25,13 @@ TELL_POSITIONS_EVERY = 0.2  # seconds
 class Runner(Protocol):
     """Computes batches. Keeps each slot's tokens, page table and sampling parameters between steps."""
 
-    def execute(self, batch: Batch) -> Outcome:
-        """Move pages, put the batch's tokens through the model, sample."""
-        ...
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `launch` returns before the step is computed, so that the next one can be decided meanwhile."""
+
+    def launch(self, batch: Batch) -> Callable[[], Outcome]:
+        """Begin: move pages, put the batch's tokens through the model, sample. Steps are computed in the order in which
+        they were launched. Returns what waits for the outcome."""
 
 
 class Engine:
@@ -47,6 +52,8 @@ class Engine:
         self._clock = clock
         self._positions_told_at = 0.0
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
+        self._flying: deque[tuple[Batch, float, Callable[[], Outcome]]] = deque()  # launched at, oldest first
+        self._landed_at = 0.0
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused` when it can never be served, or its id is in use."""
@@ -60,14 +67,15 @@ class Engine:
         self.scheduler.abort(request_id, self._clock(), choice)
 
     def step(self) -> list[Event]:
-        """Schedule, compute, commit. Returns what happened, in order."""
+        """Schedule and launch a step, and commit one: the same, or the one before where the runner runs ahead, so that
+        it never waits for us. Returns what happened, in order."""
         began = self._clock()
         batch = self.scheduler.schedule(began)
         if not batch.is_empty:
-            outcome = self._runner.execute(batch)
-            now = self._clock()
-            self.scheduler.commit(batch, outcome, now)
-            self._last_step = (len(batch.decodes), sum(c.length for c in batch.chunks), now - began)
+            self._flying.append((batch, began, self._runner.launch(batch)))
+        may_fly = 1 if self._runner.runs_ahead and not batch.is_empty else 0
+        while len(self._flying) > may_fly:
+            self._land(*self._flying.popleft())
         if began - self._positions_told_at >= TELL_POSITIONS_EVERY:
             self._positions_told_at = began
             self.scheduler.tell_positions(began)
@@ -76,7 +84,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a step would do something."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._flying)
 
     def load(self) -> Load:
         """The books, with the last step's size."""
@@ -84,3 +92,11 @@ class Engine:
         return replace(
             self.scheduler.load(), decode_rows=decode_rows, prefill_tokens=prefill_tokens, step_seconds=seconds
         )
+
+    def _land(self, batch: Batch, launched: float, outcome: Callable[[], Outcome]) -> None:
+        sampled = outcome()
+        now = self._clock()
+        self.scheduler.commit(sampled, now)
+        seconds = now - max(launched, self._landed_at)
+        self._last_step = (len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
+        self._landed_at = now

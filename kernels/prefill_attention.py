@@ -8,6 +8,8 @@ rows.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -113,13 +115,13 @@ def prefill_attention(
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    tiles = _tiles(query_starts, context_lens)
+    tiles = _tiles(query_starts, context_lens, q.device)
     _prefill_kernel[(len(tiles), query_heads)](
         q,
         k_cache,
         v_cache,
         page_table,
-        torch.tensor(tiles, dtype=torch.int32).to(q.device, non_blocking=True),
+        tiles,
         out,
         q.stride(0),
         page_table.stride(0),
@@ -139,13 +141,15 @@ def prefill_attention(
     return out
 
 
-def _tiles(query_starts: tuple[int, ...], context_lens: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """(chunk, first query row, number of queries, position of the first query) of every tile of at most BLOCK_M
-    queries.
+@functools.lru_cache(maxsize=4)  # all layers of a step ask for the same
+def _tiles(query_starts: tuple[int, ...], context_lens: tuple[int, ...], device: torch.device) -> Tensor:
+    """[tiles, 4] int32: chunk, first query row, number of queries and position of the first query of every tile of at
+    most BLOCK_M queries. Copied from pinned memory: from other memory a copy waits for all that the GPU has to do.
     """
-    tiles = []
+    tiles: list[tuple[int, int, int, int]] = []
     for chunk, context in enumerate(context_lens):
         first, last = query_starts[chunk], query_starts[chunk + 1]
         position = context - (last - first)
         tiles += [(chunk, row, min(BLOCK_M, last - row), position + row - first) for row in range(first, last, BLOCK_M)]
-    return tiles
+    pinned = torch.tensor(tiles, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.scheduling.batch import Batch, Join, Outcome, Sampled
 
@@ -15,7 +15,10 @@ class MemoryRunner:
     reused wrongly changes the text. `text_alone` says what the text must be.
     """
 
-    def __init__(self, num_pages: int, host_pages: int, page_size: int, vocab_size: int = 1000) -> None:
+    def __init__(
+        self, num_pages: int, host_pages: int, page_size: int, vocab_size: int = 1000, runs_ahead: bool = False
+    ) -> None:
+        self.runs_ahead = runs_ahead
         self.page_size = page_size
         self.vocab_size = vocab_size
         self.pages: list[list[int]] = [[-1] * page_size for _ in range(num_pages)]
@@ -25,7 +28,7 @@ class MemoryRunner:
         self.tables: dict[int, list[int]] = {}
         self.most_tokens = 0
 
-    def execute(self, batch: Batch) -> Outcome:
+    def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Do as `Batch` and `Moves` say, in their order."""
         assert len({host for _, host in batch.swap_out}) == len(batch.swap_out), "two swap-outs into one host page"
         for page, host in batch.swap_out:
@@ -48,7 +51,8 @@ class MemoryRunner:
             for position in range(start, start + length):
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = self.tokens[slot][position]
-        return Outcome(tuple(self._sample(slot) for slot in batch.sampled))
+        outcome = Outcome(tuple(self._sample(slot) for slot in batch.sampled))
+        return lambda: outcome
 
     def _sample(self, slot: int) -> Sampled:
         size, table = self.page_size, self.tables[slot]

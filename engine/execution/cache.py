@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.transfer import to_device
 from kernels.memory import own_pages
 
 
@@ -74,7 +76,8 @@ class KVCache:
         self.data.index_copy_(2, self._index(destinations), self.data.index_select(2, self._index(sources)))
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(device page, host page) pairs: copy to host memory. Done when this returns."""
+        """(device page, host page) pairs: copy to host memory. On a GPU only begun: the host pages are for `swap_in`
+        alone, which comes after it."""
         pages, host_pages = zip(*pairs, strict=True)
         moved = self.data.index_select(2, self._index(pages)).movedim(2, 0)
         if self.data.device == self.host.device:
@@ -83,17 +86,16 @@ class KVCache:
         moved = moved.contiguous()
         for row, host_page in enumerate(host_pages):
             self.host[host_page].copy_(moved[row], non_blocking=True)
-        torch.cuda.current_stream(self.data.device).synchronize()
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(host page, device page) pairs: copy back to the device. The host pages may be reused when this returns."""
+        """(host page, device page) pairs: copy back to the device. On a GPU only begun: the host pages are for
+        `swap_out` alone, which comes after it."""
         host_pages, pages = zip(*pairs, strict=True)
         if self.data.device == self.host.device:
             moved = self.host.index_select(0, self._index(host_pages))
         else:
             moved = torch.stack([self.host[page].to(self.data.device, non_blocking=True) for page in host_pages])
-            torch.cuda.current_stream(self.data.device).synchronize()
         self.data.index_copy_(2, self._index(pages), moved.movedim(0, 2))
 
     def _index(self, pages: Sequence[int]) -> Tensor:
-        return torch.tensor(pages, dtype=torch.int64, device=self.data.device)
+        return to_device((np.array(pages, np.int64),), self.data.device)[0]

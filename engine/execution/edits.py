@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.execution.slots import Ints, SlotState
+from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join
 
 
@@ -95,4 +96,4 @@ class LogitEdits:
         return self._tensor(array).unsqueeze(1)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device((array,), self._device)[0]

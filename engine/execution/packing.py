@@ -8,40 +8,54 @@ from torch import Tensor
 
 from engine.execution.inputs import ModelInputs
 from engine.execution.slots import Ints, SlotState
+from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
 
 
-def pack(batch: Batch, slots: SlotState, page_size: int, device: torch.device) -> ModelInputs:
+def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) -> ModelInputs:
     """Decode rows first, then the chunks in order; nothing is padded but the page tables' width.
 
-    Costs a few gathers for all decodes together and a few for each chunk.
+    last_tokens[slots] int64: each slot's last token, on the device that computes. Costs a few gathers for all decodes
+    together and a few for each chunk, and one transfer.
     """
     decodes = np.array(batch.decodes, np.int64)
     decode_positions = slots.lengths[decodes] - 1
-    rows = [decodes, *(np.full(chunk.length, chunk.slot) for chunk in batch.chunks)]
-    ranges = [decode_positions, *(np.arange(chunk.start, chunk.start + chunk.length) for chunk in batch.chunks)]
-    slot_of_row, positions = np.concatenate(rows), np.concatenate(ranges)
+    slot_of_row = np.concatenate([decodes, *(np.full(chunk.length, chunk.slot) for chunk in batch.chunks)])
+    ranges = [np.arange(chunk.start, chunk.start + chunk.length) for chunk in batch.chunks]
+    positions = np.concatenate([decode_positions, *ranges])
     pages = slots.page_table[slot_of_row, positions // page_size].astype(np.int64)
+    chunk_tokens = slots.tokens[slot_of_row[len(decodes) :], positions[len(decodes) :]]
 
     starts = np.cumsum([0, *(chunk.length for chunk in batch.chunks)])
     ends = tuple(chunk.start + chunk.length for chunk in batch.chunks)
     chunk_slots = np.array([chunk.slot for chunk in batch.chunks], np.int64)
     sampling_rows = [len(decodes) + starts[i + 1] - 1 for i, chunk in enumerate(batch.chunks) if chunk.samples]
 
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-
+    decode_slots, prompt_ids, position_ids, places, decode_table, decode_lens, chunk_table, logit_rows = to_device(
+        (
+            decodes,
+            chunk_tokens,
+            positions,
+            pages * page_size + positions % page_size,
+            _tables(slots, decodes, decode_positions + 1, page_size),
+            (decode_positions + 1).astype(np.int32),
+            _tables(slots, chunk_slots, np.array(ends, np.int64), page_size),
+            np.concatenate([np.arange(len(decodes)), np.array(sampling_rows, np.int64)]),
+        ),
+        last_tokens.device,
+    )
+    decode_ids = last_tokens.index_select(0, decode_slots)
     return ModelInputs(
-        token_ids=tensor(slots.tokens[slot_of_row, positions]),
-        positions=tensor(positions),
-        slots=tensor(pages * page_size + positions % page_size),
+        token_ids=torch.cat((decode_ids, prompt_ids)) if batch.chunks else decode_ids,
+        positions=position_ids,
+        slots=places,
         num_decodes=len(decodes),
-        decode_page_table=tensor(_tables(slots, decodes, decode_positions + 1, page_size)),
-        decode_context_lens=tensor((decode_positions + 1).astype(np.int32)),
-        prefill_page_table=tensor(_tables(slots, chunk_slots, np.array(ends, np.int64), page_size)),
+        decode_page_table=decode_table,
+        decode_context_lens=decode_lens,
+        prefill_page_table=chunk_table,
         prefill_query_starts=tuple(starts.tolist()),
         prefill_context_lens=ends,
-        logit_rows=tensor(np.concatenate([np.arange(len(decodes)), np.array(sampling_rows, np.int64)])),
+        logit_rows=logit_rows,
     )
 
 

@@ -6,7 +6,8 @@ not what the caller made of it (vLLM's `raw_logprobs`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from engine.execution.edits import LogitEdits
 from engine.execution.slots import Ints, SlotState
+from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
 from engine.types import Alternative
 from kernels.interface import Kernels
@@ -32,35 +34,57 @@ class Sampler:
         """Take in what those who joined ask to be done to their logits."""
         self._edits.join(joins)
 
-    def sample(self, logits: Tensor, slots: Ints) -> tuple[Ints, tuple[Sampled, ...]]:
-        """logits[R, V] float32, slots[R] -> the new ids [R], and the same with log-probabilities where asked for."""
+    def sample(self, logits: Tensor, slots: Ints) -> Drawn:
+        """logits[R, V] float32, slots[R] -> one new token each, and log-probabilities where they are asked for."""
         state = self._slots
-        chosen = self._kernels.sample(
-            self._edits.apply(logits, slots),
-            self._tensor(state.temperature[slots]),
-            self._tensor(state.top_k[slots]),
-            self._tensor(state.top_p[slots]),
-            self._tensor(state.min_p[slots]),
-            self._tensor(state.seed[slots]),
-            self._tensor(state.lengths[slots]),  # the new token's position in the whole sequence
-            self._tensor(state.choice[slots]),
-        )
-        self._edits.append(slots, chosen)
-        token_ids: Ints = chosen.cpu().numpy()
         asked = np.flatnonzero(state.logprobs[slots] >= 0)
+        slot_ids, *parameters, rows = to_device(
+            (
+                slots,
+                state.temperature[slots],
+                state.top_k[slots],
+                state.top_p[slots],
+                state.min_p[slots],
+                state.seed[slots],
+                state.lengths[slots],  # the new token's position in the whole sequence
+                state.choice[slots],
+                asked,
+            ),
+            self._device,
+        )
+        chosen = self._kernels.sample(self._edits.apply(logits, slots), *parameters)
+        self._edits.append(slots, chosen)
+        if not len(asked):
+            return Drawn(slot_ids, chosen)
+        wanted = state.logprobs[slots][asked]
+        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], int(wanted.max()))
+        return Drawn(slot_ids, chosen, log_probs, tuple(zip(asked.tolist(), wanted.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was sampled, still on the device: token_ids[R] of slots[R], both int64.
+
+    log_probs: of the A rows that ask for them (chosen[A], ids[A, k], values[A, k]). asked: those rows, and how many
+    alternatives each wants.
+    """
+
+    slots: Tensor
+    token_ids: Tensor
+    log_probs: tuple[Tensor, Tensor, Tensor] | None = None
+    asked: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What the host wants to read."""
+        return (self.token_ids, *(self.log_probs or ()))
+
+    def read(self, tensors: Sequence[Tensor]) -> tuple[Sampled, ...]:
+        """tensors: those above, on the host."""
+        token_ids, *rest = tensors
         sampled = [Sampled(token_id) for token_id in token_ids.tolist()]
-        if len(asked):
-            rows = self._tensor(asked)
-            self._add_log_probs(sampled, logits[rows], chosen[rows], asked, state.logprobs[slots][asked])
-        return token_ids, tuple(sampled)
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-    def _add_log_probs(self, sampled: list[Sampled], logits: Tensor, chosen: Tensor, rows: Ints, wanted: Ints) -> None:
-        """Replace the entries `rows` of `sampled` by ones that carry log-probabilities."""
-        log_probs, ids, top = self._kernels.log_probs(logits, chosen, int(wanted.max()))
-        lists = zip(rows.tolist(), wanted.tolist(), log_probs.tolist(), ids.tolist(), top.tolist(), strict=True)
-        for row, count, log_prob, alternatives, values in lists:
-            pairs = zip(alternatives[:count], values[:count], strict=True)
-            sampled[row] = Sampled(sampled[row].token_id, log_prob, tuple(Alternative(*pair) for pair in pairs))
+        if rest:
+            for (row, count), log_prob, ids, values in zip(self.asked, *(t.tolist() for t in rest), strict=True):
+                pairs = zip(ids[:count], values[:count], strict=True)
+                sampled[row] = Sampled(sampled[row].token_id, log_prob, tuple(Alternative(*pair) for pair in pairs))
+        return tuple(sampled)

@@ -16,13 +16,15 @@ Floats = NDArray[np.float32]
 
 
 class SlotState:
-    """Tokens [slots, max_len], page tables [slots, pages] and sampling parameters [slots] of everybody who runs."""
+    """Tokens [slots, max_len], page tables [slots, pages] and sampling parameters [slots] of everybody who runs. Tokens
+    are those that were known when a sequence joined; what it samples after that stays on the device.
+    """
 
     def __init__(self, slots: int, max_len: int, page_size: int) -> None:
         # Zeros of this size are virtual until touched, so a long context costs nothing before somebody uses it.
         self.tokens: Ints = np.zeros((slots, max_len + 1), np.int64)
         self.page_table = np.zeros((slots, -(-max_len // page_size)), np.int32)
-        self.lengths: Ints = np.zeros(slots, np.int64)  # known tokens
+        self.lengths: Ints = np.zeros(slots, np.int64)  # tokens, the sampled ones too
         self.prompt_lens: Ints = np.zeros(slots, np.int64)
         self.choice: Ints = np.zeros(slots, np.int64)
         self.temperature: Floats = np.zeros(slots, np.float32)
@@ -65,7 +67,6 @@ class SlotState:
         self.biased[slot] = bool(sampling.logit_bias)
         self.penalised[slot] = sampling.penalises
 
-    def append(self, slots: Ints, token_ids: Ints) -> None:
-        """One more known token for each of `slots`."""
-        self.tokens[slots, self.lengths[slots]] = token_ids
+    def advance(self, slots: Ints) -> None:
+        """A token was sampled for each of `slots`."""
         self.lengths[slots] += 1

@@ -14,11 +14,12 @@ from engine.scheduling.sequence import Sequence
 
 def share_tokens(
     running: list[Sequence], config: EngineConfig, policy: Policy, now: float
-) -> tuple[list[int], list[Chunk]]:
-    """`running` in service order -> slots that decode, and chunks. A share of the budget is for the prompts of the
-    overdue, who would otherwise sit in their slots while prompts of higher classes take it all.
+) -> tuple[list[Sequence], list[Chunk]]:
+    """`running` in service order -> those that decode, and chunks. A share of the budget is for the prompts of the
+    overdue, who would otherwise sit in their slots while prompts of higher classes take it all. Whoever's last token is
+    being sampled has nothing left to compute.
     """
-    decodes = [s.slot for s in running if len(s.tokens) - s.num_computed == 1 and s.slot is not None]
+    decodes = [s for s in running if s.num_tokens - s.num_computed == 1 and s.num_tokens < s.most_tokens]
     if len(decodes) == len(running):
         return decodes, []
     overdue: list[Sequence] = []

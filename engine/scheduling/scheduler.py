@@ -8,12 +8,13 @@ paging vLLM (Kwon et al., SOSP'23).
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from engine.config import EngineConfig
-from engine.scheduling.batch import Batch, Join, Outcome
+from engine.scheduling.batch import Batch, Chunk, Join, Outcome
 from engine.scheduling.budget import share_tokens
 from engine.scheduling.moves import Moves
 from engine.scheduling.pages import HostPool, PagePool
@@ -38,6 +39,15 @@ from engine.types import (
 POSITIONS_TOLD = 32  # how many of those who wait are told their place when it changes
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step between its decision and its outcome."""
+
+    noted: list[tuple[Sequence, int]]  # who fills a page or ends a chunk, and how many of its tokens are computed then
+    sampled: list[Sequence]  # in the order of `Batch.sampled`
+    num_tokens: int
+
+
 def _service_order(sequence: Sequence) -> tuple[int, int, int]:
     return (sequence.service_class, sequence.arrival, sequence.choice)
 
@@ -58,6 +68,7 @@ class Scheduler:
         self._slots: list[Sequence | None] = [None] * config.max_num_seqs
         self._outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
         self._moves = Moves()
+        self._flights: deque[Flight] = deque()  # steps decided and not committed, oldest first
         self._events: list[Event] = []
         self._counts: Counter[str] = Counter()
         self._arrivals = 0
@@ -67,7 +78,9 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> None:
         """Let `request` wait. The engine has checked that it fits context and pool, and that its id is new."""
         size = self.config.page_size
-        lead, *siblings = (Sequence(request, choice, self._arrivals, now, size) for choice in range(request.n))
+        lead, *siblings = (
+            Sequence(request, choice, self._arrivals, now, size, self.max_len) for choice in range(request.n)
+        )
         self._arrivals += 1
         self.requests[request.id] = [lead, *siblings]
         lead.siblings = siblings
@@ -112,41 +125,45 @@ class Scheduler:
     # A step -------------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch:
-        """Decide the next step: who grows, who is paused, who joins, and how many tokens of each are computed."""
+        """Decide the next step: who grows, who is paused, who joins, and how many tokens of each are computed. The
+        step before may still be under way: what it computes is taken as computed."""
+        self.host.release(self._moves.spent_host_pages)  # they were read by a step before, whatever is next written
+        self._moves.spent_host_pages = []
         self.queue.promote_overdue(now)
         was_idle = not self.running
         self._grow_running(now)
         if self.config.batching == "continuous" or was_idle:
             self._admit(now)
         decodes, chunks = share_tokens(self.running, self.config, self.policy, now)
+        flight = self._depart(decodes, chunks)
         self._counts["steps"] += 1
-        return self._moves.build(self._counts["steps"], decodes, chunks)
+        batch = self._moves.build(self._counts["steps"], [s.slot for s in decodes if s.slot is not None], chunks)
+        if not batch.is_empty:
+            self._flights.append(flight)
+        return batch
 
-    def commit(self, batch: Batch, outcome: Outcome, now: float) -> None:
-        """Take in what `batch` yielded: tokens are appended, full pages published, finished sequences leave."""
-        self.host.release(self._moves.spent_host_pages)
-        self._moves.spent_host_pages = []
+    def commit(self, outcome: Outcome, now: float) -> None:
+        """Take in what the oldest step under way yielded: tokens are appended, full pages published, finished
+        sequences leave. Who has left since, or was paused, is not in the way."""
+        flight = self._flights.popleft()
+        for sequence, computed in flight.noted:
+            self._publish(sequence, computed, now)
         # What runs for every sequence in every step is written out: benchmarks/scheduler_cost.py counts it.
-        at, size, events = self._at, self.config.page_size, self._events
-        for slot in batch.decodes:
-            self._advance(at(slot), 1, now)
-        for chunk in batch.chunks:
-            self._advance(at(chunk.slot), chunk.length, now)
-        for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True):
-            sequence, token_id = at(slot), sampled.token_id
-            tokens = sequence.tokens
-            tokens.append(token_id)
+        events, finished = self._events, State.FINISHED
+        for sequence, sampled in zip(flight.sampled, outcome.sampled, strict=True):
+            if sequence.state is finished:
+                continue
+            token_id = sampled.token_id
+            sequence.tokens.append(token_id)
             if sequence.share_left:
                 sequence.share_left -= 1
-            finish = sequence.finish_reason(token_id, self.max_len)
+            finish = sequence.finish_reason(token_id)
             events.append(
                 TokenEvent(sequence.request.id, sequence.choice, token_id, finish, sampled.logprob, sampled.top)
             )
             if finish is not None:
                 self._finish(sequence, now)
-            elif len(tokens) > len(sequence.page_table) * size:
-                self._outgrown.append(sequence)
-        self._counts["computed_tokens"] += batch.num_tokens
+        self._counts["computed_tokens"] += flight.num_tokens
         self._counts["generated_tokens"] += len(outcome.sampled)
 
     def take_events(self) -> list[Event]:
@@ -211,15 +228,42 @@ class Scheduler:
         assert len(waiting) == len(self.queue)
         assert set(waiting) == set(self.queue.in_order())
         assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
-        lacking = {id(s) for s in self.running if len(s.page_table) < s.pages_needed}
+        lacking = {id(s) for s in self.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.most_tokens}
         assert lacking <= {id(s) for s in self._outgrown}
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _at(self, slot: int) -> Sequence:
-        sequence = self._slots[slot]
-        assert sequence is not None, f"slot {slot} is empty"
-        return sequence
+    def _depart(self, decodes: list[Sequence], chunks: list[Chunk]) -> Flight:
+        """From here on the step's tokens count as computed, and those it samples as had."""
+        size, outgrown, noted = self.config.page_size, self._outgrown, []
+        # As in `commit`.
+        for sequence in decodes:
+            sequence.num_computed = computed = sequence.num_computed + 1
+            sequence.num_tokens = length = sequence.num_tokens + 1
+            if computed <= sequence.high_water:
+                self._counts["recomputed_tokens"] += 1
+            else:
+                sequence.high_water = computed
+            if computed % size == 0 or sequence.siblings:
+                noted.append((sequence, computed))
+            if length > len(sequence.page_table) * size and length < sequence.most_tokens:
+                outgrown.append(sequence)
+        sampled = list(decodes)
+        for chunk in chunks:
+            chunked = self._slots[chunk.slot]
+            assert chunked is not None, f"slot {chunk.slot} is empty"
+            before = chunked.num_computed
+            chunked.num_computed = after = before + chunk.length
+            if before < chunked.high_water:
+                self._counts["recomputed_tokens"] += min(chunked.high_water, after) - before
+            chunked.high_water = max(chunked.high_water, after)
+            noted.append((chunked, after))
+            if chunk.samples:
+                chunked.num_tokens += 1
+                sampled.append(chunked)
+                if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
+                    outgrown.append(chunked)
+        return Flight(noted, sampled, len(decodes) + sum(chunk.length for chunk in chunks))
 
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page that its next token needs; pause others, or itself, if there is none."""
@@ -267,6 +311,8 @@ class Scheduler:
 
     def _try_start(self, sequence: Sequence, pausable: list[Sequence], share: int, now: float) -> bool:
         """Start `sequence`, pausing others if it takes that; or note what it lacks."""
+        if sequence.is_awaited:  # paused a moment ago: its last token is known when the step under way is committed
+            return False
         if not self._free_slots and not pausable:
             sequence.cause = Cause.SLOTS
             return False
@@ -359,20 +405,14 @@ class Scheduler:
         cached = sequence.num_computed if first_time else 0
         self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached, at=now))
 
-    def _advance(self, sequence: Sequence, length: int, now: float) -> None:
-        """`length` more tokens of `sequence` have their KV in its pages."""
-        before = sequence.num_computed
-        sequence.num_computed = after = before + length
-        if before < sequence.high_water:
-            self._counts["recomputed_tokens"] += min(sequence.high_water, after) - before
-        if after > sequence.high_water:
-            sequence.high_water = after
-        full = after // self.config.page_size
-        if full > sequence.num_published and self.config.enable_prefix_caching:
+    def _publish(self, sequence: Sequence, computed: int, now: float) -> None:
+        """The first `computed` tokens of `sequence` are known and have their KV in its pages, if it still has them."""
+        full = computed // self.config.page_size
+        if self.config.enable_prefix_caching and sequence.state is State.RUNNING:
             for index in range(sequence.num_published, full):
                 self.pool.publish(sequence.page_table[index], sequence.digest(index))
                 sequence.num_published = index + 1
-        if sequence.siblings and after >= sequence.prompt_len:
+        if sequence.siblings and computed >= sequence.prompt_len:
             self._release_siblings(sequence, now)
 
     def _release_siblings(self, lead: Sequence, now: float) -> None:

@@ -24,6 +24,9 @@ class Sequence:
 
     Only the scheduler changes it. `num_computed` tokens have their KV in `page_table` (running) or `host_pages`
     (swapped out); a sequence that was dropped for recomputation has neither and `num_computed == 0`.
+
+    Both numbers run ahead of `tokens`: what a step that is under way computes counts as computed, and the token it
+    samples as one that the sequence has, though nobody knows yet which (`num_tokens`).
     """
 
     __slots__ = (
@@ -37,8 +40,10 @@ class Sequence:
         "is_overdue",
         "lead",
         "mechanism",
+        "most_tokens",
         "num_computed",
         "num_published",
+        "num_tokens",
         "page_table",
         "paused_by",
         "prompt_len",
@@ -53,12 +58,13 @@ class Sequence:
         "waiting_since",
     )
 
-    def __init__(self, request: Request, choice: int, arrival: int, now: float, page_size: int) -> None:
+    def __init__(self, request: Request, choice: int, arrival: int, now: float, page_size: int, max_len: int) -> None:
         self.request = request
         self.choice = choice
         self.arrival = arrival
-        self.tokens = list(request.prompt)
-        self.prompt_len = len(request.prompt)
+        self.tokens = list(request.prompt)  # the known ones
+        self.num_tokens = self.prompt_len = len(request.prompt)
+        self.most_tokens = min(max_len, self.prompt_len + request.sampling.max_tokens)
         self.state = State.WAITING
         self.num_computed = 0
         self.num_published = 0  # full pages already offered to the prefix cache
@@ -86,18 +92,23 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens known to have been sampled so far."""
         return len(self.tokens) - self.prompt_len
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose KV is missing. 1 means: it decodes."""
-        return len(self.tokens) - self.num_computed
+        """Tokens whose KV is missing. 1 means: it decodes."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while a step that is under way samples for it."""
+        return self.num_tokens > len(self.tokens)
 
     @property
     def pages_needed(self) -> int:
-        """Pages that hold all known tokens."""
-        return -(-len(self.tokens) // self._page_size)
+        """Pages that hold all its tokens."""
+        return -(-self.num_tokens // self._page_size)
 
     @property
     def is_protected(self) -> bool:
@@ -118,14 +129,12 @@ class Sequence:
         sample from; the scheduler then copies that page before it is written."""
         return (self.digest(i) for i in range(len(self.tokens) // self._page_size))
 
-    def finish_reason(self, token_id: int, max_len: int) -> FinishReason | None:
+    def finish_reason(self, token_id: int) -> FinishReason | None:
         """Why `token_id`, just appended, ends the sequence, if it does."""
         sampling, length = self.request.sampling, len(self.tokens)
         if token_id in sampling.stop_token_ids and length - self.prompt_len >= sampling.min_tokens:
             return FinishReason.STOP
-        if length - self.prompt_len >= sampling.max_tokens or length >= max_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if length >= self.most_tokens else None
 
     def __repr__(self) -> str:
         return f"<{self.request.id}/{self.choice} {self.state.value} {self.num_computed}/{len(self.tokens)} tokens>"

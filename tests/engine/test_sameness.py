@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.text import TextModel
+from engine.execution.runner import ModelRunner
 from engine.types import Mechanism
 from tests.engine.same import Texts, alone, make_engine, requests, run
 
@@ -85,6 +86,24 @@ def test_preemption_at_every_step_changes_no_text(demo: Path, wanted, solo: Text
     assert len(texts) == len(some)
     counters = engine.load().counters
     assert counters.swaps + counters.recomputes > TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_steps_decided_before_the_last_one_is_known_change_no_text(
+    demo: Path, wanted, solo: Texts, disturbed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a GPU, which computes a step while the next one is decided; also with everybody paused all the time."""
+    monkeypatch.setattr(ModelRunner, "runs_ahead", True)
+    engine = make_engine(demo, max_num_seqs=16)
+    scheduler, steps = engine.scheduler, itertools.count()
+
+    def pause_all() -> None:
+        if disturbed and next(steps) % 3 == 0:
+            for sequence in list(scheduler.running):
+                scheduler.pause(sequence, 0.0)
+
+    assert run(engine, wanted, pause_all) == solo
 
 
 @pytest.mark.slow

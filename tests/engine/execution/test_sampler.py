@@ -70,8 +70,8 @@ def test_every_row_is_edited_as_if_it_were_alone(rows, seed):
     for _ in range(4):
         logits = torch.randn(len(held), V, generator=generator)
         before = logits.clone()
-        token_ids, _ = made.sample(logits, everybody)
-        state.append(everybody, token_ids)
+        token_ids = made.sample(logits, everybody).token_ids
+        state.advance(everybody)
         for i, (tokens, prompt_len, p) in enumerate(held):
             expected = naive(logits[i].numpy(), tokens, prompt_len, p)
             assert expected[token_ids[i]] == pytest.approx(expected.max(), abs=1e-4)
@@ -85,8 +85,8 @@ def test_a_seed_uses_all_its_64_bits():
     made, state = sampler(*rows)
     drawn = []
     for _ in range(20):
-        token_ids, _ = made.sample(torch.zeros(3, V), np.arange(3))
-        state.append(np.arange(3), token_ids)
+        token_ids = made.sample(torch.zeros(3, V), np.arange(3)).token_ids
+        state.advance(np.arange(3))
         drawn.append(token_ids.tolist())
     columns = list(zip(*drawn, strict=True))
     assert len(set(columns)) == 3
@@ -98,7 +98,8 @@ def test_log_probabilities_are_the_model_s_own():
     made, _ = sampler(
         ([1], 1, params(logprobs=2, logit_bias={9: 100.0})), ([1], 1, params()), ([1], 1, params(logprobs=0))
     )
-    _, sampled = made.sample(logits, np.arange(3))
+    drawn = made.sample(logits, np.arange(3))
+    sampled = drawn.read(drawn.tensors)
     expected = torch.log_softmax(logits, -1)
     assert sampled[0].token_id == 9
     assert sampled[0].logprob == pytest.approx(expected[0, 9].item(), abs=1e-5)
@@ -117,6 +118,7 @@ def test_a_slot_remembers_nothing_of_who_sat_there_before():
     state.apply(Batch(2, (), (), (), (newcomer,), (), (), ()))
     made.join([newcomer])
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(2))
-    token_ids, sampled = made.sample(logits, np.arange(1))
-    assert token_ids[0] == logits.argmax().item()
-    assert sampled[0].logprob is None
+    drawn = made.sample(logits, np.arange(1))
+    (sampled,) = drawn.read(drawn.tensors)
+    assert sampled.token_id == logits.argmax().item()
+    assert sampled.logprob is None

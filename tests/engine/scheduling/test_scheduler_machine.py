@@ -48,8 +48,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         swap_speed=st.sampled_from([1.0, 1e9]),
         patience=st.sampled_from([0.02, 2.0, 20.0]),
         min_share=st.sampled_from([2, 3, 8]),
+        runs_ahead=st.booleans(),
     )
-    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed, patience, min_share):
+    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed, patience, min_share, runs_ahead):
         config = EngineConfig(
             model="fake",
             max_num_seqs=slots,
@@ -65,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         policy = Policy.from_config(config, Costs(swap_speed, 100.0))
         scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=64)
-        self.runner = MemoryRunner(pages, host, SIZE)
+        self.runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
         self.engine = Engine(config, model_info(pages, slots), scheduler, self.runner, clock=lambda: self.now)
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: dict[tuple[str, int], str] = {}
