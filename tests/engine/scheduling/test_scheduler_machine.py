@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mechanism = data.draw(st.sampled_from(list(Mechanism))) if swap_fits else Mechanism.RECOMPUTE
         self.engine.scheduler.pause(sequence, self.now, mechanism=mechanism)
 
-    @precondition(lambda self: self.engine.has_work)
+    @precondition(lambda self: self.engine.scheduler.requests)
     @rule(data=st.data())
     def abort(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.engine.scheduler.requests)))
