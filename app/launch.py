@@ -23,6 +23,7 @@ log = logging.getLogger("carousel")
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10
 UNREAD_MILLISECONDS = 60_000  # a peer may leave bytes unread before its connection is dropped
+LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
 
 
@@ -85,13 +86,19 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
 
 
 async def _show_loading(client: EngineClient, url: str) -> int:
-    """A progress bar on a terminal while the weights load; one line when all is ready. Returns 1 if it failed."""
+    """A progress bar on a terminal while the engine gets ready; one line when it is. Returns 1 if it failed."""
     ready = asyncio.create_task(client.ready())
-    with tqdm(desc="weights", unit="B", unit_scale=True, leave=False, delay=0.5, disable=None) as bar:
+    with tqdm(desc="weights", unit_scale=True, leave=False, delay=0.5, disable=None) as bar:
+        shown = "weights"
         while not ready.done():
-            if client.loading.what == "weights":
-                bar.total = client.loading.total
-                bar.update(client.loading.done - bar.n)
+            loading = client.loading
+            if loading.what in LONG_PHASES:
+                if loading.what != shown:
+                    shown = loading.what
+                    bar.set_description(shown)
+                    bar.reset()
+                bar.total = loading.total
+                bar.update(loading.done - bar.n)
             await asyncio.wait((ready,), timeout=0.1)
     try:
         info = ready.result()

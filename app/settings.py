@@ -83,6 +83,7 @@ OPTIONS = (
     Option(
         "kernels", str, "torch computes without our kernels, for comparison", engine=True, choices=("auto", "torch")
     ),
+    Option("enforce-eager", bool, "no CUDA graphs: a faster start, slower tokens", engine=True),
     Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
     Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),
     Option("max-num-seqs", int, "slots: sequences that run at once", engine=True),

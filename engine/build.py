@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
+from engine.execution.graphs import Capture, CudaCapture
 from engine.execution.models import load_model
 from engine.execution.models.interface import Model
 from engine.execution.runner import ModelRunner
@@ -68,8 +69,9 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         device=device,
         host_pages=host_pages,
     )
-    runner = ModelRunner(model, cache, kernels, config.max_num_seqs, max_len)
+    runner = ModelRunner(model, cache, kernels, config.max_num_seqs, max_len, _capture(config, device))
     progress("warm-up", 0, 1)
+    runner.record(lambda done, total: progress("graphs", done, total))
     costs = _warm_up(config, runner, num_pages, host_pages, max_len)
     progress("warm-up", 1, 1)
     info = ModelInfo(
@@ -170,6 +172,11 @@ def _free_memory() -> int:
         except (OSError, ValueError):  # not there, or "max"
             continue
     return free
+
+
+def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
+    """How decode steps are recorded: on a GPU as CUDA graphs, unless told not to."""
+    return CudaCapture(device) if device.type == "cuda" and not config.enforce_eager else None
 
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:

@@ -1,7 +1,9 @@
-"""The sampler in one kernel: temperature, min_p, top_k, top_p, Gumbel noise, argmax. One program per row of logits.
+"""The sampler: temperature, min_p, top_k, top_p, Gumbel noise, argmax. Nothing is sorted, no softmax is written.
 
-Each filter is a threshold on a row's logits. Thresholds are found by search over the logits' bit patterns, three bits
-a pass, so there is no sort and ties need no order. A row's result depends on nothing but the row.
+A row without filters is read once, by as many programs as it has slices, since one multiprocessor alone reads a
+vocabulary slowly; the best of the slices' best is its token. A row with filters is left to one program. Each filter is
+a threshold on its logits, found by search over their bit patterns, three bits a pass, so ties need no order. A row's
+result depends on nothing but the row.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -19,6 +21,7 @@ from kernels.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
 from kernels.reference import sample as reference
 
 BLOCK = 2048  # columns in a step of a pass
+SLICE = 2 * BLOCK
 NUM_WARPS = 8
 PASSES = tl.constexpr(11)  # of three bits each; the first one finds two
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
@@ -70,6 +73,65 @@ def _search(logits, divisor, V, largest, floor, target, MASS: tl.constexpr, BLOC
 
 
 @triton.jit
+def _is_plain(greedy, k, p, log_min_p, V):
+    """Whether every column of a row may be sampled, or the largest is."""
+    return greedy | (((k <= 0) | (k >= V)) & (p >= 1.0) & (log_min_p == float("-inf")))
+
+
+@triton.jit
+def _best(logits, first, last, V, divisor, greedy, floor, key_a, key_b, BLOCK: tl.constexpr):
+    """The largest value + noise among columns first..last-1 at or above `floor`, and the lowest column that has it."""
+    best = float("-inf")
+    best_column = tl.zeros([], tl.int32) + first
+    for start in range(first, last, BLOCK):
+        values, columns = _load(logits, start, divisor, V, BLOCK)
+        noise = tl.where(greedy, 0.0, gumbel(column_hash(columns, key_a, key_b)))
+        kept = (columns < V) & (_ordered(values) >= floor)
+        scores = tl.where(kept, values + noise, float("-inf"))
+        block_best = tl.max(scores, axis=0)
+        if block_best > best:
+            best = block_best
+            best_column = tl.min(tl.where(scores == block_best, columns, V), axis=0)
+    return best, best_column
+
+
+@triton.jit
+def _slice_kernel(
+    logits,  # [R, V] float32
+    temperature,  # [R] float32
+    top_k,  # [R] int32
+    top_p,  # [R] float32
+    log_min_p,  # [R] float32, -inf: off
+    seed,  # [R] int64
+    position,  # [R] int64
+    choice,  # [R] int64
+    scores,  # [R, slices] float32
+    columns,  # [R, slices] int32
+    V,
+    SLICE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The best of one slice of one row, where the row has no filters."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    given = tl.load(temperature + row)
+    greedy = given < GREEDY_BELOW
+    if not _is_plain(greedy, tl.load(top_k + row), tl.load(top_p + row), tl.load(log_min_p + row), V):
+        return
+    divisor = tl.where(greedy, 1.0, given)
+    words = (tl.load(seed + row), tl.load(position + row), tl.load(choice + row))
+    key_a = row_key(KEY_START_A, words[0], words[1], words[2])
+    key_b = row_key(KEY_START_B, words[0], words[1], words[2])
+    everything = tl.zeros([], tl.int64)
+    best, column = _best(
+        logits + row * V, part * SLICE, part * SLICE + SLICE, V, divisor, greedy, everything, key_a, key_b, BLOCK
+    )
+    out = row * tl.num_programs(1) + part
+    tl.store(scores + out, best)
+    tl.store(columns + out, column)
+
+
+@triton.jit
 def _sample_kernel(
     logits,  # [R, V] float32
     temperature,  # [R] float32
@@ -79,8 +141,12 @@ def _sample_kernel(
     seed,  # [R] int64
     position,  # [R] int64
     choice,  # [R] int64
+    slice_scores,  # [R, slices] float32: the best of each slice of rows without filters
+    slice_columns,  # [R, slices] int32
     ids,  # [R] int64
     V,
+    slices,
+    SLICES: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
     """Samples one row."""
@@ -89,41 +155,34 @@ def _sample_kernel(
     given = tl.load(temperature + row)
     greedy = given < GREEDY_BELOW
     divisor = tl.where(greedy, 1.0, given)
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row)
+    least = tl.load(log_min_p + row)
+    if _is_plain(greedy, k, p, least, V):
+        parts = tl.arange(0, SLICES)
+        found = tl.load(slice_scores + row * slices + parts, mask=parts < slices, other=float("-inf"))
+        where = tl.load(slice_columns + row * slices + parts, mask=parts < slices, other=V)
+        top = tl.max(found, axis=0)
+        tl.store(ids + row, tl.min(tl.where(found == top, where, V), axis=0).to(tl.int64))
+        return
 
     largest = float("-inf")
     for start in range(0, V, BLOCK):
-        values, columns = _load(logits, start, divisor, V, BLOCK)
+        values = _load(logits, start, divisor, V, BLOCK)[0]
         largest = tl.maximum(largest, tl.max(values, axis=0))
 
-    floor = tl.zeros([], tl.int64)
-    if greedy:
-        floor = _ordered(largest)
-    else:
-        floor = _ordered(largest + tl.load(log_min_p + row))
-        k = tl.load(top_k + row)
-        if (k > 0) & (k < V):
-            everything = tl.zeros([], tl.int64)
-            kth = _search(logits, divisor, V, largest, everything, k.to(tl.float32), False, BLOCK)
-            floor = tl.maximum(floor, kth)
-        p = tl.load(top_p + row)
-        if p < 1.0:
-            floor = tl.maximum(floor, _search(logits, divisor, V, largest, floor, p, True, BLOCK))
-
+    floor = _ordered(largest + least)
+    if (k > 0) & (k < V):
+        everything = tl.zeros([], tl.int64)
+        kth = _search(logits, divisor, V, largest, everything, k.to(tl.float32), False, BLOCK)
+        floor = tl.maximum(floor, kth)
+    if p < 1.0:
+        floor = tl.maximum(floor, _search(logits, divisor, V, largest, floor, p, True, BLOCK))
     words = (tl.load(seed + row), tl.load(position + row), tl.load(choice + row))
     key_a = row_key(KEY_START_A, words[0], words[1], words[2])
     key_b = row_key(KEY_START_B, words[0], words[1], words[2])
-    best = float("-inf")
-    best_column = tl.zeros([], tl.int32)
-    for start in range(0, V, BLOCK):
-        values, columns = _load(logits, start, divisor, V, BLOCK)
-        noise = tl.where(greedy, 0.0, gumbel(column_hash(columns, key_a, key_b)))
-        kept = (columns < V) & (_ordered(values) >= floor)
-        scores = tl.where(kept, values + noise, float("-inf"))
-        block_best = tl.max(scores, axis=0)
-        if block_best > best:
-            best = block_best
-            best_column = tl.min(tl.where(scores == block_best, columns, V), axis=0)
-    tl.store(ids + row, best_column.to(tl.int64))
+    _, column = _best(logits, 0, V, V, divisor, greedy, floor, key_a, key_b, BLOCK)
+    tl.store(ids + row, column.to(tl.int64))
 
 
 def sample(
@@ -138,8 +197,21 @@ def sample(
 ) -> Tensor:
     """logits[R, V] float32 and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
     R, V = logits.shape
+    slices = triton.cdiv(V, SLICE)
+    scores = torch.empty((R, slices), dtype=torch.float32, device=logits.device)
+    columns = torch.empty((R, slices), dtype=torch.int32, device=logits.device)
     ids = torch.empty(R, dtype=torch.int64, device=logits.device)
+    given = (logits, temperature, top_k, top_p, min_p.log(), seed, position, choice)
+    _slice_kernel[(R, slices)](*given, scores, columns, V, SLICE=SLICE, BLOCK=BLOCK, num_warps=NUM_WARPS)
     _sample_kernel[(R,)](
-        logits, temperature, top_k, top_p, min_p.log(), seed, position, choice, ids, V, BLOCK=BLOCK, num_warps=NUM_WARPS
+        *given,
+        scores,
+        columns,
+        ids,
+        V,
+        slices,
+        SLICES=triton.next_power_of_2(slices),
+        BLOCK=BLOCK,
+        num_warps=NUM_WARPS,
     )
     return ids

@@ -8,17 +8,19 @@ step can be launched while the one before is computed, and nothing here may wait
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from engine.execution.cache import KVCache
+from engine.execution.device_slots import DeviceSlots
+from engine.execution.graphs import Capture, DecodeGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack
 from engine.execution.sampler import Drawn, Sampler
 from engine.execution.slots import SlotState
-from engine.execution.transfer import Arriving, to_device
+from engine.execution.transfer import Arriving
 from engine.scheduling.batch import Batch, Outcome
 from kernels.interface import Kernels
 
@@ -26,13 +28,25 @@ from kernels.interface import Kernels
 class ModelRunner:
     """Owns the KV cache and the slots' state of one model on one device."""
 
-    def __init__(self, model: Model, cache: KVCache, kernels: Kernels, slots: int, max_len: int) -> None:
+    def __init__(
+        self, model: Model, cache: KVCache, kernels: Kernels, slots: int, max_len: int, capture: Capture | None = None
+    ) -> None:
+        """capture: how decode steps are recorded; None: every step is launched operation by operation."""
         self._model = model
         self._cache = cache
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
-        self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
+        last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)
+        self._on_device = DeviceSlots(self._slots, last_tokens)
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
+        self._graphs: DecodeGraphs | None = None
+        if capture is not None:
+            self._graphs = DecodeGraphs(model, cache, kernels, self._on_device, max_len, capture)
+
+    def record(self, progress: Callable[[int, int], None]) -> None:
+        """Record decode steps, where they are to be."""
+        if self._graphs:
+            self._graphs.record(progress)
 
     @property
     def runs_ahead(self) -> bool:
@@ -49,27 +63,29 @@ class ModelRunner:
         if batch.swap_in:
             self._cache.swap_in(batch.swap_in)
         self._slots.apply(batch)
-        self._join(batch)
-        logits, sampled_slots = None, np.array(batch.sampled, np.int64)
-        if batch.num_tokens:
-            inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
-            hidden = self._model.forward(inputs, self._cache, self._kernels)
-            if len(sampled_slots):
-                logits = self._model.compute_logits(hidden[inputs.logit_rows])
-        if logits is None:
-            return _Step(Arriving((), self._model.device), None)
-        drawn = self._sampler.sample(logits, sampled_slots)
-        self._last_tokens.index_copy_(0, drawn.slots, drawn.token_ids)
-        self._slots.advance(sampled_slots)
-        return _Step(Arriving(drawn.tensors, self._model.device), drawn)
-
-    def _join(self, batch: Batch) -> None:
-        if not batch.joins:
-            return
+        self._on_device.apply(batch)
         self._sampler.join(batch.joins)
-        slots = np.array([join.slot for join in batch.joins], np.int64)
-        last = np.array([join.tokens[-1] for join in batch.joins], np.int64)
-        self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
+        drawn: list[Drawn] = []
+        decodes = np.array(batch.decodes, np.int64)
+        if self._graphs and len(decodes) and self._slots.are_plain(decodes):
+            drawn.append(self._graphs.run(decodes, int(self._slots.lengths[decodes].max())))
+            self._slots.advance(decodes)
+            batch = replace(batch, decodes=())
+        if batch.num_tokens:
+            drawn += self._compute(batch)
+        return _Step(Arriving([tensor for some in drawn for tensor in some.tensors], self._model.device), drawn)
+
+    def _compute(self, batch: Batch) -> list[Drawn]:
+        """Operation by operation."""
+        inputs = pack(batch, self._slots, self._on_device.last_tokens, self._cache.page_size)
+        hidden = self._model.forward(inputs, self._cache, self._kernels)
+        sampled = np.array(batch.sampled, np.int64)
+        if not len(sampled):
+            return []
+        drawn = self._sampler.sample(self._model.compute_logits(hidden[inputs.logit_rows]), sampled)
+        self._on_device.advance(drawn.slots, drawn.token_ids)
+        self._slots.advance(sampled)
+        return [drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +93,9 @@ class _Step:
     """A step under way; called, it waits."""
 
     arriving: Arriving
-    drawn: Drawn | None
+    drawn: list[Drawn]
 
     def __call__(self) -> Outcome:
-        tensors = self.arriving.wait()
-        return Outcome(self.drawn.read(tensors) if self.drawn else ())
+        tensors = iter(self.arriving.wait())
+        sampled = (one for some in self.drawn for one in some.read([next(tensors) for _ in some.tensors]))
+        return Outcome(tuple(sampled))

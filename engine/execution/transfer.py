@@ -37,16 +37,16 @@ def to_device(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> li
 
 
 class Arriving:
-    """Tensors on their way to the host."""
+    """Copies of tensors on their way to the host, as they are now."""
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._landed: torch.cuda.Event | None = None
-        self._tensors = list(tensors)
-        if device.type == "cuda":
-            self._tensors = [
-                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-                for tensor in tensors
-            ]
+        pinned = device.type == "cuda"
+        self._tensors = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        ]
+        if pinned:
             self._landed = torch.cuda.current_stream(device).record_event()
 
     def wait(self) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,33 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
                 scheduler.pause(sequence, 0.0)
 
     assert run(engine, wanted, pause_all) == solo
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [7, None])
+def test_recorded_decode_steps_say_the_same(
+    demo: Path, wanted, solo: Texts, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a GPU: state that stays on the device, rows padded with nobody, a step ahead; recording is left out."""
+    replayed = 0
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            nonlocal replayed
+            replayed += 1
+            step()
+
+        step()  # as a capture does, with nobody in it
+        return replay
+
+    monkeypatch.setattr("engine.build._capture", lambda config, device: capture)
+    monkeypatch.setattr(ModelRunner, "runs_ahead", True)
+    engine = make_engine(demo, max_num_seqs=24, prefill_chunk=chunk)
+    plain = [request for request in wanted if not request.sampling.penalises]
+    texts = run(engine, plain)
+    assert replayed > 2 * TOKENS, "nobody among them asks for anything that takes another way"
+    assert texts == {key: solo[key] for key in texts} and len(texts) == len(plain)
+    assert run(engine, wanted) == solo, "both ways in turn"
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from kernels import decode_attention, prefill_attention, rms_norm, rope_and_cach
 HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 CACHES = {"k_cache": HALF, "v_cache": HALF}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32"}
+PARAMETERS = {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
+PARAMETERS |= {"seed": LONG, "position": LONG, "choice": LONG}
 HEADS = {"KV_HEADS": 8, "HEAD_DIM": 80, "PAGE_SIZE": 32}
 
 # kernel, types of its arguments, its constants, warps
@@ -72,10 +74,15 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         prefill_attention.NUM_WARPS,
     ),
     (
+        sample._slice_kernel,
+        PARAMETERS | {"scores": FLOAT, "columns": INT, "V": "i32"},
+        {"SLICE": sample.SLICE, "BLOCK": sample.BLOCK},
+        sample.NUM_WARPS,
+    ),
+    (
         sample._sample_kernel,
-        {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
-        | {"seed": LONG, "position": LONG, "choice": LONG, "ids": LONG, "V": "i32"},
-        {"BLOCK": sample.BLOCK},
+        PARAMETERS | {"slice_scores": FLOAT, "slice_columns": INT, "ids": LONG, "V": "i32", "slices": "i32"},
+        {"SLICES": 32, "BLOCK": sample.BLOCK},
         sample.NUM_WARPS,
     ),
 ]

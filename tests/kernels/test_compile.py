@@ -21,6 +21,7 @@ KERNELS = [
     "_split_kernel",
     "_combine_kernel",
     "_prefill_kernel",
+    "_slice_kernel",
     "_sample_kernel",
 ]
 
