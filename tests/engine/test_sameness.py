@@ -129,7 +129,7 @@ def test_recorded_decode_steps_say_the_same(
     engine = make_engine(demo, max_num_seqs=24, prefill_chunk=chunk)
     plain = [request for request in wanted if not request.sampling.penalises]
     texts = run(engine, plain)
-    assert replayed > 2 * TOKENS, "nobody among them asks for anything that takes another way"
+    assert replayed > TOKENS, "nobody among them asks for anything that takes another way"
     assert texts == {key: solo[key] for key in texts} and len(texts) == len(plain)
     assert run(engine, wanted) == solo, "both ways in turn"
 
