@@ -117,7 +117,10 @@ def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
     if name == "auto":
         return model.dtype
     computed = str(model.dtype).removeprefix("torch.")
-    raise ConfigError(f"kv_cache_dtype {name}: with these kernels a model in {computed} keeps its cache in {computed}")
+    raise ConfigError(
+        f"kv_cache_dtype {name} is not what these kernels can keep for a model that computes in {computed}; "
+        f"auto and {computed} always are"
+    )
 
 
 def _known_dtype(option: str, name: str) -> torch.dtype:
