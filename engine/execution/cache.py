@@ -40,10 +40,8 @@ class KVCache:
     ) -> KVCache:
         """A cache of `num_pages` pages on `device` and `host_pages` in host memory, all zero."""
         # Zeros, not empty: a page that was never written is gathered as padding, and NaN times a weight of zero is NaN.
-        shape, host_shape = (
-            (layers, 2, num_pages, heads, page_size, dim),
-            (host_pages, layers, 2, heads, page_size, dim),
-        )
+        shape = (layers, 2, num_pages, heads, page_size, dim)
+        host_shape = (host_pages, layers, 2, heads, page_size, dim)
         if device.type == "cpu":
             data, host = own_pages(shape, dtype), own_pages(host_shape, dtype)
         else:

@@ -24,7 +24,7 @@ class DeviceSlots:
     """
 
     def __init__(self, slots: SlotState, last_tokens: Tensor) -> None:
-        """last_tokens: [slots + 1] int64, kept and written by whoever samples."""
+        """last_tokens: [slots + 1] int64, the runner's, which writes them."""
         self._slots = slots
         self._device = last_tokens.device
         self.nobody = len(slots.lengths)
@@ -48,7 +48,6 @@ class DeviceSlots:
             where, index, page = to_device((slots, indices, pages.astype(np.int32)), self._device)
             self.page_table.index_put_((where, index), page)
         if batch.joins:
-            last = np.array([join.tokens[-1] for join in batch.joins], np.int64)
             host, rows = self._slots, np.array([join.slot for join in batch.joins], np.int64)
             held = (
                 (self.lengths, host.lengths),
@@ -60,14 +59,12 @@ class DeviceSlots:
                 (self.seed, host.seed),
                 (self.choice, host.choice),
             )
-            where, known, *values = to_device((rows, last, *(array[rows] for _, array in held)), self._device)
-            self.last_tokens.index_copy_(0, where, known)
+            where, *values = to_device((rows, *(array[rows] for _, array in held)), self._device)
             for (tensor, _), value in zip(held, values, strict=True):
                 tensor.index_copy_(0, where, value)
 
-    def advance(self, slots: Tensor, token_ids: Tensor) -> None:
-        """token_ids[R] int64 were sampled for slots[R] int64."""
-        self.last_tokens.index_copy_(0, slots, token_ids)
+    def advance(self, slots: Tensor) -> None:
+        """A token was sampled for each of slots[R] int64."""
         self.lengths.index_add_(0, slots, torch.ones_like(slots))
 
     def decode_inputs(self, slots: Tensor, width: int, page_size: int) -> ModelInputs:

@@ -54,7 +54,8 @@ class DecodeGraphs:
     def __init__(
         self, model: Model, cache: KVCache, kernels: Kernels, slots: DeviceSlots, max_len: int, capture: Capture
     ) -> None:
-        self._model, self._cache, self._kernels, self._slots, self._capture = model, cache, kernels, slots, capture
+        self.slots = slots
+        self._model, self._cache, self._kernels, self._capture = model, cache, kernels, capture
         self._rows = row_counts(slots.nobody)
         self._widths = page_widths(max_len, cache.page_size)
         most = self._rows[-1]
@@ -77,7 +78,7 @@ class DecodeGraphs:
         count = len(decodes)
         rows = next(rows for rows in self._rows if rows >= count)
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
-        wanted = np.full(rows, self._slots.nobody, np.int64)
+        wanted = np.full(rows, self.slots.nobody, np.int64)
         wanted[:count] = decodes
         if not np.array_equal(wanted, self._sent[:rows]):
             self._sent[:rows] = wanted
@@ -87,13 +88,14 @@ class DecodeGraphs:
 
     def _step(self, rows: int, width: int) -> None:
         """What is recorded: reads `_which`, writes `_ids` and the slots."""
-        slots, which = self._slots, self._which[:rows]
+        slots, which = self.slots, self._which[:rows]
         inputs = slots.decode_inputs(which, width, self._cache.page_size)
         logits = self._model.compute_logits(self._model.forward(inputs, self._cache, self._kernels))
         parameters = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.lengths, slots.choice)
         ids = self._kernels.sample(logits, *(parameter.index_select(0, which) for parameter in parameters))
         self._ids[:rows].copy_(ids)
-        slots.advance(which, ids)
+        slots.last_tokens.index_copy_(0, which, ids)
+        slots.advance(which)
         slots.lengths[slots.nobody :].fill_(1)
 
 

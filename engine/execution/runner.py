@@ -20,8 +20,8 @@ from engine.execution.models.interface import Model
 from engine.execution.packing import pack
 from engine.execution.sampler import Drawn, Sampler
 from engine.execution.slots import SlotState
-from engine.execution.transfer import Arriving
-from engine.scheduling.batch import Batch, Outcome
+from engine.execution.transfer import Arriving, to_device
+from engine.scheduling.batch import Batch, Join, Outcome
 from kernels.interface import Kernels
 
 
@@ -36,12 +36,12 @@ class ModelRunner:
         self._cache = cache
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
-        last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)
-        self._on_device = DeviceSlots(self._slots, last_tokens)
+        self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)  # the last one is nobody's
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: DecodeGraphs | None = None
         if capture is not None:
-            self._graphs = DecodeGraphs(model, cache, kernels, self._on_device, max_len, capture)
+            mirror = DeviceSlots(self._slots, self._last_tokens)
+            self._graphs = DecodeGraphs(model, cache, kernels, mirror, max_len, capture)
 
     def record(self, progress: Callable[[int, int], None]) -> None:
         """Record decode steps, where they are to be."""
@@ -63,28 +63,38 @@ class ModelRunner:
         if batch.swap_in:
             self._cache.swap_in(batch.swap_in)
         self._slots.apply(batch)
-        self._on_device.apply(batch)
-        self._sampler.join(batch.joins)
+        self._join(batch.joins)
         drawn: list[Drawn] = []
-        decodes = np.array(batch.decodes, np.int64)
-        if self._graphs and len(decodes) and self._slots.are_plain(decodes):
-            drawn.append(self._graphs.run(decodes, int(self._slots.lengths[decodes].max())))
-            self._slots.advance(decodes)
-            batch = replace(batch, decodes=())
+        if self._graphs:
+            self._graphs.slots.apply(batch)
+            decodes = np.array(batch.decodes, np.int64)
+            if len(decodes) and self._slots.are_plain(decodes):
+                drawn.append(self._graphs.run(decodes, int(self._slots.lengths[decodes].max())))
+                self._slots.advance(decodes)
+                batch = replace(batch, decodes=())
         if batch.num_tokens:
             drawn += self._compute(batch)
         return _Step(Arriving([tensor for some in drawn for tensor in some.tensors], self._model.device), drawn)
 
+    def _join(self, joins: tuple[Join, ...]) -> None:
+        if joins:
+            self._sampler.join(joins)
+            slots = np.array([join.slot for join in joins], np.int64)
+            last = np.array([join.tokens[-1] for join in joins], np.int64)
+            self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
+
     def _compute(self, batch: Batch) -> list[Drawn]:
         """Operation by operation."""
-        inputs = pack(batch, self._slots, self._on_device.last_tokens, self._cache.page_size)
+        inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         hidden = self._model.forward(inputs, self._cache, self._kernels)
         sampled = np.array(batch.sampled, np.int64)
         if not len(sampled):
             return []
         drawn = self._sampler.sample(self._model.compute_logits(hidden[inputs.logit_rows]), sampled)
-        self._on_device.advance(drawn.slots, drawn.token_ids)
+        self._last_tokens.index_copy_(0, drawn.slots, drawn.token_ids)
         self._slots.advance(sampled)
+        if self._graphs:
+            self._graphs.slots.advance(drawn.slots)
         return [drawn]
 
 

@@ -1,9 +1,9 @@
 // Attention over a paged cache, decode rows and prefill chunks alike: causal, grouped heads, an optional window.
 //
-// Keys and values are read where they lie, in float32 or widened from bfloat16. A context is cut into segments of 256 positions, counted from its beginning;
-// each segment yields a maximum, a sum and a weighted sum of values, which are joined in ascending order (the online
-// softmax of Milakov and Gimelshein, 2018). A query's result is thus a function of its own position and context alone:
-// the same bits as a decode row, in any chunk, in any batch.
+// Keys and values are read where they lie, in float32 or widened from bfloat16. A context is cut into segments of 256
+// positions, counted from its beginning; each segment yields a maximum, a sum and a weighted sum of values, which are
+// joined in ascending order (the online softmax of Milakov and Gimelshein, 2018). A query's result is thus a function of
+// its own position and context alone: the same bits as a decode row, in any chunk, in any batch.
 #include "attention.h"
 
 #include <type_traits>
