@@ -17,6 +17,7 @@ from app.server import create_app
 from app.service import Service
 from app.settings import Settings
 from app.text import TemplateBroken, TextModel, TokenizerMissing
+from app.websocket import WebSocketProtocol
 
 log = logging.getLogger("carousel")
 
@@ -43,6 +44,7 @@ def run(settings: Settings) -> int:
         log_config=None,
         access_log=settings.log_level == "debug",
         root_path=settings.root_path,
+        ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes
         timeout_graceful_shutdown=GRACEFUL_SECONDS,

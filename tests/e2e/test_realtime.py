@@ -203,10 +203,30 @@ async def test_items_can_be_read_and_deleted(raw):
 @pytest.mark.parametrize(("frame", "code"), [(b"\x00\x01", 1003), ('{"type": "' + "x" * (1 << 20) + '"}', 1009)])
 async def test_a_frame_of_the_wrong_kind_closes_with_its_code(raw, frame, code: int):
     """1003 for binary, 1009 for too big."""
-    await raw.socket.send(frame)
     with pytest.raises(ConnectionClosed) as closed:
+        await raw.socket.send(frame)
         await raw.until("never")
     assert closed.value.rcvd.code == code
+
+
+async def test_who_sends_too_much_before_listening_still_hears_why(server):
+    """Most of the frame comes after the server has refused it; a reset would take the reason with it."""
+    size = 16 << 20
+    reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+    try:
+        writer.write(
+            b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+        )
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+        writer.write(b"\x81\xff" + size.to_bytes(8, "big") + bytes(4 + size))  # one masked text frame
+        await writer.drain()
+        writer.write_eof()
+        frames = await asyncio.wait_for(reader.read(), 30)
+    finally:
+        writer.close()
+    goodbye = frames.index(b"\x88")  # a close frame, then its length, then its code
+    assert int.from_bytes(frames[goodbye + 2 : goodbye + 4], "big") == 1009
 
 
 async def test_a_foreign_origin_is_turned_away_before_the_upgrade(server):

@@ -1,0 +1,28 @@
+"""uvicorn's WebSocket protocol, with one manner more: it says goodbye to who is still speaking."""
+
+from __future__ import annotations
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Reads a frame that it refuses to its end, so that its sender hears why.
+
+    A socket closed with bytes unread is reset, and a reset overtakes the close frame: whoever sent too big a frame
+    would find a broken pipe in place of 1009. So the close frame and the end of our side are sent, what still comes
+    is thrown away, and the connection goes when the client's side ends too, or `close_timeout` seconds later.
+    """
+
+    def handle_parser_exception(self) -> None:
+        if self.close_timer is not None:  # said already; this is more of what nobody reads
+            return
+        assert self.conn.close_sent is not None
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write_eof()
+        self.close_sent = True
+        self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
