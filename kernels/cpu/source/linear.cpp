@@ -37,26 +37,41 @@ struct F32Panel {
 
 // Weights are fetched into the second-level cache by hand, as the hardware's own fetching starts anew at every page: 4 KiB
 // ahead where a panel is walked once; where it is walked for several blocks of rows, each walk fetches its share of the
-// panel that this thread will probably take next, so that memory is busy all the time.
+// next panel, which this thread takes next, so that memory is busy all the time.
 constexpr int64_t AHEAD = 64;
+constexpr int64_t STEP = 4;  // values of k between two looks at anything else
 
+// Fetched in each step are `fetches` vectors from `next` on. Three rows share a pointer: one for each would not fit in
+// the registers, and to bring them back takes the ports that multiply.
 template <int M, class Panel>
 void multiply(
-    const float* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next, int64_t share,
+    const float* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next, int64_t fetches,
     F16 (&out)[ROWS][2]
 ) {
+    constexpr int POINTERS = (M + 2) / 3;
+    const float* rows[POINTERS];
+    for (int i = 0; i < POINTERS; i++) rows[i] = x + 3 * i * inputs;
     F16 sums[M][2];
     for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = splat(0.0f);
-    for (int64_t k = 0; k < inputs; k++) {
+    const auto add = [&](const typename Panel::Word* words, int64_t k) __attribute__((always_inline)) {
         F16 a, b;
-        Panel::fetch(next + (k * share >> 16) * Panel::WORDS);
-        Panel::read(w + k * Panel::WORDS, a, b);
+        Panel::read(words, a, b);
         for (int m = 0; m < M; m++) {
-            const F16 value = splat(x[m * inputs + k]);
+            const F16 value = splat(rows[m / 3][m % 3 * inputs + k]);
             sums[m][0] += a * value;
             sums[m][1] += b * value;
         }
+    };
+    int64_t left = inputs;
+    for (; left >= STEP; left -= STEP) {
+        for (int64_t i = 0; i < fetches; i++) Panel::fetch(next + i * Panel::WORDS);
+        next += fetches * Panel::WORDS;
+#pragma GCC unroll 4
+        for (int64_t k = 0; k < STEP; k++) add(w + k * Panel::WORDS, k);
+        w += STEP * Panel::WORDS;
+        for (int i = 0; i < POINTERS; i++) rows[i] += STEP;
     }
+    for (int64_t k = 0; k < left; k++) add(w + k * Panel::WORDS, k);
     for (int m = 0; m < M; m++) {
         out[m][0] = sums[m][0];
         out[m][1] = sums[m][1];
@@ -66,12 +81,12 @@ void multiply(
 template <class Panel, int M = ROWS>
 void multiply_rows(
     int64_t rows, const float* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next,
-    int64_t share, F16 (&out)[ROWS][2]
+    int64_t fetches, F16 (&out)[ROWS][2]
 ) {
     if constexpr (M > 1) {
-        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, share, out);
+        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, fetches, out);
     }
-    multiply<M, Panel>(x, w, inputs, next, share, out);
+    multiply<M, Panel>(x, w, inputs, next, fetches, out);
 }
 
 // One walk over panels of a layer: products of a block of rows, with the bias.
@@ -80,21 +95,22 @@ struct Walk {
     typedef typename Panel::Word Word;
     const Word* weight;
     const float* x;
-    int64_t inputs, blocks, next;  // the last: how many panels on lies the one that this thread will probably take next
+    int64_t inputs, blocks;
     alignas(64) float bias[PANEL] = {};
 
-    Walk(const Linear& layer, const float* x, int64_t blocks, int64_t panel, int64_t next)
+    Walk(const Linear& layer, const float* x, int64_t blocks, int64_t panel)
         : weight(static_cast<const Word*>(layer.packed) + panel * layer.inputs * Panel::WORDS), x(x),
-          inputs(layer.inputs), blocks(blocks), next(next) {
+          inputs(layer.inputs), blocks(blocks) {
         if (!layer.bias) return;
         const int64_t column = panel * PANEL, left = layer.outputs - column;
         std::memcpy(bias, layer.bias + column, (left < PANEL ? left : PANEL) * sizeof(float));
     }
 
     void block(int64_t index, int64_t first, int64_t last, F16 (&out)[ROWS][2]) const {
-        const int64_t ahead = blocks == 1 ? AHEAD : next * inputs + inputs * index / blocks;
+        const int64_t before = STEP * index / blocks, fetches = STEP * (index + 1) / blocks - before;  // in each STEP
+        const int64_t ahead = blocks == 1 ? AHEAD : inputs + inputs * before / STEP;
         multiply_rows<Panel>(
-            last - first, x + first * inputs, weight, inputs, weight + ahead * Panel::WORDS, (1 << 16) / blocks, out
+            last - first, x + first * inputs, weight, inputs, weight + ahead * Panel::WORDS, fetches, out
         );
         const F16 low = load(bias), high = load(bias + LANES);
         for (int64_t row = 0; row < last - first; row++) {
@@ -106,9 +122,9 @@ struct Walk {
 
 template <class Panel>
 void run(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
-    const int64_t outputs = layer.outputs, blocks = (rows + ROWS - 1) / ROWS, threads = Pool::instance().threads();
+    const int64_t outputs = layer.outputs, blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each((outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
-        const Walk<Panel> walk(layer, x, blocks, panel, threads);
+        const Walk<Panel> walk(layer, x, blocks, panel);
         const int64_t column = panel * PANEL;
         const int64_t width = outputs - column < PANEL ? outputs - column : PANEL;
         for (int64_t block = 0; block < blocks; block++) {
@@ -140,9 +156,9 @@ void run(const Linear& layer, const float* x, int64_t rows, const float* residua
 template <class Panel>
 void run_gated(const Linear& layer, const float* x, int64_t rows, float* y) {
     const int64_t size = layer.outputs / 2, panels = size / PANEL;
-    const int64_t blocks = (rows + ROWS - 1) / ROWS, threads = Pool::instance().threads();
+    const int64_t blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels, [&](int64_t panel) {
-        const Walk<Panel> gates(layer, x, blocks, panel, threads), ups(layer, x, blocks, panels + panel, threads);
+        const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels + panel);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 gate[ROWS][2], up[ROWS][2];

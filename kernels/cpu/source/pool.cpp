@@ -19,9 +19,9 @@ constexpr auto TURN = std::chrono::microseconds(100);
 // task takes, since to wake it takes longer than to wait.
 constexpr int SPINS = 20000;
 
-inline int64_t taken(uint64_t job) { return job & 0xffffffff; }
-inline int64_t total(uint64_t job) { return job >> 32; }
-inline bool has_task(uint64_t job) { return taken(job) < total(job); }
+inline uint64_t share(uint64_t first, uint64_t end) { return end << 32 | first; }
+inline int64_t first(uint64_t share) { return share & 0xffffffff; }
+inline int64_t end(uint64_t share) { return share >> 32; }
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -40,6 +40,7 @@ Pool& Pool::instance() {
 
 void Pool::set_threads(int threads) {
     std::lock_guard<std::mutex> lock(caller_);
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     for (; started_ < threads; started_++) std::thread([this, number = started_] { help(number); }).detach();
     threads_.store(threads);
 }
@@ -50,15 +51,17 @@ void Pool::run(int64_t count, Task task, void* context) {
         for (int64_t index = 0; index < count; index++) task(context, index);
         return;
     }
+    const int64_t threads = threads_.load(std::memory_order_relaxed);
     task_ = task;
     context_ = context;
+    count_ = count;
     done_.store(0, std::memory_order_relaxed);
-    job_.store(uint64_t(count) << 32);
+    for (int64_t i = 0; i < threads; i++) shares_[i].left.store(share(count * i / threads, count * (i + 1) / threads));
     if (sleeping_.load() > 0) {
         { std::lock_guard<std::mutex> asleep(sleep_); }  // who is about to sleep has looked before, or sees the job
         awake_.notify_all();
     }
-    while (take()) {
+    while (take(0)) {
     }
     for (int spins = 0; done_.load(std::memory_order_acquire) < count; spins++) {
         relax();
@@ -71,19 +74,39 @@ void Pool::run(int64_t count, Task task, void* context) {
     }
 }
 
-bool Pool::take() {
-    uint64_t job = job_.load(std::memory_order_acquire);
+bool Pool::take(int number) {
+    if (take(shares_[number], true)) return true;
+    const int threads = threads_.load(std::memory_order_relaxed);
+    for (int other = 1; other < threads; other++)
+        if (take(shares_[(number + other) % threads], false)) return true;
+    return false;
+}
+
+bool Pool::take(Share& share, bool is_own) {
+    uint64_t left = share.left.load(std::memory_order_acquire), rest;
+    int64_t index;
     do {
-        if (!has_task(job)) return false;
-    } while (!job_.compare_exchange_weak(job, job + 1, std::memory_order_acq_rel));
-    // From here until the task is counted as done the job cannot end, so these two are its own; should it be another one
-    // than was looked at, with as many tasks as many of which are taken, the task is no less ours.
-    task_(context_, taken(job));
-    if (done_.fetch_add(1) + 1 == total(job) && waits_.load()) {
+        if (first(left) >= end(left)) return false;
+        index = is_own ? first(left) : end(left) - 1;
+        rest = is_own ? left + 1 : left - (uint64_t(1) << 32);
+    } while (!share.left.compare_exchange_weak(left, rest, std::memory_order_acq_rel));
+    // From here until the task is counted as done the job cannot end, so these are its own; should it be another one than
+    // was looked at, with the same tasks left, the task is no less ours.
+    const int64_t count = count_;
+    task_(context_, index);
+    if (done_.fetch_add(1) + 1 == count && waits_.load()) {
         std::lock_guard<std::mutex> lock(end_);
         ended_.notify_one();
     }
     return true;
+}
+
+bool Pool::has_task() const {
+    for (int i = 0; i < threads_.load(); i++) {
+        const uint64_t left = shares_[i].left.load();
+        if (first(left) < end(left)) return true;
+    }
+    return false;
 }
 
 // A helper's core may be the one on which tokens are handed to people, by a process that needs it for a millisecond every
@@ -97,20 +120,20 @@ void Pool::help(int number) {
     typedef std::chrono::steady_clock Clock;
     auto since = Clock::now(), asked = since;
     for (unsigned spins = 0;; spins++) {
-        if (number < threads_.load(std::memory_order_relaxed) && take()) {
+        if (number < threads_.load(std::memory_order_relaxed) && take(number)) {
             do {
                 const auto now = Clock::now();
                 if (now - asked < TURN) continue;
                 sched_yield();
                 asked = now;
-            } while (take());
+            } while (take(number));
             since = Clock::now();
         }
         relax();
         if (spins % 16 || Clock::now() - since < PATIENCE) continue;
         std::unique_lock<std::mutex> lock(sleep_);
         sleeping_.fetch_add(1);
-        awake_.wait(lock, [&] { return number < threads_.load() && has_task(job_.load()); });
+        awake_.wait(lock, [&] { return number < threads_.load() && has_task(); });
         sleeping_.fetch_sub(1);
         lock.unlock();
         since = Clock::now();

@@ -1,5 +1,6 @@
-// Threads that share the tasks of one operation. Whoever is awake takes the next task; nobody is waited for who has not
-// taken one, so a helper that sleeps, or whose core somebody else uses, costs its help and nothing more.
+// Threads that share the tasks of one operation. Each begins with a share of its own, in order, so that it can fetch what
+// it will need next; who is done takes from the end of another's share. Nobody is waited for who has not taken a task, so
+// a helper that sleeps, or whose core somebody else uses, costs its help and nothing more.
 #pragma once
 
 #include <atomic>
@@ -13,14 +14,12 @@ class Pool {
 
     static Pool& instance();
 
-    // Threads that compute, the caller's included.
+    // Threads that compute, the caller's included; at most MOST_THREADS.
     void set_threads(int threads);
 
     // Runs task(context, 0..count-1), each once, in any order, and returns when all are done. While one caller is served
     // another one does its tasks by itself.
     void run(int64_t count, Task task, void* context);
-
-    int threads() const { return threads_.load(std::memory_order_relaxed); }
 
     template <class F>
     void each(int64_t count, const F& f) {
@@ -29,12 +28,21 @@ class Pool {
 
   private:
     Pool() = default;
-    bool take();            // runs one task of the job in hand; false if there is none
+    // Tasks that nobody has taken yet, in one word: the last one's index + 1 (upper half), and the first one's.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> left{0};
+    };
+
+    static constexpr int MOST_THREADS = 256;
+
+    bool take(int number);                  // runs one task of the job in hand for this thread; false if there is none
+    bool take(Share& share, bool is_own);   // of one share
+    bool has_task() const;
     void help(int number);  // a helper's life
 
-    // The job in hand in one word: how many tasks it has (upper half), and how many of them are taken.
-    alignas(64) std::atomic<uint64_t> job_{0};
+    Share shares_[MOST_THREADS];  // of the job in hand, one for each thread
     alignas(64) std::atomic<int64_t> done_{0};
+    int64_t count_ = 0;
     Task task_ = nullptr;
     void* context_ = nullptr;
     alignas(64) std::atomic<int> sleeping_{0};
