@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import sys
@@ -50,7 +51,8 @@ def run(settings: Settings) -> int:
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
         server_header=False,
     )
-    return asyncio.run(_run(_Server(config, app.state.service), client, bound, settings))
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
+        return runner.run(_run(_Server(config, app.state.service), client, bound, settings))
 
 
 class _Server(uvicorn.Server):
@@ -82,6 +84,8 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
         server.should_exit = True
         await serving
         return 1
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
     await serving
     loading.cancel()
     return 0
