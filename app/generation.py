@@ -88,6 +88,7 @@ class Generation:
         except Exception:
             log.exception("request %s", self.request.id)
             self.fail("the server made a mistake; its log says which", "internal_error")
+        self.log.announce()
 
     def _take(self, event: Event) -> None:
         match event:
@@ -97,7 +98,7 @@ class Generation:
                 if event.state == "running" and self.timing.started is None:
                     self.timing.started = event.at
                     self.cached_tokens = event.cached_tokens
-                self.log.set_status(event)
+                self.log.status = event
             case StatusEvent():
                 pass
             case EndEvent(_, choice, finish, message, code, param):
@@ -113,12 +114,14 @@ class Generation:
         for choice in range(len(self._choices)):
             if not self.log.is_closed:
                 self._finish(choice, "abort")
+        self.log.announce()
 
     def fail(self, message: str, code: str) -> None:
         """End it with an error that its readers are told."""
         if not self.log.is_closed:
             self._client.abort(self.request.id)
             self._close(Failure(message, code, None))
+            self.log.announce()
 
     def reader_left(self) -> None:
         """Called when a reader is gone. The last one takes the request with it, after the grace that was asked for."""

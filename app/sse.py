@@ -6,12 +6,15 @@ only together with `data:`, an error frame before an early end, never a `[DONE]`
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, cast
 
 import anyio
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
 from app.streams import StreamLog
@@ -55,6 +58,42 @@ def status_view(status: StatusEvent) -> dict[str, Any]:
     return view
 
 
+class Begun:
+    """A coroutine that was begun outside of a task and has to wait for something; awaited, it goes on in a task."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:
+                step = partial(self._coroutine.throw, error)
+            else:
+                step = partial(self._coroutine.send, value)
+            try:
+                waits_for = step()
+            except StopIteration:
+                return
+
+    def close(self) -> None:
+        """End it where it stands; nothing, if it has ended."""
+        self._coroutine.close()
+
+
+def begin(awaitable: Awaitable[None]) -> Begun | None:
+    """Run a coroutine up to where it has to wait; None if it need not and is done."""
+    coroutine = cast(Coroutine[Any, Any, None], awaitable)
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration:
+        return None
+    return Begun(coroutine, waits_for)
+
+
 class EventStream(EventSourceResponse):
     """An SSE response of ready-made bytes that says when its reader is gone, however it went."""
 
@@ -79,8 +118,48 @@ class EventStream(EventSourceResponse):
         )
         self._content = content
         self._on_close = on_close
+        self._send: Send | None = None
+
+    async def follow(self, log: StreamLog, data: Callable[[], bytes]) -> None:
+        """Send what `data` returns whenever `log` grows. Returns when the log is closed, or when the socket was full
+        and took it late: what happened meanwhile is for the caller to look up. For `content`, while it is iterated.
+
+        It is sent then and there, by whoever makes the log grow. To wake a task for it would cost more than the token
+        does, and the tokens of a step go out one after another: the last waits for what is done for all others.
+        Raises `SendTimeoutError` for a socket that stays full.
+        """
+        assert self._send is not None, "content is iterated by the response when it is called"
+        send, waiting = self._send, None
+        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def grown() -> None:
+            nonlocal waiting
+            if stopped.done():
+                return
+            try:
+                if chunk := data():
+                    waiting = begin(send({"type": "http.response.body", "body": chunk, "more_body": True}))
+                if waiting is not None or log.is_closed:
+                    stopped.set_result(None)
+            except Exception as error:
+                stopped.set_exception(error)
+
+        log.followers[grown] = None
+        try:
+            await stopped
+            if waiting is not None:
+                with anyio.move_on_after(SEND_TIMEOUT) as patience:
+                    await waiting
+                if patience.cancel_called:
+                    raise SendTimeoutError
+        finally:
+            del log.followers[grown]
+            if waiting is not None:
+                waiting.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+
         async def ending(message: Message) -> None:
             # sse-starlette puts a limit on every message but the last: there a full socket would hold us for ever.
             if message["type"] == "http.response.body" and not message.get("more_body"):

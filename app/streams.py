@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,7 +105,7 @@ class StreamLog:
         self.status: StatusEvent | None = None
         self.closed_at: float | None = None
         self.readers = 0
-        self._grown: asyncio.Future[None] | None = None
+        self.followers: dict[Callable[[], None], None] = {}  # called by `announce`, oldest first; they raise nothing
 
     @property
     def is_closed(self) -> bool:
@@ -113,50 +113,74 @@ class StreamLog:
         return self.closed_at is not None
 
     def append(self, record: Record) -> None:
-        """Write one record; `Usage` and `Failure` close the log."""
+        """Write one record; `Usage` and `Failure` close the log. Readers hear of it with the next `announce`."""
         assert not self.is_closed, f"stream {self.id} is closed"
         self.records.append(record)
         if isinstance(record, (Usage, Failure)):
             self.closed_at = time.monotonic()
-        self._wake()
 
-    def set_status(self, status: StatusEvent) -> None:
-        """What the request is doing now."""
-        self.status = status
-        self._wake()
+    def announce(self) -> None:
+        """Tell the followers of what was appended, or of a new `status`."""
+        for follower in list(self.followers):
+            follower()
 
     async def read(self, after: int = 0) -> AsyncGenerator[list[Item], None]:
         """All there is behind record `after`, then what comes, until the log is closed. Each item is everything that
         became available since the last one, so a reader that falls behind catches up in one go."""
-        told: StatusEvent | None = None
-        self.readers += 1
-        try:
+        with Reader(self, after) as reader:
             while True:
-                items: list[Item] = []
-                if self.status is not told:
-                    told = self.status
-                    if told is not None and not self.is_closed:
-                        items.append(told)
-                items += [Numbered(after + i, r) for i, r in enumerate(self.records[after:], start=1)]
-                after = len(self.records)
-                if items:
+                if items := reader.take():
                     yield items
-                elif self.is_closed:
+                elif reader.is_done:
                     return
                 else:
                     await self._growth()
-        finally:
-            self.readers -= 1
-
-    def _wake(self) -> None:
-        if self._grown is not None and not self._grown.done():
-            self._grown.set_result(None)
 
     async def _growth(self) -> None:
-        if self._grown is None or self._grown.done():
-            self._grown = asyncio.get_running_loop().create_future()
-        # Shielded: one reader that is cancelled must not cancel the future that others wait for.
-        await asyncio.shield(self._grown)
+        grown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not grown.done():
+                grown.set_result(None)
+
+        self.followers[wake] = None
+        try:
+            await grown
+        finally:
+            del self.followers[wake]
+
+
+class Reader:
+    """A place in a log, for one reader; a context manager, so that the log knows who reads it."""
+
+    def __init__(self, log: StreamLog, after: int) -> None:
+        self._log = log
+        self._after = after
+        self._told: StatusEvent | None = None
+
+    def __enter__(self) -> Reader:
+        self._log.readers += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._log.readers -= 1
+
+    @property
+    def is_done(self) -> bool:
+        """True when there will be no more."""
+        return self._log.is_closed and self._after == len(self._log.records)
+
+    def take(self) -> list[Item]:
+        """What is new since the last call; of statuses the newest, and none of a finished request."""
+        log, after = self._log, self._after
+        items: list[Item] = []
+        if log.status is not self._told:
+            self._told = log.status
+            if log.status is not None and not log.is_closed:
+                items.append(log.status)
+        self._after = len(log.records)
+        items += [Numbered(seq, log.records[seq - 1]) for seq in range(after + 1, self._after + 1)]
+        return items
 
 
 class CursorRefused(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from app import sse
 from app.errors import ApiError
 from app.generation import Generation
 from app.sse import EventStream
-from app.streams import Failure, StreamLog
+from app.streams import Failure, Reader, StreamLog
 
 SLICE = 64  # records turned into bytes before other streams have their turn
 
@@ -39,16 +38,19 @@ def stream(generation: Generation, after: int = 0) -> Response:
     async def content() -> AsyncIterator[bytes]:
         if log.is_closed and after == len(log.records):
             yield sse.block(log, after, sse.DONE)  # the connection was cut between the last record and its end mark
-        async with aclosing(log.read(after)) as reading:
-            async for items in reading:
+        with Reader(log, after) as reader:
+            while not reader.is_done:
+                items = reader.take()
                 for at in range(0, len(items), SLICE):
-                    data = generation.encoder.encode(log, items[at : at + SLICE])
-                    if data:
-                        yield data
-                    if at + SLICE < len(items):
+                    if at:
                         await asyncio.sleep(0)
+                    if data := generation.encoder.encode(log, items[at : at + SLICE]):
+                        yield data
+                if not items:
+                    await response.follow(log, lambda: generation.encoder.encode(log, reader.take()))
 
-    return EventStream(content(), generation.reader_left, _headers(log))
+    response = EventStream(content(), generation.reader_left, _headers(log))
+    return response
 
 
 async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:

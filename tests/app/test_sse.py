@@ -6,11 +6,16 @@ import asyncio
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sse_starlette.sse import SendTimeoutError
 
 from app import sse
-from app.streams import StreamLog
+from app.routes import answers
+from app.schemas.chat import ChatFormat
+from app.streams import Delta, StreamLog, Usage
+from engine.types import StatusEvent
+from tests.app.test_text import byte_level
 
 
 @given(st.text())
@@ -39,3 +44,116 @@ async def test_a_reader_that_stalls_at_the_very_end_is_given_up(monkeypatch: pyt
     async with asyncio.timeout(10):
         await response({"type": "http", "method": "GET"}, asyncio.Event().wait, send)
     assert closed.is_set()
+
+
+class Answer:
+    """As much of a generation as a stream of its log looks at."""
+
+    def __init__(self) -> None:
+        self.log = StreamLog("s", "e", "")
+        self.encoder = ChatFormat("m", "default", byte_level(), include_usage=False)
+        self.left = 0
+
+    def reader_left(self) -> None:
+        self.left += 1
+
+    def say(self, count: int) -> None:
+        for _ in range(count):
+            self.log.append(Delta(0, f"<{len(self.log.records)}>", 1))
+        self.log.announce()
+
+    def end(self) -> None:
+        self.log.append(Usage(1, 1, 0))
+        self.log.announce()
+
+
+class Socket:
+    """An ASGI `send` that waits while it is full, as uvicorn's does before it writes."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.has_room = asyncio.Event()
+        self.has_room.set()
+
+    async def send(self, message) -> None:
+        await asyncio.sleep(0) if message["type"] == "http.response.start" else None
+        if not self.has_room.is_set():
+            await self.has_room.wait()
+        self.sent += message.get("body", b"")
+
+    async def serve(self, answer: Answer) -> None:
+        response = answers.stream(answer)
+        await response({"type": "http", "method": "POST"}, asyncio.Event().wait, self.send)
+
+    def seqs(self) -> list[int]:
+        ids = [line for line in self.sent.split(b"\n") if line.startswith(b"id: ")]
+        return [int(line.rsplit(b".", 1)[1]) for line in ids]
+
+
+@given(st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["full", "room", "turn", "status"])), max_size=30))
+@settings(deadline=None, max_examples=200)
+def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script):
+    """It fills up and drains at any moment, between two records and in the middle of one being sent."""
+
+    async def play() -> None:
+        answer, socket = Answer(), Socket()
+        serving = asyncio.create_task(socket.serve(answer))
+        for action in script:
+            match action:
+                case "full":
+                    socket.has_room.clear()
+                case "room":
+                    socket.has_room.set()
+                case "turn":
+                    await asyncio.sleep(0.001)
+                case "status":
+                    answer.log.status = StatusEvent("s", 0, "running", 0)
+                    answer.log.announce()
+                case int():
+                    answer.say(action)
+        socket.has_room.set()
+        answer.end()
+        await asyncio.wait_for(serving, 10)
+        assert socket.seqs() == sorted(set(socket.seqs()))
+        assert [f"<{i}>" in socket.sent.decode() for i in range(len(answer.log.records) - 1)].count(False) == 0
+        assert socket.sent.endswith(b"data: [DONE]\n\n")
+        assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, {})
+
+    asyncio.run(play())
+
+
+async def test_a_token_is_sent_before_announce_returns():
+    """No task is woken for it: it leaves before the next stream's token is looked at."""
+    answer, socket = Answer(), Socket()
+    serving = asyncio.create_task(socket.serve(answer))
+    answer.say(1)
+    await asyncio.sleep(0.05)
+    answer.say(1)
+    assert "<1>" in socket.sent.decode()
+    answer.end()
+    await asyncio.wait_for(serving, 10)
+
+
+async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    """Its socket stays full; whoever writes the log never waits for it."""
+    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.05)
+    answer, socket = Answer(), Socket()
+    serving = asyncio.create_task(socket.serve(answer))
+    await asyncio.sleep(0.01)
+    socket.has_room.clear()
+    answer.say(1)
+    with pytest.raises(SendTimeoutError):
+        await asyncio.wait_for(serving, 5)
+    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, {})
+
+
+async def test_a_record_that_cannot_be_told_ends_its_own_stream_alone():
+    """Whoever writes the log does not hear of it."""
+    answer, socket = Answer(), Socket()
+    serving = asyncio.create_task(socket.serve(answer))
+    await asyncio.sleep(0.01)
+    answer.log.append("no record")  # type: ignore[arg-type]
+    answer.log.announce()
+    with pytest.raises(Exception, match=r".+"):
+        await asyncio.wait_for(serving, 10)
+    assert answer.left == 1

@@ -54,8 +54,10 @@ def test_every_reader_sees_every_record_once_in_order_however_often_it_leaves(wr
         for burst in writes:
             for _ in range(burst):
                 log.append(Delta(0, "x", 1))
+            log.announce()
             await asyncio.sleep(0)
         log.append(Usage(1, 1, 0))
+        log.announce()
 
     async def read(log: StreamLog, visits: list[int]) -> list[int]:
         seen: list[Numbered] = []
@@ -83,6 +85,7 @@ async def test_a_reader_that_is_cancelled_does_not_disturb_another():
     leaving.cancel()
     await asyncio.sleep(0)
     log.append(Usage(1, 0, 0))
+    log.announce()
     assert len(await asyncio.wait_for(staying, 5)) == 1
     assert log.readers == 0
 
@@ -91,7 +94,7 @@ async def test_a_late_reader_is_told_how_things_stand_not_how_they_stood():
     """Only the newest status is given, and none of a finished request."""
     log = StreamLog("s", "e", "")
     for position in (3, 2, 1):
-        log.set_status(StatusEvent("s", 0, "queued", position))
+        log.status = StatusEvent("s", 0, "queued", position)
     items = await anext(log.read())
     assert [item.position for item in items] == [1]
     log.append(Usage(1, 0, 0))
