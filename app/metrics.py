@@ -5,6 +5,7 @@ Counters and gauges of the engine are read from its last frame when somebody scr
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -48,6 +49,7 @@ class Metrics:
         self.refused = Counter(
             "carousel:requests_refused", "Refused because the queue is full.", registry=self.registry
         )
+        self._uncounted: list[tuple[ServiceClass, float | None, float]] = []
         # What every token feeds, looked up once: by labels it would cost more than all else that a token costs here.
         self._of_class = {
             service_class: (
@@ -59,14 +61,25 @@ class Metrics:
         }
 
     def token(self, generation: Generation, gap: float) -> None:
-        """One token came, `gap` seconds after the one before it."""
-        generated, ttft, itl = self._of_class[generation.request.service_class]
-        generated.inc()
+        """One token came, `gap` seconds after the one before it. Counted in a moment: the tokens of a step follow each
+        other, and no stream waits for the books of another."""
+        if not self._uncounted:
+            asyncio.get_running_loop().call_soon(self._count)
         timing = generation.timing
-        if timing.first_token == timing.last_token and timing.first_token is not None:
-            ttft.observe(timing.first_token - timing.submitted)
-        else:
-            itl.observe(gap)
+        since_arrival = None
+        if timing.first_token is not None and timing.first_token == timing.last_token:
+            since_arrival = timing.first_token - timing.submitted
+        self._uncounted.append((generation.request.service_class, since_arrival, gap))
+
+    def _count(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for service_class, since_arrival, gap in uncounted:
+            generated, ttft, itl = self._of_class[service_class]
+            generated.inc()
+            if since_arrival is not None:
+                ttft.observe(since_arrival)
+            else:
+                itl.observe(gap)
 
     def ended(self, generation: Generation) -> None:
         """A request ended, whatever way."""
@@ -84,6 +97,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """The exposition."""
+        self._count()
         return generate_latest(self.registry)
 
 

@@ -51,6 +51,7 @@ class TextModel:
         self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
         self._special = special
+        self._lengths: dict[int, int] = {}  # see `length_alone`
         try:
             self._template = _environment().from_string(template) if template else None
         except TemplateSyntaxError as error:
@@ -92,6 +93,13 @@ class TextModel:
             raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
         except (TemplateError, TypeError) as error:
             raise TemplateRefused(str(error)) from error
+
+    def length_alone(self, token_id: int) -> int:
+        """Characters of the text of one token."""
+        length = self._lengths.get(token_id)
+        if length is None:
+            length = self._lengths[token_id] = len(self.decode([token_id]))
+        return length
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; together with its neighbours' they make up the text."""
@@ -140,7 +148,9 @@ class Detokenizer:
             # A clean border. The newest token stays as context: some decoders treat a text's first token specially.
             self._ids = self._ids[self._settled :]
             self._settled = len(self._ids)
-            self._given = len(self._model.decode(self._ids))
+            self._given = (
+                self._model.length_alone(token_id) if self._settled == 1 else len(self._model.decode(self._ids))
+            )
         return new
 
     def flush(self) -> str:
