@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 
-async def chunks(host: str, port: int, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """The response of a POST as it arrives, headers included. Raises `RuntimeError` when it is not a 200."""
+async def chunks(
+    host: str, port: int, path: str, body: dict[str, Any], wakes_at: int | None = None
+) -> AsyncIterator[bytes]:
+    """The response of a POST as it arrives, headers included. Raises `RuntimeError` when it is not a 200.
+
+    wakes_at: bytes that must have come before this process is woken; the end of the response wakes it at once.
+    """
     payload = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(host, port)
+    if wakes_at is not None:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
     try:
         writer.write(head.encode() + payload)
         first = True

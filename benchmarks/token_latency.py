@@ -1,9 +1,12 @@
 """What the API process adds to a token: from the engine's hand-over to the event's write to its socket, and to the
 client, all streams at once.
 
-A random-weight model of 108M parameters behind a real server, and a client in a process of its own, all on the same
-cores. The engine notes when it hands a step's tokens over, server and client when each event passes, by one clock. A
-step's tokens leave together and are served one after another, so the last stream of many waits for the others.
+A random-weight model of 108M parameters behind a real server, both on the same cores. The engine notes when it hands
+a step's tokens over, server and client when each event passes, by one clock. A step's tokens leave together and are
+served one after another, so the last stream of many waits for the others.
+
+Once with a client on the same cores that wakes for every token, as in every other benchmark here; and once with one
+that is woken when its answer is complete, as if it were on another machine: what is added then is the server's alone.
 
     python -m benchmarks.token_latency       # 5 runs at each number of streams
 """
@@ -33,6 +36,7 @@ from benchmarks.results import save, spread
 from benchmarks.sse_client import chunks
 
 STREAMS, PROMPT, OUTPUT = (1, 16, 64), 32, 64
+CLIENTS = {"elsewhere": ("api",), "beside": ("api", "client")}  # and where its tokens are looked at
 WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)[0])
 
 
@@ -69,14 +73,15 @@ def serve(options: list[str], stamps: str) -> None:
         Path(stamps + ".api").write_text(json.dumps(moments))
 
 
-async def receive(port: int, index: int) -> tuple[str, list[float]]:
+async def receive(port: int, index: int, client: str) -> tuple[str, list[float]]:
     """One stream: its request's id, and when each of its events with text arrived."""
     # Every token the same whole word, so that every token is an event.
     body = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True, "logit_bias": {WORD: 100}}
     prompt = [300 + (7 * index + 13 * j) % 3000 for j in range(PROMPT)]
+    wakes_at = 1 << 17 if client == "elsewhere" else None
     parts = [
         (time.perf_counter(), data)
-        async for data in chunks("127.0.0.1", port, "/v1/completions", body | {"prompt": prompt})
+        async for data in chunks("127.0.0.1", port, "/v1/completions", body | {"prompt": prompt}, wakes_at)
     ]
     name = re.search(rb"x-request-id: (\S+)", b"".join(data for _, data in parts))
     assert name
@@ -88,11 +93,11 @@ async def receive(port: int, index: int) -> tuple[str, list[float]]:
     return name.group(1).decode(), moments
 
 
-def run(port: int, streams: int) -> dict[str, list[float]]:
+def run(port: int, streams: int, client: str) -> dict[str, list[float]]:
     """Arrivals by request."""
 
     async def all_of_them() -> list[tuple[str, list[float]]]:
-        return await asyncio.gather(*(receive(port, index) for index in range(streams)))
+        return await asyncio.gather(*(receive(port, index, client) for index in range(streams)))
 
     return dict(asyncio.run(all_of_them()))
 
@@ -106,7 +111,7 @@ def main() -> None:
     if options.serve:
         serve(json.loads(options.serve[0]), options.serve[1])
         return
-    arrivals: list[tuple[int, int, dict[str, list[float]]]] = []
+    arrivals: list[tuple[int, int, str, dict[str, list[float]]]] = []
     with tempfile.TemporaryDirectory() as folder:
         stamps = Path(folder) / "stamps.json"
         make_model(Path(folder))
@@ -117,10 +122,11 @@ def main() -> None:
         assert server.stderr is not None
         ready = next(found for line in server.stderr if (found := re.match(r"Ready: http://[^:]+:(\d+)", line)))
         port = int(ready.group(1))
-        run(port, max(STREAMS))  # the warm-up
+        run(port, max(STREAMS), "beside")  # the warm-up
         for number in range(options.runs):
             for streams in STREAMS:
-                arrivals.append((number, streams, run(port, streams)))
+                for client in CLIENTS:
+                    arrivals.append((number, streams, client, run(port, streams, client)))
         server.send_signal(signal.SIGINT)  # which it survives long enough to write its stamps
         server.wait()
         server.stderr.close()
@@ -131,9 +137,10 @@ def main() -> None:
         sent: dict[str, list[float]] = json.loads(stamps.read_text())
         written: dict[str, list[float]] = json.loads(Path(f"{stamps}.api").read_text())
     rows = []
-    for number, streams, arrived in arrivals:
-        row: dict[str, Any] = {"run": number, "streams": streams}
-        for where, times in (("api", written), ("client", arrived)):
+    for number, streams, client, arrived in arrivals:
+        row: dict[str, Any] = {"run": number, "streams": streams, "client": client}
+        for where in CLIENTS[client]:
+            times = written if where == "api" else arrived
             delays = sorted(
                 1000 * (there - left) for name in arrived for left, there in zip(sent[name], times[name], strict=True)
             )
@@ -141,14 +148,14 @@ def main() -> None:
         rows.append(row)
     summary = {}
     for streams in STREAMS:
-        of = [row for row in rows if row["streams"] == streams]
-        keys = [f"{where}_{figure}_ms" for where in ("api", "client") for figure in ("p50", "p99")]
-        summary[f"{streams} streams"] = {key: spread([row[key] for row in of]) for key in keys}
-        shown = (
-            f"{key} {s['median']:.2f} ({s['min']:.2f}-{s['max']:.2f})"
-            for key, s in summary[f"{streams} streams"].items()
-        )
-        print(f"{streams:3} streams: " + ", ".join(shown))
+        for client, looked_at in CLIENTS.items():
+            of = [row for row in rows if (row["streams"], row["client"]) == (streams, client)]
+            keys = [f"{where}_{figure}_ms" for where in looked_at for figure in ("p50", "p99")]
+            found = summary[f"{streams} streams, client {client}"] = {
+                key: spread([row[key] for row in of]) for key in keys
+            }
+            shown = (f"{key} {s['median']:.2f} ({s['min']:.2f}-{s['max']:.2f})" for key, s in found.items())
+            print(f"{streams:3} streams, client {client:9}: " + ", ".join(shown))
     settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": "108M, random"}
     print("kept in", save("token_latency", settings, rows, summary))
 
