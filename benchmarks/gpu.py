@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from benchmarks.results import save
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.types import Request, SamplingParams
+from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
 from kernels.interface import Kernels, load
 
 
@@ -207,7 +208,7 @@ class Bench:
 
     # The whole engine ---------------------------------------------------------------------------------------------
 
-    def engine(self, shape: Shape, slots: int, budget: int, page_size: int) -> Engine:
+    def engine(self, shape: Shape, slots: int, budget: int, page_size: int, batch_invariant: bool = False) -> Engine:
         """Random weights of `shape`, bfloat16."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(shape.config()))
@@ -223,6 +224,7 @@ class Bench:
                     page_size=page_size,
                     swap_space=1.0,
                     enable_prefix_caching=False,
+                    batch_invariant=batch_invariant,
                 )
             )
 
@@ -243,7 +245,8 @@ class Bench:
         moved = 2 * (shape.linear_weights + shape.head_weights) + batch * context * shape.kv_bytes
         bound = (moved + 8 * batch * shape.vocab) / self.ceilings.bytes_per_second
         self.add(
-            "decode step", shape=shape.name, batch=batch, context=context, ms=1000 * seconds, bound_ms=1000 * bound,
+            "decode step", shape=shape.name, batch_invariant=engine.config.batch_invariant, batch=batch,
+            context=context, ms=1000 * seconds, bound_ms=1000 * bound,
             of_bound=bound / seconds, tokens_per_second=batch / seconds,
         )  # fmt: skip
 
@@ -259,7 +262,8 @@ class Bench:
         attention = 2 * tokens * tokens * shape.layers * shape.heads * shape.head_dim
         flops = 2 * shape.linear_weights * tokens + 2 * shape.head_weights + attention
         self.add(
-            "prefill", shape=shape.name, tokens=tokens, ms=1000 * seconds, tokens_per_second=tokens / seconds,
+            "prefill", shape=shape.name, batch_invariant=engine.config.batch_invariant, tokens=tokens,
+            ms=1000 * seconds, tokens_per_second=tokens / seconds,
             of_matmul_rate=flops / seconds / self.ceilings.flops_per_second,
         )  # fmt: skip
 
@@ -288,11 +292,87 @@ class Bench:
             tokens_per_second=generated / seconds, of_bound=bound / seconds,
         )  # fmt: skip
 
+    def people(self, engine: Engine, shape: Shape, prompt: int, output: int, asks: int, bulk: tuple[int, int]) -> None:
+        """One person after another asks, first of an idle engine and then of one whose slots are all taken by bulk
+        work with as much again waiting. bulk: tokens of prompt and output of each bulk request."""
+        idle = [self._ask(engine, shape, prompt, output, f"idle{i}") for i in range(asks + 1)][1:]  # the first warms up
+        names = [f"bulk{i}" for i in range(2 * engine.info.max_num_seqs)]
+        for i, name in enumerate(names):
+            engine.submit(_request(name, shape.vocab, *bulk, i, ServiceClass.BATCH))
+        while engine.load().decode_rows < engine.info.max_num_seqs:
+            engine.step()
+        loaded = [self._ask(engine, shape, prompt, output, f"loaded{i}") for i in range(asks)]
+        saturated = engine.load().waiting[ServiceClass.BATCH] > 0
+        for name in names:
+            engine.abort(name)
+        while engine.has_work:
+            engine.step()
+        row: dict[str, Any] = {}
+        for state, answers in (("idle", idle), ("loaded", loaded)):
+            gaps = sorted(gap for _, gaps in answers for gap in gaps)
+            row[f"{state}_ttft_ms"] = 1000 * statistics.median(ttft for ttft, _ in answers)
+            row[f"{state}_itl_p50_ms"] = 1000 * statistics.median(gaps)
+            row[f"{state}_itl_p99_ms"] = 1000 * gaps[int(0.99 * len(gaps))]
+        self.add(
+            "people", shape=shape.name, prompt=prompt, slots=engine.info.max_num_seqs, saturated=saturated, **row,
+            ttft_ratio=row["loaded_ttft_ms"] / row["idle_ttft_ms"],
+            itl_p99_over_p50=row["loaded_itl_p99_ms"] / row["loaded_itl_p50_ms"],
+        )  # fmt: skip
 
-def _request(name: str, vocab: int, prompt: int, output: int, seed: int) -> Request:
+    def _ask(self, engine: Engine, shape: Shape, prompt: int, output: int, name: str) -> tuple[float, list[float]]:
+        """Seconds to the first token of an interactive request, and between its tokens."""
+        engine.submit(_request(name, shape.vocab, prompt, output, len(name), ServiceClass.INTERACTIVE))
+        moments = [time.perf_counter()]
+        while len(moments) <= output:
+            events = engine.step()
+            now = time.perf_counter()
+            moments += [now for event in events if isinstance(event, TokenEvent) and event.request_id == name]
+        gaps = [after - before for before, after in pairwise(moments)]
+        return gaps[0], gaps[1:]
+
+    def against_transformers(self, engine: Engine, shape: Shape, sequences: int, prompt: int, output: int) -> None:
+        """The same shapes, prompts and lengths through transformers' continuous batching, and through this engine."""
+        prompts = [_request("", shape.vocab, prompt, output, i).prompt for i in range(sequences)]
+        began = time.perf_counter()
+        for i, tokens in enumerate(prompts):
+            sampling = SamplingParams(max_tokens=output, temperature=0.0)
+            engine.submit(Request(id=f"t{i}", prompt=tokens, sampling=sampling))
+        while engine.has_work:
+            engine.step()
+        ours = sequences * output / (time.perf_counter() - began)
+        theirs = _transformers_rate(shape, self.device, [list(tokens) for tokens in prompts], output)
+        self.add(
+            "transformers", shape=shape.name, sequences=sequences, prompt=prompt, output=output,
+            tokens_per_second=ours, theirs=theirs, ratio=ours / theirs,
+        )  # fmt: skip
+
+
+def _transformers_rate(shape: Shape, device: torch.device, prompts: list[list[int]], output: int) -> float:
+    """Output tokens a second of transformers' continuous batching, as it comes, the second time."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(shape.config()))
+        config = AutoConfig.from_pretrained(folder)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    # A token that is never drawn ends a text, so that every text has its full length.
+    settings = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    for _ in range(2):
+        began = time.perf_counter()
+        answers = model.generate_batch(prompts, generation_config=settings, persistent_manager=True)
+        seconds = time.perf_counter() - began
+    return sum(len(answer.generated_tokens) for answer in answers.values()) / seconds
+
+
+def _request(
+    name: str, vocab: int, prompt: int, output: int, seed: int, service_class: ServiceClass = ServiceClass.STANDARD
+) -> Request:
     draw = random.Random(seed)
     tokens = tuple(draw.randrange(vocab) for _ in range(prompt))
-    return Request(id=name, prompt=tokens, sampling=SamplingParams(max_tokens=output, temperature=0.6, seed=seed))
+    sampling = SamplingParams(max_tokens=output, temperature=0.6, seed=seed)
+    return Request(id=name, prompt=tokens, sampling=sampling, service_class=service_class)
 
 
 def on_gpu(bench: Bench) -> None:
@@ -314,8 +394,15 @@ def on_gpu(bench: Bench) -> None:
         for tokens in (512, 2048):
             bench.prefill(engine, shape, tokens, prompts=8)
         bench.mixed(engine, shape, 256, 100, 1024)
+        bench.people(engine, shape, 2048, 64, asks=10, bulk=(512, 2048))
+        if shape is LLAMA_1B:
+            bench.against_transformers(engine, shape, 64, 512, 256)
         del engine
         torch.cuda.empty_cache()
+    engine = bench.engine(LLAMA_1B, slots=256, budget=8192, page_size=64, batch_invariant=True)
+    for batch in (1, 32, 256):
+        bench.decode_step(engine, LLAMA_1B, batch, 512, steps=30)
+    bench.prefill(engine, LLAMA_1B, 2048, prompts=4)
 
 
 def on_cpu(bench: Bench) -> None:
@@ -328,6 +415,8 @@ def on_cpu(bench: Bench) -> None:
     bench.decode_step(engine, TINY, 3, 70, steps=5)
     bench.prefill(engine, TINY, 100, prompts=2)
     bench.mixed(engine, TINY, 12, 10, 40)
+    bench.people(engine, TINY, 100, 10, asks=3, bulk=(20, 400))
+    bench.against_transformers(engine, TINY, 4, 20, 10)
 
 
 def main() -> None:
