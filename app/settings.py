@@ -83,6 +83,7 @@ OPTIONS = (
     Option(
         "kernels", str, "torch computes without our kernels, for comparison", engine=True, choices=("auto", "torch")
     ),
+    Option("batch-invariant", bool, "on a GPU: the same text in every batch, bit for bit; slower", engine=True),
     Option("enforce-eager", bool, "no CUDA graphs: a faster start, slower tokens", engine=True),
     Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
     Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),

@@ -44,7 +44,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
     dtype = _dtype(config.dtype, device)
-    kernels = load_kernels(device, dtype, config.kernels)
+    kernels = _kernels(config, device, dtype)
     kernels.set_threads(config.threads or _cores())  # laying out weights is work for all
     model = load_model(
         Path(config.model),
@@ -54,6 +54,11 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         load_format=config.load_format,
         kernels=kernels,
     )
+    if config.batch_invariant and device.type == "cuda" and not model.is_own:
+        raise ConfigError(
+            "batch_invariant cannot be had on a GPU for a model that transformers computes; the README names the "
+            "families that this engine computes itself"
+        )
     if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
         kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
@@ -100,6 +105,13 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but this torch sees no CUDA device")
     return device
+
+
+def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
+    try:
+        return load_kernels(device, dtype, config.kernels, config.batch_invariant)
+    except ValueError as error:
+        raise ConfigError(f"batch_invariant cannot be had: {error}") from error
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:
@@ -185,7 +197,8 @@ def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
     """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
     what a swapped page and a prefilled token cost here. The pages used are free again afterwards."""
-    length = min(128, max_len - 4, num_pages * config.page_size - 4)
+    most = 2048 if runner.runs_ahead else 128  # a GPU is not filled by less
+    length = min(most, max_len - 4, num_pages * config.page_size - 4)
     if length < 2:
         return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
     pages = tuple(range(-(-(length + 4) // config.page_size)))

@@ -20,6 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is float32 on a CPU, the checkpoint's on a GPU
     kv_cache_dtype: str = "auto"  # the same; auto is the weights', as they are held in memory
     kernels: Literal["auto", "torch"] = "auto"  # torch: the references, on any device; for comparison and debugging
+    batch_invariant: bool = False  # a text has the same bits in every batch; so it always is in float32 on a CPU
     enforce_eager: bool = False  # on a GPU: launch decode steps operation by operation, not as CUDA graphs
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's

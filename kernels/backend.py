@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.prefill_attention import prefill_attention
@@ -21,7 +21,6 @@ class TritonKernels:
     """`kernels.interface.Kernels` in Triton. Index arithmetic is free inside a kernel, so nothing is planned ahead."""
 
     set_threads = staticmethod(torch.set_num_threads)
-    pack_linear = staticmethod(pack_linear)
     rms_norm = staticmethod(rms_norm)
     add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
@@ -31,6 +30,10 @@ class TritonKernels:
     prefill_attention = staticmethod(prefill_attention)
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
+
+    @staticmethod
+    def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+        return pack_linear(weight, bias)
 
     @property
     def tolerates_neighbours(self) -> bool:

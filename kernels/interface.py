@@ -154,13 +154,25 @@ class Kernels(Protocol):
         """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k])."""
 
 
-def load(device: torch.device, dtype: torch.dtype | None = None, choice: Choice = "auto") -> Kernels:
+def load(
+    device: torch.device, dtype: torch.dtype | None = None, choice: Choice = "auto", batch_invariant: bool = False
+) -> Kernels:
     """The fastest back end for `device` and activations of `dtype` (None: not known): Triton on a CUDA device, C++ for
-    float32 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for."""
+    float32 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for.
+
+    batch_invariant: one that gives a row the same bits in every batch. Raises `ValueError` where there is none; all are
+    in float32 on a CPU.
+    """
     from kernels.reference.backend import ReferenceKernels
 
+    if batch_invariant and (choice == "torch" if device.type == "cuda" else dtype != torch.float32):
+        raise ValueError("on a GPU torch's kernels are not batch-invariant, on a CPU only those for float32 are")
     if choice == "torch":
         return ReferenceKernels()
+    if batch_invariant and device.type == "cuda":
+        from kernels.invariant import InvariantKernels
+
+        return InvariantKernels()
     if device.type == "cuda":
         from kernels.backend import TritonKernels
 

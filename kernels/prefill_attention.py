@@ -112,10 +112,17 @@ def prefill_attention(
     window: int,
 ) -> Tensor:
     """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D]; see `kernels.interface.Kernels`."""
+    return attend_tiles(q, k_cache, v_cache, page_table, _tiles(query_starts, context_lens, q.device), scale, window)
+
+
+def attend_tiles(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, tiles: Tensor, scale: float, window: int
+) -> Tensor:
+    """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32, tiles[tiles, 4] int32 as `_tiles` lays them out ->
+    [T, Hq, D]. A query's result does not depend on the tile it is in."""
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    tiles = _tiles(query_starts, context_lens, q.device)
     _prefill_kernel[(len(tiles), query_heads)](
         q,
         k_cache,

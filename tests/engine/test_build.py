@@ -41,3 +41,10 @@ def test_a_cache_that_cannot_be_had_is_refused_by_name(demo: Path, options: dict
     """Nothing else is quietly taken instead."""
     with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{options['kv_cache_dtype']}"):
         bytes_per_page(demo, **options)
+
+
+def test_batch_invariance_is_had_or_refused_by_name(demo: Path):
+    """float32 on a CPU always has it; what cannot have it says so instead of promising."""
+    bytes_per_page(demo, batch_invariant=True)
+    with pytest.raises(ConfigError, match=r"batch_invariant.*float32"):
+        bytes_per_page(demo, batch_invariant=True, dtype="bfloat16")

@@ -85,3 +85,24 @@ def test_a_recorded_step_computes_what_single_operations_compute(demo: Path, wan
     assert run(recorded, some) == run(eager, some)
     for request in some:
         assert run(recorded, [request]) == run(eager, [request])
+
+
+def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wanted: list[Request]):
+    """bfloat16: alone, together, and computed again after a pause at every fifth step; bit for bit."""
+    some = [
+        msgspec.structs.replace(request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7))
+        for request, temperature in zip(wanted, (0.0, 0.8, 0.0, 1.0), strict=True)
+    ]
+    options = {"device": "cuda", "dtype": "bfloat16", "batch_invariant": True}
+    engine, disturbed = make_engine(demo, **options), make_engine(demo, **options)
+    alone = {key: text for request in some for key, text in run(engine, [request]).items()}
+    assert run(engine, some) == alone
+    steps = 0
+
+    def pause_one() -> None:
+        nonlocal steps
+        steps += 1
+        if steps % 5 == 0 and disturbed.scheduler.running:
+            disturbed.scheduler.pause(next(iter(disturbed.scheduler.running)), 0.0, mechanism=Mechanism.RECOMPUTE)
+
+    assert run(disturbed, some, pause_one) == alone

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import decode_attention, prefill_attention, rms_norm, rope_and_cache, sample, silu_mul
+from kernels import decode_attention, invariant, prefill_attention, rms_norm, rope_and_cache, sample, silu_mul
 
 HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 CACHES = {"k_cache": HALF, "v_cache": HALF}
@@ -72,6 +72,19 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         | {"QUERY_HEADS": 32, "HEAD_BLOCK": 128, "PRECISION": "ieee"}
         | {"BLOCK_M": prefill_attention.BLOCK_M, "BLOCK_N": prefill_attention.BLOCK_N},
         prefill_attention.NUM_WARPS,
+    ),
+    (
+        invariant._linear_kernel,
+        {"x": HALF, "weight": HALF, "bias": HALF, "out": HALF, "M": "i32", "N": "i32", "K": "i32", "x_stride": "i32"},
+        {"HAS_BIAS": True, "ALONE": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
+        | {"BLOCK_M": invariant.BLOCK_M, "BLOCK_N": invariant.BLOCK_N, "BLOCK_K": invariant.BLOCK_K},
+        invariant.NUM_WARPS,
+    ),
+    (
+        invariant._join_kernel,
+        {"sums": FLOAT, "bias": HALF, "out": HALF, "size": "i32", "N": "i32", "splits": "i32"},
+        {"HAS_BIAS": True, "BLOCK": 1024},
+        4,
     ),
     (
         sample._slice_kernel,

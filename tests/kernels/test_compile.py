@@ -21,6 +21,8 @@ KERNELS = [
     "_split_kernel",
     "_combine_kernel",
     "_prefill_kernel",
+    "_linear_kernel",
+    "_join_kernel",
     "_slice_kernel",
     "_sample_kernel",
 ]

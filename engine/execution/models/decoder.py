@@ -29,6 +29,10 @@ class Decoder:
         self._in_one_go: ForwardPass | None = None
 
     @property
+    def is_own(self) -> bool:
+        return True
+
+    @property
     def num_parameters(self) -> int:
         return self._weights.num_parameters
 

@@ -105,6 +105,7 @@ class TransformersModel:
         self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self._factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)  # NanoChat
+        self.is_own = False
         self.num_parameters = num_parameters
         self.vocab_size = int(config.vocab_size)
         self.max_position = _max_position(config)

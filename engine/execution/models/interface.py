@@ -19,6 +19,10 @@ class Model(Protocol):
     def num_parameters(self) -> int: ...
 
     @property
+    def is_own(self) -> bool:
+        """Whether all of it is computed by our kernels."""
+
+    @property
     def num_layers(self) -> int:
         """Layers that keep keys and values."""
 

@@ -1,0 +1,92 @@
+"""The batch-invariant back end for GPUs: right, and a row has the same bits whatever is computed with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import invariant
+from kernels.interface import load
+from kernels.invariant import InvariantKernels, InvariantLinear
+from tests.kernels.paged import make_paged
+
+# Inputs of less than a block, of one split, and of several with a rest; outputs likewise.
+SHAPES = [(24, 40), (576, 130), (1024, 64), (2304, 96)]
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter multiplies no bfloat16
+ROWS = (1, 2, 3, 17, 63, 64, 65, 100)
+
+
+def made(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight and a bias."""
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inputs, device=device) / inputs**0.5
+    return weight.to(dtype), torch.randn(outputs, device=device).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_an_invariant_layer_computes_x_times_w_plus_b(
+    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+):
+    """Every row count, one included, agrees with float64."""
+    weight, bias = made(inputs, outputs, dtype, device)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for rows in (1, 70):
+        x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]  # strided over its rows
+        for given in (None, bias):
+            expected = x.double() @ weight.double().T + (0 if given is None else given.double())
+            got = InvariantLinear(weight, given)(x)
+            torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+            assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_row_has_the_same_bits_in_every_batch(
+    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    """Alone, among others, and whether its splits were summed by programs of their own or by one."""
+    weight, bias = made(inputs, outputs, dtype, device)
+    layer = InvariantLinear(weight, bias)
+    x = torch.randn(max(ROWS), inputs, device=device).to(dtype)
+    monkeypatch.setattr(invariant, "FILLED", 0)
+    together = layer(x)
+    for filled in (0, 1 << 30):
+        monkeypatch.setattr(invariant, "FILLED", filled)
+        for rows in ROWS:
+            assert torch.equal(layer(x[:rows]), together[:rows]), (filled, rows)
+        assert torch.equal(layer(x[50:51]), together[50:51])
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_token_has_the_same_attention_as_a_decode_row_and_in_any_chunk(window: int, device: torch.device):
+    """So a sequence that is computed again after a pause goes on as it would have."""
+    kernels, context = InvariantKernels(), 150
+    paged = make_paged((context, 70), 2, 16, 16, torch.float32)
+    k_cache, v_cache, table = (x.to(device) for x in (paged.k_cache, paged.v_cache, paged.page_table))
+    q = torch.randn(context, 6, 16, generator=torch.Generator().manual_seed(3)).to(device)
+
+    def chunk(first: int, last: int) -> torch.Tensor:
+        given = (table[:1], (0, last - first), (last,), 0.2, window)
+        return kernels.prefill_attention(q[first:last].contiguous(), k_cache, v_cache, *given)
+
+    whole = chunk(0, context)
+    for first, last in ((0, 64), (64, 150), (0, 1), (99, 150), (70, 71)):
+        assert torch.equal(chunk(first, last), whole[first:last]), (first, last)
+    for position in (0, 15, 16, 63, 64, 149):
+        lengths = torch.tensor([position + 1, 70], dtype=torch.int32, device=device)
+        two = torch.stack((q[position], q[3]))
+        alone = kernels.decode_attention(two[:1], k_cache, v_cache, table[:1], lengths[:1], 0.2, window)
+        beside = kernels.decode_attention(two, k_cache, v_cache, table, lengths, 0.2, window)
+        assert torch.equal(alone[0], whole[position])
+        assert torch.equal(beside[0], whole[position])
+
+
+def test_who_cannot_promise_it_is_refused():
+    """On a CPU float32 always keeps the promise; other dtypes do not."""
+    cpu = torch.device("cpu")
+    assert type(load(cpu, torch.float32, batch_invariant=True)) is type(load(cpu, torch.float32))
+    with pytest.raises(ValueError, match="float32"):
+        load(cpu, torch.bfloat16, batch_invariant=True)
+    with pytest.raises(ValueError, match="GPU"):
+        load(torch.device("cuda"), torch.bfloat16, "torch", batch_invariant=True)
