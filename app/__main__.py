@@ -1,4 +1,4 @@
-"""The `carousel` command: serve a model, or say what this machine is like."""
+"""The `carousel` command: serve a model, or say where the time of a request went."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app import __version__
+from app.explain import NoAccount, explain
 from app.settings import Settings, SettingsError, add_arguments, resolve
 from engine.errors import ConfigError
 
@@ -20,10 +21,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
     add_arguments(serve)
+    account = commands.add_parser("explain", help="say where the time of a request went")
+    account.add_argument("id", help="of the request: an answer's id, or its X-Request-Id header")
+    account.add_argument("--url", default="http://127.0.0.1:8000", help="of the server; default: %(default)s")
+    account.add_argument("--api-key", help="the key that the request was made with")
     options = parser.parse_args(arguments)
     try:
+        if options.command == "explain":
+            print(explain(options.url, options.id, options.api_key))
+            return 0
         settings = resolve(vars(options), download=_download)
         return _serve(settings)
+    except NoAccount as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
     except (SettingsError, ConfigError) as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 2

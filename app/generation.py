@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from app.audit import Audit
 from app.client import EngineClient
+from app.status import status_view
 from app.streams import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
 from app.text import Detokenizer, StopMatcher, TextModel
-from engine.types import EndEvent, Event, FinishReason, Request, StatusEvent, TokenEvent
+from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
 
 log = logging.getLogger("carousel.generation")
 
@@ -65,6 +67,7 @@ class Generation:
         self.encoder = encoder  # how a reader that comes back is answered
         self.grace = grace  # seconds it goes on without a reader
         self.timing = Timing(time.monotonic())
+        self.audit = Audit(request.n, self.timing.submitted)
         self.completion_tokens = 0
         self.cached_tokens = 0
         self._text = text
@@ -94,19 +97,24 @@ class Generation:
         match event:
             case TokenEvent():
                 self._take_token(event)
-            case StatusEvent(_, 0):  # further choices wait for the first; its standing is the request's
-                if event.state == "running" and self.timing.started is None:
-                    self.timing.started = event.at
-                    self.cached_tokens = event.cached_tokens
-                self.log.status = event
             case StatusEvent():
-                pass
+                self._take_status(event)
             case EndEvent(_, choice, finish, message, code, param):
                 if finish is FinishReason.ERROR:
                     self._client.abort(self.request.id)  # its other choices, if they are still at it
                     self._close(Failure(message, code, param))
                 else:
                     self._finish(choice, "abort")
+
+    def _take_status(self, event: StatusEvent) -> None:
+        self.audit.take(event)
+        if event.choice != 0 or event.phase is Phase.ENDED:
+            return  # further choices wait for the first: its standing is the request's
+        if event.state == "running" and self.timing.started is None:
+            self.timing.started = event.at
+            self.cached_tokens = event.cached_tokens
+        if self.log.status is None or status_view(event) != status_view(self.log.status):
+            self.log.status = event
 
     def cancel(self) -> None:
         """Stop now: slot and pages are free before the engine's next step."""
@@ -198,7 +206,10 @@ class Generation:
             self._say(index, choice, held)  # it was said; that it might have begun a stop string matters no more
         self.log.append(Finished(index, reason, stop))
         if all(c.finished for c in self._choices):
-            self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens))
+            now = time.monotonic()
+            self.audit.close(now)
+            spent = self.audit.totals(now)
+            self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
 
     def _keep(self) -> None:
         if self._give_up is not None:
@@ -207,5 +218,6 @@ class Generation:
 
     def _close(self, record: Usage | Failure) -> None:
         self._keep()
+        self.audit.close(time.monotonic())
         self.log.append(record)
         self._on_end(self)

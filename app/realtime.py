@@ -30,7 +30,7 @@ from app.schemas.realtime import (
     parse_event,
 )
 from app.service import Service
-from app.sse import status_view
+from app.status import status_view
 from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
 from engine.types import SamplingParams, ServiceClass
 

@@ -20,7 +20,7 @@ from app.errors import ApiError, error_body
 from app.metrics import Metrics
 from app.registry import StreamRegistry
 from app.resources import static_dir
-from app.routes import chat, completions, live, ops, pages, realtime, streams
+from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
 from app.security import HostGuard
 from app.service import Service
 from app.settings import Settings
@@ -56,6 +56,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
             Route("/v1/completions", completions.text_completions, methods=["POST"]),
             Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
+            Route("/v1/requests/{request_id}", requests.account_of),
             Route("/v1/models", ops.models),
             Route("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),

@@ -17,6 +17,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
+from app.status import status_view
 from app.streams import StreamLog
 from engine.types import StatusEvent
 
@@ -43,19 +44,6 @@ def block(log: StreamLog, seq: int, data: bytes) -> bytes:
 def status_comment(status: StatusEvent) -> bytes:
     """Where a request stands, as a comment that clients may ignore."""
     return b": carousel %s\n\n" % msgspec.json.encode(status_view(status))
-
-
-def status_view(status: StatusEvent) -> dict[str, Any]:
-    """Where a request stands, for people: nothing in it tells about another tenant."""
-    view: dict[str, Any] = {"state": status.state}
-    if status.position:
-        view["position"] = status.position
-    if status.cause is not None:
-        view["cause"] = status.cause.value
-    if status.state == "paused":
-        view["by"] = status.by.label if status.by is not None else None
-        view["mechanism"] = status.mechanism.value if status.mechanism is not None else None
-    return view
 
 
 class Begun:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.types import Alternative, StatusEvent
@@ -63,11 +63,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The request is complete: the last record."""
+    """The request is complete: the last record. time_ms: what its wall time went to, by phase."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    time_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 Record = Opened | Delta | Finished | Failure | Usage

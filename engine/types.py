@@ -43,8 +43,26 @@ class Mechanism(enum.StrEnum):
 class Cause(enum.StrEnum):
     """What a waiting request is waiting for."""
 
+    ORDER = "order"  # others come first, and have not all got what they wait for
     SLOTS = "slots"  # every slot is taken by its own class or a higher one
     PAGES = "pages"  # the KV pool cannot hold it beside those who run
+    BUDGET = "budget"  # it has its slot; the tokens of a step go to others first
+
+
+class Phase(enum.StrEnum):
+    """What the time of a choice is spent on. From its arrival to its end it is in exactly one of these."""
+
+    QUEUED = "queued"  # it waits for its first slot
+    PREFILL = "prefill"  # its prompt, or what it had said before its pages were dropped, goes through the model
+    DECODE = "decode"  # a token a step
+    PAUSED = "paused"  # its slot was given to somebody, and it waits to go on
+    SWAPPING = "swapping"  # its pages come back from host memory
+    ENDED = "ended"
+
+    @property
+    def state(self) -> str:
+        """The same for people, who wait, are served, or wait again: queued, running, paused or ended."""
+        return "running" if self in (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING) else self.value
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,17 +134,23 @@ class EndEvent(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
-    """What happens to a request between tokens, for people and for the audit."""
+    """What happens to a request between tokens, for people and for the account of its time."""
 
     request_id: str
     choice: int
-    state: str  # "queued" | "running" | "paused"
+    phase: Phase
     position: int = 0  # queued, paused: 1 = next
-    cause: Cause | None = None  # queued
+    cause: Cause | None = None  # queued, paused, prefill: what it waits for
     by: ServiceClass | None = None  # paused: the class it made room for; None when memory ran short among equals
     mechanism: Mechanism | None = None  # paused
-    cached_tokens: int = 0  # running, first time: prompt tokens found in the prefix cache
+    why: str = ""  # paused: why this one and no other
+    cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache
     at: float = 0.0  # when, on the machine's monotonic clock, which all its processes share
+
+    @property
+    def state(self) -> str:
+        """`Phase.state`."""
+        return self.phase.state
 
 
 Event = TokenEvent | EndEvent | StatusEvent

@@ -13,6 +13,8 @@ from app.errors import ApiError, error_body, failure_status
 from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
 from app.text import TextModel
 
+_encode = msgspec.json.Encoder().encode
+
 
 @dataclass
 class Said:
@@ -55,9 +57,8 @@ class AnswerFormat(ABC):
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """The blocks of a few records at once."""
-        return b"".join(
-            self._record(log, item) if isinstance(item, Numbered) else sse.status_comment(item) for item in items
-        )
+        blocks = [self._record(log, item) if isinstance(item, Numbered) else sse.status_comment(item) for item in items]
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
     def whole(self, log: StreamLog, n: int) -> dict[str, Any]:
         """The body of an answer that was not streamed. Raises `ApiError` when it failed."""
@@ -87,11 +88,12 @@ class AnswerFormat(ABC):
 
     def _record(self, log: StreamLog, item: Numbered) -> bytes:
         match item.record:
+            case Delta() as delta:  # nearly all of them
+                says = delta.text or delta.infos
+                return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if says else b""
             case Opened(choice):
                 opening = self.opened()
                 return b"" if opening is None else self._chunk(log, item.seq, choice, opening)
-            case Delta(choice, text, _, infos) as delta:
-                return self._chunk(log, item.seq, choice, self.delta(delta)) if text or infos else b""
             case Finished(choice, reason, _):
                 return self._chunk(log, item.seq, choice, self.finished(), _finish_reason(reason))
             case Failure(message, code, param):
@@ -108,12 +110,11 @@ class AnswerFormat(ABC):
         # Most of a chunk is the same in all chunks of an answer, so it is put together around the part that is not.
         if self._chunk_start is None or self._chunk_start[0] is not log:
             self._chunk_start = (log, msgspec.json.encode(self._head(log, self.chunk_object))[:-1])
-        reason = b"null" if finish is None else msgspec.json.encode(finish)
         data = b'%s,"choices":[{"index":%d,%s,"finish_reason":%s}]%s}' % (
             self._chunk_start[1],
             choice,
-            msgspec.json.encode(said)[1:-1],
-            reason,
+            _encode(said)[1:-1],
+            b"null" if finish is None else _encode(finish),
             b',"usage":null' if self._include_usage else b"",
         )
         return sse.block(log, seq, data)
@@ -129,12 +130,13 @@ class AnswerFormat(ABC):
 
 
 def usage(record: Usage) -> dict[str, Any]:
-    """OpenAI's usage block."""
+    """OpenAI's usage block, and what the time went to."""
     return {
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
         "total_tokens": record.prompt_tokens + record.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+        "time_ms": record.time_ms,
     }
 
 

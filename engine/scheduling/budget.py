@@ -14,14 +14,14 @@ from engine.scheduling.sequence import Sequence
 
 def share_tokens(
     running: list[Sequence], config: EngineConfig, policy: Policy, now: float
-) -> tuple[list[Sequence], list[Chunk]]:
-    """`running` in service order -> those that decode, and chunks. A share of the budget is for the prompts of the
-    overdue, who would otherwise sit in their slots while prompts of higher classes take it all. Whoever's last token is
-    being sampled has nothing left to compute.
+) -> tuple[list[Sequence], list[Chunk], list[Sequence]]:
+    """`running` in service order -> those that decode, chunks, and whose prompts get nothing. A share of the budget is
+    for the prompts of the overdue, who would otherwise sit in their slots while prompts of higher classes take it all.
+    Whoever's last token is being sampled has nothing left to compute.
     """
     decodes = [s for s in running if s.num_tokens - s.num_computed == 1 and s.num_tokens < s.most_tokens]
     if len(decodes) == len(running):
-        return decodes, []
+        return decodes, [], []
     overdue: list[Sequence] = []
     others: list[Sequence] = []
     for s in running:
@@ -31,7 +31,10 @@ def share_tokens(
     longest = config.prefill_chunk or budget
     chunks = _chunks(overdue, max(1, budget // OVERDUE_SHARE) if others else budget, longest)
     chunks += _chunks(others, budget - sum(chunk.length for chunk in chunks), longest)
-    return decodes, chunks
+    if len(chunks) == len(overdue) + len(others):
+        return decodes, chunks, []
+    served = {chunk.slot for chunk in chunks}
+    return decodes, chunks, [s for s in (*overdue, *others) if s.slot not in served]
 
 
 def _chunks(sequences: Iterable[Sequence], budget: int, longest: int) -> list[Chunk]:

@@ -89,6 +89,12 @@ class Policy:
             default=None,
         )
 
+    def why_victim(self, victim: Sequence) -> str:
+        """Rule 2, in words: why `victim` and no other. Tells nothing of anybody else."""
+        if victim.is_protected:
+            return "nobody else could be paused, though its minimum share was not over"
+        return "of the lowest class that ran, it came last and had lost the least"
+
     def mechanism(self, sequence: Sequence, host_pages_available: int) -> Mechanism:
         """Rule 4: how `sequence` is paused."""
         pages = len(sequence.page_table)

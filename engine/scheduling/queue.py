@@ -83,6 +83,11 @@ class WaitQueue:
                 self._overdue[sequence] = None
             heapq.heappop(self._alarms)
 
+    @property
+    def num_overdue(self) -> int:
+        """How many are in the overdue lane."""
+        return len(self._overdue)
+
     def overdue_head(self) -> Sequence | None:
         """Who became overdue first."""
         return next(iter(self._overdue), None)

@@ -30,6 +30,7 @@ from engine.types import (
     Load,
     Mechanism,
     PageCounts,
+    Phase,
     Request,
     ServiceClass,
     StatusEvent,
@@ -46,6 +47,7 @@ class Flight:
     noted: list[tuple[Sequence, int]]  # who fills a page or ends a chunk, and how many of its tokens are computed then
     sampled: list[Sequence]  # in the order of `Batch.sampled`
     num_tokens: int
+    turning: list[Sequence]  # whose prompt is computed then, or whose pages are back
 
 
 def _service_order(sequence: Sequence) -> tuple[int, int, int]:
@@ -67,6 +69,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots: list[Sequence | None] = [None] * config.max_num_seqs
         self._outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
+        self._swapped_in: list[Sequence] = []  # in the step that is being decided
         self._moves = Moves()
         self._flights: deque[Flight] = deque()  # steps decided and not committed, oldest first
         self._events: list[Event] = []
@@ -94,6 +97,7 @@ class Scheduler:
         cross the last token on its way."""
         for sequence in list(self.requests.get(request_id, ())):
             if choice is None or sequence.choice == choice:
+                self._tell(sequence, Phase.ENDED, now)
                 self._events.append(EndEvent(request_id, sequence.choice, FinishReason.ABORT))
                 self._finish(sequence, now)
 
@@ -103,6 +107,7 @@ class Scheduler:
         """Take slot and pages from a running sequence; it waits to go on. Without `mechanism` the policy chooses."""
         assert sequence.state is State.RUNNING and not self._moves.has_joined(sequence.slot), sequence
         mechanism = mechanism or self.policy.mechanism(sequence, self.host.available)
+        why = self.policy.why_victim(sequence)
         if mechanism is Mechanism.SWAP:
             written = sequence.page_table[: -(-sequence.num_computed // self.config.page_size)]
             sequence.host_pages = self.host.allocate(len(written))
@@ -113,14 +118,12 @@ class Scheduler:
             self._counts["recomputes"] += 1
         self._vacate(sequence)
         sequence.state = State.PAUSED
-        sequence.paused_by, sequence.mechanism = by, mechanism
+        sequence.paused_by, sequence.mechanism, sequence.paused_why = by, mechanism, why
         sequence.num_published = sequence.share_left = sequence.told_position = 0
         if sequence.num_generated - sequence.waiting_from >= self.policy.min_share:
             sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
         self.queue.push(sequence)
-        self._events.append(
-            StatusEvent(sequence.request.id, sequence.choice, "paused", by=by, mechanism=mechanism, at=now)
-        )
+        self._tell(sequence, Phase.PAUSED, now, Cause.ORDER)
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -134,8 +137,11 @@ class Scheduler:
         self._grow_running(now)
         if self.config.batching == "continuous" or was_idle:
             self._admit(now)
-        decodes, chunks = share_tokens(self.running, self.config, self.policy, now)
-        flight = self._depart(decodes, chunks)
+        decodes, chunks, passed_over = share_tokens(self.running, self.config, self.policy, now)
+        for sequence in passed_over:
+            if sequence.cause is not Cause.BUDGET:
+                self._tell(sequence, Phase.PREFILL, now, Cause.BUDGET)
+        flight = self._depart(decodes, chunks, now)
         self._counts["steps"] += 1
         batch = self._moves.build(self._counts["steps"], [s.slot for s in decodes if s.slot is not None], chunks)
         if not batch.is_empty:
@@ -148,6 +154,9 @@ class Scheduler:
         flight = self._flights.popleft()
         for sequence, computed in flight.noted:
             self._publish(sequence, computed, now)
+        for sequence in flight.turning:
+            if sequence.state is State.RUNNING and sequence.cause is None:
+                self._tell(sequence, Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE, now)
         # What runs for every sequence in every step is written out: benchmarks/scheduler_cost.py counts it.
         events, finished = self._events, State.FINISHED
         for sequence, sampled in zip(flight.sampled, outcome.sampled, strict=True):
@@ -158,6 +167,8 @@ class Scheduler:
             if sequence.share_left:
                 sequence.share_left -= 1
             finish = sequence.finish_reason(token_id)
+            if finish is not None:
+                self._tell(sequence, Phase.ENDED, now)
             events.append(
                 TokenEvent(sequence.request.id, sequence.choice, token_id, finish, sampled.logprob, sampled.top)
             )
@@ -177,19 +188,7 @@ class Scheduler:
         for position, sequence in enumerate(islice(self.queue.in_order(), POSITIONS_TOLD), start=1):
             if sequence.told_position != position:
                 sequence.told_position = position
-                state = "paused" if sequence.state is State.PAUSED else "queued"
-                self._events.append(
-                    StatusEvent(
-                        sequence.request.id,
-                        sequence.choice,
-                        state,
-                        position,
-                        sequence.cause,
-                        sequence.paused_by,
-                        sequence.mechanism,
-                        at=now,
-                    )
-                )
+                self._tell(sequence, sequence.phase, now, sequence.cause)
 
     # Books --------------------------------------------------------------------------------------------------------
 
@@ -228,12 +227,13 @@ class Scheduler:
         assert len(waiting) == len(self.queue)
         assert set(waiting) == set(self.queue.in_order())
         assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
+        assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
         lacking = {id(s) for s in self.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.most_tokens}
         assert lacking <= {id(s) for s in self._outgrown}
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _depart(self, decodes: list[Sequence], chunks: list[Chunk]) -> Flight:
+    def _depart(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> Flight:
         """From here on the step's tokens count as computed, and those it samples as had."""
         size, outgrown, noted = self.config.page_size, self._outgrown, []
         # As in `commit`.
@@ -249,9 +249,12 @@ class Scheduler:
             if length > len(sequence.page_table) * size and length < sequence.most_tokens:
                 outgrown.append(sequence)
         sampled = list(decodes)
+        turning, self._swapped_in = self._swapped_in, []
         for chunk in chunks:
             chunked = self._slots[chunk.slot]
             assert chunked is not None, f"slot {chunk.slot} is empty"
+            if chunked.cause is not None:
+                self._tell(chunked, chunked.phase, now)
             before = chunked.num_computed
             chunked.num_computed = after = before + chunk.length
             if before < chunked.high_water:
@@ -261,9 +264,29 @@ class Scheduler:
             if chunk.samples:
                 chunked.num_tokens += 1
                 sampled.append(chunked)
+                turning.append(chunked)
                 if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
                     outgrown.append(chunked)
-        return Flight(noted, sampled, len(decodes) + sum(chunk.length for chunk in chunks))
+        return Flight(noted, sampled, len(decodes) + sum(chunk.length for chunk in chunks), turning)
+
+    def _tell(self, sequence: Sequence, phase: Phase, now: float, cause: Cause | None = None, cached: int = 0) -> None:
+        """From now on the time of `sequence` goes to `phase`, for `cause`."""
+        sequence.phase, sequence.cause = phase, cause
+        is_paused = phase is Phase.PAUSED
+        self._events.append(
+            StatusEvent(
+                sequence.request.id,
+                sequence.choice,
+                phase,
+                sequence.told_position if sequence.state in (State.WAITING, State.PAUSED) else 0,
+                cause,
+                sequence.paused_by if is_paused else None,
+                sequence.mechanism if is_paused else None,
+                sequence.paused_why if is_paused else "",
+                cached,
+                now,
+            )
+        )
 
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page that its next token needs; pause others, or itself, if there is none."""
@@ -314,16 +337,20 @@ class Scheduler:
         if sequence.is_awaited:  # paused a moment ago: its last token is known when the step under way is committed
             return False
         if not self._free_slots and not pausable:
-            sequence.cause = Cause.SLOTS
-            return False
+            return self._leave_waiting(sequence, Cause.SLOTS, now)
         reused = self._reusable_pages(sequence, pausable)
         if not self._make_room(sequence, pausable, reused, now):
-            sequence.cause = Cause.PAGES
-            return False
-        sequence.cause = None
+            return self._leave_waiting(sequence, Cause.PAGES, now)
         self._start(sequence, reused, now)
         sequence.share_left = share
         return True
+
+    def _leave_waiting(self, sequence: Sequence, cause: Cause, now: float) -> bool:
+        """It is the first of its lane, and lacks something."""
+        if sequence.cause is not cause:
+            sequence.told_position = 1 if sequence.is_overdue else 1 + self.queue.num_overdue
+            self._tell(sequence, sequence.phase, now, cause)
+        return False
 
     def _reusable_pages(self, sequence: Sequence, pausable: list[Sequence]) -> list[int]:
         """Pages whose content `sequence` would otherwise compute; takes no reference. They stay what they are while
@@ -382,9 +409,12 @@ class Scheduler:
                 self._moves.copy(reused[-1], table[-1])
                 pool.release([reused[-1]])
         table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
+        phase = Phase.PREFILL
         if sequence.host_pages:
             self._moves.swap_in(sequence.host_pages, table[: len(sequence.host_pages)])
             sequence.host_pages = []
+            self._swapped_in.append(sequence)
+            phase = Phase.SWAPPING
         slot = self._free_slots.pop()
         self._slots[slot] = sequence
         sequence.slot, sequence.page_table, sequence.state = slot, table, State.RUNNING
@@ -402,8 +432,7 @@ class Scheduler:
         if first_time and sequence.lead is None:
             self._counts["prompt_tokens"] += sequence.prompt_len
             self._counts["cached_tokens"] += sequence.num_computed
-        cached = sequence.num_computed if first_time else 0
-        self._events.append(StatusEvent(sequence.request.id, sequence.choice, "running", cached_tokens=cached, at=now))
+        self._tell(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
     def _publish(self, sequence: Sequence, computed: int, now: float) -> None:
         """The first `computed` tokens of `sequence` are known and have their KV in its pages, if it still has them."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator
 
 from engine.scheduling.pages import chain_next, chain_start
-from engine.types import Cause, FinishReason, Mechanism, Request, ServiceClass
+from engine.types import Cause, FinishReason, Mechanism, Phase, Request, ServiceClass
 
 
 class State(enum.Enum):
@@ -46,6 +46,8 @@ class Sequence:
         "num_tokens",
         "page_table",
         "paused_by",
+        "paused_why",
+        "phase",
         "prompt_len",
         "request",
         "share_left",
@@ -74,8 +76,10 @@ class Sequence:
         self.slot: int | None = None
         self.waiting_since = now  # when it last had nothing to complain about
         self.waiting_from = 0  # tokens it had generated then
-        self.cause: Cause | None = None
+        self.cause: Cause | None = Cause.ORDER
+        self.phase = Phase.QUEUED  # as last told; so are `cause` and, of a pause, the next three
         self.paused_by: ServiceClass | None = None
+        self.paused_why = ""
         self.mechanism: Mechanism | None = None
         self.is_overdue = False  # waits, and is in the overdue lane
         self.share_left = 0  # tokens it may still generate before it may be paused again

@@ -94,6 +94,9 @@ export const resumeAnswer = (stream, last, signal) =>
     signal, headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
   });
 
+/** Where an answer's time went. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
+export const accountOf = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
+
 /** Frees the slot at once. `keepalive` lets it leave even while the page goes away. @param {string} stream */
 export const stopAnswer = (stream) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, { method: "DELETE", keepalive: true }).then(() => {}, () => {});

@@ -1,5 +1,5 @@
 // Owns the start of the chat page: builds the parts and connects them. No rule of its own beyond who talks to whom.
-import { listModels } from "./api.js";
+import { accountOf, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
@@ -34,6 +34,7 @@ const thread = new Thread({
   retryNow: () => runs.now(chat.current.id),
   stop: () => chat.stop(),
   askKey: () => askKey(),
+  account: accountOf,
 });
 const composer = new Composer({ send: (text) => chat.send(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
 const sidebar = new Sidebar({

@@ -2,10 +2,10 @@
 import { h, icon, iconButton, svg } from "./dom.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
-import { describe, ending, figures } from "./words.js";
+import { because, describe, ending, figures, spent } from "./words.js";
 
 /**
- * @typedef {{ regenerate(id: string): void, edit(id: string, text: string): void, retryNow(id: string): void, stop(): void, askKey(): void }} Actions
+ * @typedef {{ regenerate(id: string): void, edit(id: string, text: string): void, retryNow(id: string): void, stop(): void, askKey(): void, account(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
  * @typedef {import("./store.js").Message} Message
  */
 
@@ -81,8 +81,9 @@ export class AnswerView {
       iconButton("copy", "Copy answer", () => copy(this.message.content)),
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
       this.figures);
+    this.account = h("details", { class: "account", hidden: true, ontoggle: () => this.account.open && this.#explain() });
     this.node = h("article", { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
-      this.thoughts, this.body, this.wait, this.trouble, this.tools);
+      this.thoughts, this.body, this.wait, this.trouble, this.tools, this.account);
     this.#begin();
   }
 
@@ -198,6 +199,35 @@ export class AnswerView {
     const end = ending(this.message);
     if (end) parts.push(h("span", { class: "note" }, end));
     this.figures.replaceChildren(...parts);
+    this.#showAccount();
+  }
+
+  /** The timeline under a finished answer: a bar of its phases, and on demand each interval with its reason. */
+  #showAccount() {
+    const totals = Object.entries(this.message.usage?.time_ms ?? {});
+    this.account.hidden = this.message.state === "streaming" || !totals.length;
+    if (this.account.hidden || this.account.firstChild) return;
+    const bar = h("span", { class: "account-bar", "aria-hidden": "true" });
+    for (const [phase, ms] of totals) {
+      const part = h("span", { "data-phase": phase });
+      part.style.setProperty("flex-grow", String(ms));
+      bar.append(part);
+    }
+    const words = totals.filter(([, ms]) => ms >= 0.5).map(([phase, ms]) => spent(phase, ms)).join(", ");
+    this.account.append(h("summary", { "aria-label": `Where the time went: ${words}`, title: words }, bar), h("ol"));
+  }
+
+  async #explain() {
+    const list = this.account.lastChild;
+    if (list.firstChild) return;
+    const line = (phase, words, why) => h("li", {}, h("i", { "data-phase": phase }), words, why && h("span", { class: "account-why" }, `, ${why}`));
+    try {
+      const { choices } = await this.actions.account(this.message.stream);
+      list.replaceChildren(...choices[0].intervals.map((interval) => line(interval.phase, spent(interval.phase, interval.ms), because(interval))));
+    } catch {
+      // The server has forgotten it, or is away: what the answer itself brought is still true.
+      list.replaceChildren(...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, spent(phase, ms), "")));
+    }
   }
 }
 

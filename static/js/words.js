@@ -1,6 +1,7 @@
 // Owns the sentences for states of an answer. One place, so that the page says one thing in one way. Pure.
 
 const CAUSES = {
+  order: "others came first",
   slots: "every seat is taken",
   pages: "memory for its text is taken",
   budget: "running answers keep their pace first",
@@ -29,7 +30,7 @@ export function describe(status) {
     const kept = status.mechanism === "recompute" ? "it goes on from the same word" : "its place is kept, it goes on from the same word";
     return { kind: "paused", head: `Paused${whom}`, why: kept };
   }
-  return { kind: "running", head: "Hopping on", why: "" };
+  return { kind: "running", head: "Hopping on", why: CAUSES[status.cause ?? ""] ?? "" };
 }
 
 /** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, tokens, why it ended */
@@ -43,6 +44,27 @@ export function figures(message) {
   if ((message.pausedMs ?? 0) > 50) parts.push(`paused ${seconds(message.pausedMs ?? 0)}`);
   if (message.usage) parts.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
   return parts;
+}
+
+const PHASES = {
+  queued: "waited for a seat",
+  prefill: "read what was written",
+  decode: "wrote",
+  paused: "paused",
+  swapping: "came back to its seat",
+  delivery: "handed over the rest",
+};
+
+/** "wrote 1.2 s". @param {string} phase @param {number} ms */
+export const spent = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
+
+/** Why an interval of an answer's time was what it was; often there is nothing to say.
+ * @param {{ phase: string, cause?: string, by?: string | null, mechanism?: string, why?: string }} interval */
+export function because({ phase, cause, by, mechanism, why }) {
+  const reason = CAUSES[cause ?? ""] ?? "";
+  if (phase !== "paused") return reason;
+  const whom = by ? `for a request of class ${by}` : "as memory ran short";
+  return `${whom}, ${mechanism === "swap" ? "its pages kept" : "to be read again"}${why ? `: ${why}` : ""}`;
 }
 
 /** @param {import("./store.js").Message} message */

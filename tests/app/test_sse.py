@@ -14,7 +14,7 @@ from app import sse
 from app.routes import answers
 from app.schemas.chat import ChatFormat
 from app.streams import Delta, StreamLog, Usage
-from engine.types import StatusEvent
+from engine.types import Phase, StatusEvent
 from tests.app.test_text import byte_level
 
 
@@ -107,7 +107,7 @@ def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script):
                 case "turn":
                     await asyncio.sleep(0.001)
                 case "status":
-                    answer.log.status = StatusEvent("s", 0, "running", 0)
+                    answer.log.status = StatusEvent("s", 0, Phase.DECODE, 0)
                     answer.log.announce()
                 case int():
                     answer.say(action)
@@ -147,13 +147,17 @@ async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytes
     assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, {})
 
 
-async def test_a_record_that_cannot_be_told_ends_its_own_stream_alone():
+async def test_a_record_that_cannot_be_told_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch):
     """Whoever writes the log does not hear of it."""
+
+    def speechless(*_) -> bytes:
+        raise ValueError("no words")
+
     answer, socket = Answer(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     await asyncio.sleep(0.01)
-    answer.log.append("no record")  # type: ignore[arg-type]
-    answer.log.announce()
-    with pytest.raises(Exception, match=r".+"):
+    monkeypatch.setattr(answer.encoder, "encode", speechless)
+    answer.say(1)
+    with pytest.raises(ValueError, match="no words"):
         await asyncio.wait_for(serving, 10)
     assert answer.left == 1

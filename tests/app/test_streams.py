@@ -14,7 +14,7 @@ from app.registry import StreamRegistry
 from app.schemas.chat import ChatFormat
 from app.streams import Cursor, CursorRefused, Delta, Finished, Numbered, StreamLog, Usage
 from engine.config import EngineConfig
-from engine.types import Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import Phase, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.app.test_text import byte_level
 
 
@@ -94,7 +94,7 @@ async def test_a_late_reader_is_told_how_things_stand_not_how_they_stood():
     """Only the newest status is given, and none of a finished request."""
     log = StreamLog("s", "e", "")
     for position in (3, 2, 1):
-        log.status = StatusEvent("s", 0, "queued", position)
+        log.status = StatusEvent("s", 0, Phase.QUEUED, position)
     items = await anext(log.read())
     assert [item.position for item in items] == [1]
     log.append(Usage(1, 0, 0))

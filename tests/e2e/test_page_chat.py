@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -303,6 +304,19 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
     expect(chat.answers.last.locator(".trouble")).to_contain_text("This answer is gone.")
     expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
     expect(chat.text()).to_have_text("Half an")
+
+
+def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
+    """A bar of its phases; opened, each interval."""
+    chat.send("Hello!")
+    chat.wait_done()
+    account = chat.answers.last.locator(".account")
+    summary = account.locator("summary")
+    expect(summary).to_have_attribute("aria-label", re.compile(r"^Where the time went: .*wrote \d"))
+    expect(account.locator(".account-bar [data-phase=decode]")).to_be_visible()
+    summary.click()
+    expect(account.locator("li").filter(has_text="read what was written")).to_have_count(1)
+    expect(account.locator("li").filter(has_text="wrote")).to_have_count(1)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from app.audit import Audit
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.scheduling.policy import Costs, Policy
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import State
-from engine.types import EndEvent, Mechanism, ModelInfo, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.types import (
+    EndEvent,
+    Mechanism,
+    ModelInfo,
+    Phase,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    StatusEvent,
+    TokenEvent,
+)
 from tests.fakes import MemoryRunner, text_alone
 
 SIZE = 4
@@ -72,6 +84,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[tuple[str, int], str] = {}
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.aborted: set[tuple[str, int]] = set()
+        self.audits: dict[str, Audit] = {}
+        self.last_phase: dict[tuple[str, int], Phase] = {}
         self.serial = 0
 
     @rule(
@@ -102,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         except RequestRefused:
             assert len(prompt) + max_tokens > self.engine.info.num_pages * SIZE
             return
+        self.audits[request.id] = Audit(n, self.now)
         for choice in range(n):
             self.expected[request.id, choice] = text_alone(prompt, choice, max_tokens, stop)
 
@@ -135,12 +150,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _step(self):
         self.now += 0.01
         for event in self.engine.step():
+            if isinstance(event, StatusEvent):
+                key = (event.request_id, event.choice)
+                assert key not in self.ended, "nothing follows a terminal event"
+                self.audits[event.request_id].take(event)
+                self.last_phase[key] = event.phase
             if isinstance(event, (TokenEvent, EndEvent)):
                 key = (event.request_id, event.choice)
                 assert key not in self.ended, "nothing follows a terminal event"
                 if isinstance(event, TokenEvent):
                     self.texts[key].append(event.token_id)
                 if event.finish is not None:
+                    assert self.last_phase[key] is Phase.ENDED, "its time is accounted for before it ends"
                     self.ended[key] = event.finish
         assert self.runner.most_tokens <= self.engine.scheduler.policy.token_budget
 
@@ -165,6 +186,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._step()
         assert not self.engine.has_work, "no progress although arrivals stopped"
         assert self.ended.keys() == self.expected.keys()
+        for audit in self.audits.values():
+            for intervals in audit.choices:
+                assert intervals[0].began == audit.arrived
+                assert all(a.ended == b.began for a, b in pairwise(intervals)), intervals
+                assert intervals[-1].ended is not None, intervals
+                assert all(i.cause is not None for i in intervals if i.phase in (Phase.QUEUED, Phase.PAUSED)), (
+                    "who waits is told why"
+                )
         for key, expected in self.expected.items():
             if key in self.aborted:
                 assert expected[: len(self.texts[key])] == self.texts[key]

@@ -1,0 +1,103 @@
+"""The account of a request's time: from its arrival to its end, every moment has a phase and, where it waited, a cause.
+
+Fed with the engine's status events, whose clock is this process's too. Intervals follow each other without a gap, so
+they sum to the wall time by construction. Nothing in them tells about another request: of who was served first, the
+class alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.types import Cause, Mechanism, Phase, ServiceClass, StatusEvent
+
+DELIVERY = "delivery"  # from the engine's last word to the end of the answer
+
+
+@dataclass(slots=True)
+class Interval:
+    """A stretch of time with one explanation. Seconds on the monotonic clock; `ended` is None while it lasts."""
+
+    began: float
+    phase: str
+    cause: Cause | None = None
+    by: ServiceClass | None = None
+    mechanism: Mechanism | None = None
+    why: str = ""
+    ended: float | None = None
+
+    def view(self, arrived: float, now: float) -> dict[str, Any]:
+        """As clients read it."""
+        ended = now if self.ended is None else self.ended
+        view: dict[str, Any] = {
+            "phase": self.phase,
+            "began_ms": _milliseconds(self.began - arrived),
+            "ms": _milliseconds(ended - self.began),
+        }
+        if self.cause is not None:
+            view["cause"] = self.cause.value
+        if self.phase == Phase.PAUSED:
+            view["by"] = self.by.label if self.by is not None else None
+            view["mechanism"] = self.mechanism.value if self.mechanism is not None else None
+            view["why"] = self.why
+        return view
+
+
+class Audit:
+    """The accounts of one request's choices."""
+
+    def __init__(self, choices: int, arrived: float) -> None:
+        self.arrived = arrived
+        self.ended: float | None = None
+        self.choices = [[Interval(arrived, Phase.QUEUED, Cause.ORDER)] for _ in range(choices)]
+
+    def take(self, event: StatusEvent) -> None:
+        """What happened to one choice. Once more the same opens no new interval."""
+        intervals = self.choices[event.choice]
+        last = intervals[-1]
+        if self.ended is not None or last.ended is not None:
+            return
+        now = (event.phase, event.cause, event.by, event.mechanism)
+        if now == (last.phase, last.cause, last.by, last.mechanism):
+            return
+        last.ended = max(event.at, last.began)
+        if event.phase is not Phase.ENDED:
+            intervals.append(Interval(last.ended, event.phase, event.cause, event.by, event.mechanism, event.why))
+
+    def close(self, now: float) -> None:
+        """The answer is complete, or given up: nothing follows."""
+        if self.ended is not None:
+            return
+        self.ended = now
+        for intervals in self.choices:
+            if intervals[-1].ended is None:
+                intervals[-1].ended = now
+        latest = max(self.choices, key=lambda intervals: intervals[-1].ended or 0.0)
+        behind = latest[-1].ended or now
+        if behind < now:
+            latest.append(Interval(behind, DELIVERY, ended=now))
+
+    def totals(self, now: float) -> dict[str, float]:
+        """Milliseconds of the first choice by phase, in the order in which it came to them."""
+        seconds: dict[str, float] = {}
+        for interval in self.choices[0]:
+            spent = (now if interval.ended is None else interval.ended) - interval.began
+            seconds[interval.phase] = seconds.get(interval.phase, 0.0) + spent
+        return {phase: _milliseconds(spent) for phase, spent in seconds.items()}
+
+    def view(self, now: float) -> dict[str, Any]:
+        """Wall time, what it went to, and the intervals of each choice, in milliseconds."""
+        end = now if self.ended is None else self.ended
+        return {
+            "wall_ms": _milliseconds(end - self.arrived),
+            "totals_ms": self.totals(end),
+            "choices": [
+                {"index": index, "intervals": [interval.view(self.arrived, end) for interval in intervals]}
+                for index, intervals in enumerate(self.choices)
+            ],
+        }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)

@@ -1,0 +1,46 @@
+"""GET /v1/requests/{id}: where the time of a request went, while it runs and for a while after."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import ApiError
+from app.generation import Generation
+from app.routes import owner_of, service_of
+from app.streams import CursorRefused
+
+
+async def account_of(request: Request) -> Response:
+    """The id is a stream's, or an answer's, which is the same behind a prefix."""
+    owner = owner_of(request)
+    stream_id = request.path_params["request_id"].rpartition("-")[2]
+    try:
+        generation = service_of(request).registry.get(stream_id, owner)
+    except CursorRefused:
+        given = request.path_params["request_id"][:80]
+        raise ApiError(
+            404, f"no request {given!r}, or it ended too long ago", param="request_id", code="request_not_found"
+        ) from None
+    return Response(msgspec.json.encode(account(generation)), media_type="application/json")
+
+
+def account(generation: Generation) -> dict[str, Any]:
+    """The body of the answer."""
+    log, request = generation.log, generation.request
+    state = "ended" if log.is_closed else log.status.state if log.status is not None else "queued"
+    return {
+        "id": log.id,
+        "object": "carousel.request",
+        "created": int(log.created),
+        "class": request.service_class.label,
+        "state": state,
+        "prompt_tokens": len(request.prompt),
+        "cached_tokens": generation.cached_tokens,
+        "completion_tokens": generation.completion_tokens,
+        **generation.audit.view(time.monotonic()),
+    }

@@ -1,0 +1,20 @@
+"""Where a request stands, as clients are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.types import StatusEvent
+
+
+def status_view(status: StatusEvent) -> dict[str, Any]:
+    """Where a request stands, for people: nothing in it tells about another tenant."""
+    view: dict[str, Any] = {"state": status.state}
+    if status.position:
+        view["position"] = status.position
+    if status.cause is not None:
+        view["cause"] = status.cause.value
+    if status.state == "paused":
+        view["by"] = status.by.label if status.by is not None else None
+        view["mechanism"] = status.mechanism.value if status.mechanism is not None else None
+    return view

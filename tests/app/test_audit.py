@@ -1,0 +1,150 @@
+"""Where the time of a request went: without a gap, to the millisecond, and for its owner alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.audit import DELIVERY, Audit
+from app.client import EngineClient
+from app.explain import lines
+from app.generation import Generation
+from app.schemas.chat import ChatFormat
+from app.streams import StreamLog
+from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent
+from tests.app.test_client import CONFIG, fake_engine
+from tests.app.test_http import CHAT, locked  # noqa: F401  (a fixture)
+from tests.app.test_text import byte_level
+
+PAUSED = StatusEvent(
+    "r",
+    0,
+    Phase.PAUSED,
+    cause=Cause.ORDER,
+    by=ServiceClass.INTERACTIVE,
+    mechanism=Mechanism.SWAP,
+    why="it came last",
+    at=4.0,
+)
+
+
+def told(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0) -> StatusEvent:
+    return StatusEvent("r", choice, phase, cause=cause, at=at)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 2.0), st.integers(0, 1), st.sampled_from(Phase), st.sampled_from([None, *Cause])),
+        max_size=20,
+    ),
+    st.floats(0.0, 2.0),
+)
+def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest):
+    """Whatever is told, in time's order: from the arrival to the end."""
+    audit, now = Audit(2, 10.0), 10.0
+    for seconds, choice, phase, cause in steps:
+        now += seconds
+        audit.take(told(phase, now, cause, choice))
+    audit.close(now + rest)
+    for intervals in audit.choices:
+        assert intervals[0].began == 10.0
+        assert all(a.ended == b.began for a, b in pairwise(intervals))
+        assert all((a.phase, a.cause) != (b.phase, b.cause) for a, b in pairwise(intervals))
+    assert max(intervals[-1].ended for intervals in audit.choices) == now + rest
+
+
+def test_a_pause_says_for_whom_and_why_this_one():
+    """And what it waited for before and after."""
+    audit = Audit(1, 1.0)
+    audit.take(told(Phase.QUEUED, 1.5, Cause.SLOTS))
+    audit.take(told(Phase.PREFILL, 2.0))
+    audit.take(told(Phase.DECODE, 3.0))
+    audit.take(PAUSED)
+    audit.take(told(Phase.SWAPPING, 6.0))
+    audit.take(told(Phase.DECODE, 6.5))
+    audit.take(told(Phase.ENDED, 8.0))
+    audit.take(told(Phase.DECODE, 9.0))  # too late to be true
+    audit.close(8.25)
+    view = audit.view(100.0)
+    assert view["wall_ms"] == 7250.0
+    assert view["totals_ms"] == {
+        "queued": 1000.0, "prefill": 1000.0, "decode": 2500.0, "paused": 2000.0, "swapping": 500.0, DELIVERY: 250.0,
+    }  # fmt: skip
+    assert view["choices"][0]["intervals"][4] == {
+        "phase": "paused", "began_ms": 3000.0, "ms": 2000.0, "cause": "order", "by": "interactive", "mechanism": "swap",
+        "why": "it came last",
+    }  # fmt: skip
+    account = {"id": "r", "class": "batch", "state": "ended", "prompt_tokens": 3, "cached_tokens": 0}
+    text = "\n".join(lines(account | {"completion_tokens": 9} | view))
+    assert (
+        "paused" in text and "for a request of class interactive, its pages kept in host memory: it came last" in text
+    )
+
+
+async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
+    """Of all classes, on four slots, measured from outside."""
+    client = EngineClient(CONFIG, fake_engine)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    text, left, done = byte_level(), 1000, asyncio.Event()
+    began: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    generations = []
+
+    def end(generation: Generation) -> None:
+        nonlocal left
+        ended[generation.request.id] = time.monotonic()
+        left -= 1
+        if not left:
+            done.set()
+
+    try:
+        for i in range(1000):
+            request = Request(
+                id=f"r{i}",
+                prompt=tuple(range(1, 2 + i % 7)),
+                sampling=SamplingParams(max_tokens=1 + i % 9),
+                service_class=ServiceClass(i % 3),
+            )
+            began[request.id] = time.monotonic()
+            encoder = ChatFormat("m", "default", text, include_usage=False)
+            generation = Generation(request, text, (), StreamLog(request.id, "e", ""), encoder, client, on_end=end)
+            generations.append(generation)
+            client.submit(request, generation.take)
+            if i % 50 == 0:
+                await asyncio.sleep(0.002)
+        await asyncio.wait_for(done.wait(), 60)
+    finally:
+        await client.stop()
+    for generation in generations:
+        name = generation.request.id
+        (intervals,) = generation.audit.choices
+        total = sum(interval.ended - interval.began for interval in intervals)
+        assert total == pytest.approx(generation.audit.ended - generation.audit.arrived, abs=1e-9)
+        # What was measured around it can only be longer, by what this test was held up between two lines.
+        assert began[name] <= generation.audit.arrived and generation.audit.ended <= ended[name]
+        assert {interval.phase for interval in intervals} >= {Phase.QUEUED, Phase.PREFILL}
+
+
+def test_the_account_of_a_request_is_its_owner_s(locked):  # noqa: F811
+    """By the answer's id or the stream's, while it can be read; to anybody else it does not exist."""
+    alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 2}
+    answer = locked.post(CHAT, json=ask, headers=alice)
+    assert {"queued", "prefill", "decode"} <= answer.json()["usage"]["time_ms"].keys()
+    for name in (answer.json()["id"], answer.headers["x-request-id"]):
+        account = locked.get(f"/v1/requests/{name}", headers=alice).json()
+        assert (account["state"], account["class"], account["completion_tokens"]) == ("ended", "standard", 6)
+        assert [choice["index"] for choice in account["choices"]] == [0, 1]
+        for choice in account["choices"]:
+            spent = sum(interval["ms"] for interval in choice["intervals"])
+            assert spent <= account["wall_ms"] + 0.05
+        assert locked.get(f"/v1/requests/{name}", headers=bob).status_code == 404
+        assert locked.get(f"/v1/requests/{name}").status_code == 401
+    missing = locked.get("/v1/requests/nonsense", headers=alice)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
