@@ -47,7 +47,7 @@ class Flight:
     noted: list[tuple[Sequence, int]]  # who fills a page or ends a chunk, and how many of its tokens are computed then
     sampled: list[Sequence]  # in the order of `Batch.sampled`
     num_tokens: int
-    turning: list[Sequence]  # whose prompt is computed then, or whose pages are back
+    turning: list[Sequence]  # who decodes from then on, or has its pages back
 
 
 def _service_order(sequence: Sequence) -> tuple[int, int, int]:
@@ -228,6 +228,8 @@ class Scheduler:
         assert set(waiting) == set(self.queue.in_order())
         assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
         assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
+        if not self._flights:
+            assert all((s.phase is Phase.DECODE) == (s.num_uncomputed <= 1) for s in self.running)
         lacking = {id(s) for s in self.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.most_tokens}
         assert lacking <= {id(s) for s in self._outgrown}
 
@@ -264,9 +266,10 @@ class Scheduler:
             if chunk.samples:
                 chunked.num_tokens += 1
                 sampled.append(chunked)
-                turning.append(chunked)
                 if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
                     outgrown.append(chunked)
+            if chunked.num_uncomputed == 1:
+                turning.append(chunked)
         return Flight(noted, sampled, len(decodes) + sum(chunk.length for chunk in chunks), turning)
 
     def _tell(self, sequence: Sequence, phase: Phase, now: float, cause: Cause | None = None, cached: int = 0) -> None:
@@ -409,7 +412,8 @@ class Scheduler:
                 self._moves.copy(reused[-1], table[-1])
                 pool.release([reused[-1]])
         table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
-        phase = Phase.PREFILL
+        # A prompt that the cache has but for its last token is read by the step that answers it.
+        phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
         if sequence.host_pages:
             self._moves.swap_in(sequence.host_pages, table[: len(sequence.host_pages)])
             sequence.host_pages = []
