@@ -50,7 +50,9 @@ class Audit:
     def __init__(self, choices: int, arrived: float) -> None:
         self.arrived = arrived
         self.ended: float | None = None
-        self.choices = [[Interval(arrived, Phase.QUEUED, Cause.ORDER)] for _ in range(choices)]
+        # The first choice waits for the next step, the others for the first to have read the prompt.
+        causes = [Cause.STEP, *[Cause.ORDER] * (choices - 1)]
+        self.choices = [[Interval(arrived, Phase.QUEUED, cause)] for cause in causes]
 
     def take(self, event: StatusEvent) -> None:
         """What happened to one choice. Once more the same opens no new interval."""

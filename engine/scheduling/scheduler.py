@@ -69,6 +69,7 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots: list[Sequence | None] = [None] * config.max_num_seqs
         self._outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
+        self._arrived: list[Sequence] = []  # since the last step was decided
         self._swapped_in: list[Sequence] = []  # in the step that is being decided
         self._moves = Moves()
         self._flights: deque[Flight] = deque()  # steps decided and not committed, oldest first
@@ -91,6 +92,7 @@ class Scheduler:
             sibling.state = State.HELD_BACK
             sibling.lead = lead
         self.queue.push(lead)
+        self._arrived.append(lead)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
         """End a request, or one of its choices, wherever it is. Unknown and finished ones are ignored: an abort may
@@ -137,6 +139,10 @@ class Scheduler:
         self._grow_running(now)
         if self.config.batching == "continuous" or was_idle:
             self._admit(now)
+        for sequence in self._arrived:
+            if sequence.state is State.WAITING and sequence.cause is Cause.STEP:
+                self._tell(sequence, Phase.QUEUED, now, Cause.ORDER)
+        self._arrived = []
         decodes, chunks, passed_over = share_tokens(self.running, self.config, self.policy, now)
         for sequence in passed_over:
             if sequence.cause is not Cause.BUDGET:

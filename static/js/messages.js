@@ -223,7 +223,8 @@ export class AnswerView {
     const line = (phase, words, why) => h("li", {}, h("i", { "data-phase": phase }), words, why && h("span", { class: "account-why" }, `, ${why}`));
     try {
       const { choices } = await this.actions.account(this.message.stream);
-      list.replaceChildren(...choices[0].intervals.map((interval) => line(interval.phase, spent(interval.phase, interval.ms), because(interval))));
+      const worth = choices[0].intervals.filter(({ ms }) => ms >= 0.5);
+      list.replaceChildren(...worth.map((interval) => line(interval.phase, spent(interval.phase, interval.ms), because(interval))));
     } catch {
       // The server has forgotten it, or is away: what the answer itself brought is still true.
       list.replaceChildren(...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, spent(phase, ms), "")));

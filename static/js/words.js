@@ -1,6 +1,7 @@
 // Owns the sentences for states of an answer. One place, so that the page says one thing in one way. Pure.
 
 const CAUSES = {
+  step: "for the next step",
   order: "others came first",
   slots: "every seat is taken",
   pages: "memory for its text is taken",
