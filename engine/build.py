@@ -54,10 +54,10 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         load_format=config.load_format,
         kernels=kernels,
     )
-    if config.batch_invariant and device.type == "cuda" and not model.is_own:
+    if config.batch_invariant and not model.is_own:
         raise ConfigError(
-            "batch_invariant cannot be had on a GPU for a model that transformers computes; the README names the "
-            "families that this engine computes itself"
+            "batch_invariant cannot be promised for a model that transformers computes; the README names the families "
+            "that this engine computes itself"
         )
     if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
         kernels.set_threads(1)

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.execution.models import ModelError, WeightsError, load_model
 from engine.execution.models.fallback import TransformersModel
 from engine.execution.models.fallback_check import check_against_own_attention
@@ -42,6 +45,13 @@ def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Ke
     model = checkpoint.load()
     for chunk in (1000, 30):
         assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
+
+
+@pytest.mark.parametrize("checkpoint", ["olmo2"], indirect=True)
+def test_batch_invariance_is_not_promised_for_what_others_compute(checkpoint: Checkpoint):
+    """Not on a CPU either, where it is seen for these but written down for our own decoder alone."""
+    with pytest.raises(ConfigError, match="batch_invariant"):
+        build_engine(EngineConfig(model=str(checkpoint.path), device="cpu", num_pages=4, batch_invariant=True))
 
 
 @pytest.mark.parametrize("checkpoint", ["olmo2", "phi3-window"], indirect=True)
