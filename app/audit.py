@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.types import Cause, Mechanism, Phase, ServiceClass, StatusEvent
 
+IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
 DELIVERY = "delivery"  # from the engine's last word to the end of the answer
 
 
@@ -79,6 +80,17 @@ class Audit:
         behind = latest[-1].ended or now
         if behind < now:
             latest.append(Interval(behind, DELIVERY, ended=now))
+
+    @property
+    def slot_seconds(self) -> float:
+        """Time that its choices had a slot."""
+        now = 0.0 if self.ended is None else self.ended
+        return sum(
+            (now if i.ended is None else i.ended) - i.began
+            for intervals in self.choices
+            for i in intervals
+            if i.phase in IN_SLOT
+        )
 
     def totals(self, now: float) -> dict[str, float]:
         """Milliseconds of the first choice by phase, in the order in which it came to them."""

@@ -39,6 +39,7 @@ _TYPES = {
     415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
+    504: "deadline_error",
 }
 
 
@@ -49,5 +50,8 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 def failure_status(code: str) -> int:
-    """The HTTP status of a request that failed while it ran: 503 where trying again later is the thing to do."""
+    """The HTTP status of a request that failed while it ran: 503 where trying again later is the thing to do, 504 where
+    its own deadline ended it."""
+    if code == "deadline_exceeded":
+        return 504
     return 503 if code in ("engine_unavailable", "server_shutdown", "abandoned") else 500

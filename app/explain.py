@@ -15,6 +15,14 @@ CAUSES = {
     "slots": "every slot was taken",
     "pages": "the memory for its text was taken",
     "budget": "running answers kept their pace first",
+    "fairness": "others of its class had had less",
+    "deadline": "an earlier deadline went first",
+    "batch": "a batch was not complete",
+}
+KEPT = {
+    "swap": "its pages kept in host memory",
+    "partial": "its pages kept while there was memory",
+    "recompute": "to be computed again",
 }
 
 
@@ -64,7 +72,7 @@ def _words(interval: dict[str, Any]) -> str:
     if interval["phase"] != "paused":
         return cause
     whom = f"for a request of class {interval['by']}" if interval["by"] else "as memory ran short"
-    kept = "its pages kept in host memory" if interval["mechanism"] == "swap" else "to be computed again"
+    kept = KEPT[interval["mechanism"]]
     return f"{whom}, {kept}: {interval['why']}" + (f"; {cause}" if cause else "")
 
 

@@ -59,6 +59,7 @@ class Generation:
         client: EngineClient,
         *,
         grace: float = 0.0,
+        on_start: Callable[[Generation], None] = lambda generation: None,
         on_end: Callable[[Generation], None] = lambda generation: None,
         on_token: Callable[[Generation, float], None] = lambda generation, gap: None,
     ) -> None:
@@ -73,6 +74,7 @@ class Generation:
         self._text = text
         self._client = client
         self._choices = [_Choice(Detokenizer(text), StopMatcher(stops)) for _ in range(request.n)]
+        self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token
         self._give_up: asyncio.TimerHandle | None = None
@@ -113,6 +115,7 @@ class Generation:
         if event.state == "running" and self.timing.started is None:
             self.timing.started = event.at
             self.cached_tokens = event.cached_tokens
+            self._on_start(self)
         if self.log.status is None or status_view(event) != status_view(self.log.status):
             self.log.status = event
 

@@ -32,7 +32,8 @@ from app.schemas.realtime import (
 from app.service import Service
 from app.status import status_view
 from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
-from engine.types import SamplingParams, ServiceClass
+from app.tenants import Tenant
+from engine.types import SamplingParams
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -121,7 +122,7 @@ class Session:
     """One client's conversation."""
 
     service: Service
-    owner: str
+    tenant: Tenant
     send: Send
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
@@ -243,7 +244,7 @@ class Session:
         return turns
 
     async def _start(self, asked: ResponseFields, turns: list[dict[str, str]]) -> Generation:
-        self.service.admit()
+        service_class = self.service.admit(self.tenant, self.tenant.highest)
         prompt = await self.service.encode_chat(turns)
         limit = asked.max_output_tokens or self._fields.max_output_tokens or "inf"
         defaults = self.service.text.sampling_defaults
@@ -262,10 +263,11 @@ class Session:
         return self.service.start(
             prompt,
             sampling,
-            service_class=ServiceClass.INTERACTIVE,
+            service_class=service_class,
             stops=(),
             encoder=_NoEncoder(),
-            owner=self.owner,
+            tenant=self.tenant,
+            deadline_ms=asked.deadline_ms,
         )
 
     def _cancel(self, response_id: str | None) -> None:

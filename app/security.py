@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from urllib.parse import SplitResult, urlsplit
 
@@ -12,31 +11,32 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import ApiError, error_body
 from app.settings import Settings
+from app.tenants import ANYBODY, Tenant
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 JSON_TYPES = frozenset({"application/json", ""})
 
 
-def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> str:
-    """The owner's name: a digest of its key, or "" where no keys are configured. Raises `ApiError` (401).
+def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
+    """The tenant whose key it is, or anybody where no keys are configured. Raises `ApiError` (401).
 
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
-    if not settings.api_key:
-        return ""
+    if not settings.tenants:
+        return ANYBODY
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
         key = credentials.strip() if scheme.lower() == "bearer" else ""
     given = key.encode("utf-8", "surrogatepass")
-    matches = [hmac.compare_digest(given, known.encode()) for known in settings.api_key]
-    if not any(matches):
+    matches = [tenant for tenant in settings.tenants if hmac.compare_digest(given, tenant.key.encode())]
+    if not matches:
         raise ApiError(
             401,
             "a valid API key is needed: Authorization: Bearer KEY",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-    return hashlib.sha256(given).hexdigest()[:16]
+    return matches[0]
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:

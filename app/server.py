@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
+from app.admission import Admission
 from app.client import EngineClient
 from app.errors import ApiError, error_body
 from app.metrics import Metrics
@@ -36,7 +37,8 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
         client=client,
         text=text,
         registry=StreamRegistry(ttl=settings.resume_ttl),
-        metrics=Metrics(client, settings.model_name),
+        metrics=Metrics(client, settings),
+        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic),
         started=int(time.time()),  # deliberately the wall clock: it is shown to clients
     )
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.admission import Admission
 from app.client import EngineClient, EngineUnavailable, Phase
 from app.errors import ApiError
 from app.generation import Generation
@@ -16,6 +17,7 @@ from app.registry import StreamRegistry
 from app.schemas.common import SamplingFields
 from app.settings import Settings
 from app.streams import Encoder, StreamLog
+from app.tenants import Tenant
 from app.text import TemplateRefused, TextModel
 from engine.errors import RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
@@ -34,6 +36,7 @@ class Service:
     text: TextModel
     registry: StreamRegistry
     metrics: Metrics
+    admission: Admission
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
     encoding: int = 0  # long texts that are being tokenised
@@ -51,21 +54,29 @@ class Service:
             )
         return self.client.info
 
-    def admit(self) -> None:
-        """Raises `ApiError` (503) while nothing new is taken. Asked before anything expensive is done for a request,
-        and again when it is about to be queued."""
+    def admit(self, tenant: Tenant, asked: ServiceClass | None, tokens: int = 0) -> ServiceClass:
+        """The class in which `tenant`'s request may wait: the one it asked for, or else standard or what it may have.
+        Raises `ApiError` while nothing new is taken (503), when it may not ask for that (403), or when too much waits
+        already (429, 503). Asked before anything expensive is done for a request, and again when it is queued."""
         _ = self.info
         if self.draining:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
-        taken = self.client.in_flight + self.encoding
-        if taken >= self.settings.max_queue:
-            self.metrics.refused.inc()
+        if asked is None:
+            asked = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
+        elif not tenant.may(asked):
+            tiers = ", ".join(tenant.tiers)
             raise ApiError(
-                503,
-                f"{taken} requests are in flight, and this server takes {self.settings.max_queue}",
-                code="server_full",
-                headers={"Retry-After": "1"},
+                403,
+                f"this key may ask for the service tiers {tiers} only",
+                param="service_tier",
+                code="tier_not_allowed",
             )
+        try:
+            self.admission.check(tenant, asked, tokens, self.encoding)
+        except ApiError:
+            self.metrics.refused.inc()
+            raise
+        return asked
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
@@ -110,19 +121,21 @@ class Service:
         max_tokens: int,
         logprobs: int | None,
         encoder: Encoder,
-        owner: str,
+        tenant: Tenant,
+        service_class: ServiceClass,
         grace: float = 0.0,
     ) -> Generation:
         """Start answering a request of one of the text protocols. Raises `ApiError` when the engine refuses it."""
         return self.start(
             prompt,
             fields.sampling(max_tokens, self.text.eos_token_ids, logprobs, self.text.sampling_defaults),
-            service_class=fields.service_class,
+            service_class=service_class,
             priority=fields.priority or 0,
             n=fields.n or 1,
             stops=fields.stops,
             encoder=encoder,
-            owner=owner,
+            tenant=tenant,
+            deadline_ms=fields.deadline_ms,
             grace=grace,
         )
 
@@ -134,14 +147,16 @@ class Service:
         service_class: ServiceClass,
         stops: tuple[str, ...],
         encoder: Encoder,
-        owner: str,
+        tenant: Tenant,
         priority: int = 0,
         n: int = 1,
         grace: float = 0.0,
+        deadline_ms: int | None = None,
     ) -> Generation:
         """Queue a request and make its stream findable. Raises `ApiError`."""
-        self.admit()
+        self.admit(tenant, service_class, len(prompt))
         stream_id = secrets.token_hex(12)
+        deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
         request = Request(
             id=stream_id,
             prompt=tuple(prompt),
@@ -149,16 +164,20 @@ class Service:
             service_class=service_class,
             priority=priority,
             n=n,
-            cache_salt=owner,
+            cache_salt=tenant.id,
+            tenant=tenant.id,
+            weight=tenant.weight,
+            deadline=None if deadline_ms is None else time.monotonic() + deadline_ms / 1000,
         )
         generation = Generation(
             request,
             self.text,
             stops,
-            StreamLog(stream_id, self.registry.epoch, owner),
+            StreamLog(stream_id, self.registry.epoch, tenant.id),
             encoder,
             self.client,
             grace=min(grace, MAX_GRACE),
+            on_start=self._started,
             on_end=self._ended,
             on_token=self.metrics.token,
         )
@@ -168,6 +187,7 @@ class Service:
             raise ApiError(400, str(error), param=error.param, code=error.code) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
+        self.admission.enter(tenant.id, service_class, len(prompt))
         self.registry.add(generation)
         return generation
 
@@ -183,6 +203,12 @@ class Service:
         for generation in self.registry.live():
             generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
+    def _started(self, generation: Generation) -> None:
+        request = generation.request
+        self.admission.leave(request.tenant, request.service_class, len(request.prompt))
+
     def _ended(self, generation: Generation) -> None:
+        if generation.timing.started is None:
+            self._started(generation)
         self.registry.finish(generation)
         self.metrics.ended(generation)

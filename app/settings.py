@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from app.resources import demo_model
+from app.tenants import Tenant, TenantError, of_key, read_tenants
 from engine.config import EngineConfig
 
 
@@ -31,12 +32,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: tuple[str, ...] = ()
+    tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
     root_path: str = ""
     chat_template: str | None = None  # the template itself, not its path
     max_queue: int = 2048
+    max_queue_tokens: int = 4 << 20
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
+    slo_ttft: float = 1.0
+    slo_itl: float = 0.1
     log_level: str = "info"
 
 
@@ -67,9 +71,12 @@ OPTIONS = (
     Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
     Option("root-path", str, "path under which a proxy serves this server, such as /llm"),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
-    Option("max-queue", int, "most requests in flight; beyond it clients get 503 with Retry-After"),
+    Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
+    Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
     Option("max-body", int, "most bytes of a request's body"),
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
+    Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
+    Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
     Option("dtype", str, "what is computed in", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
@@ -96,11 +103,26 @@ OPTIONS = (
     Option("memory-fraction", float, "share of the memory to use", engine=True),
     Option("swap-space", float, "GiB of host memory for paused sequences", engine=True),
     Option("enable-prefix-caching", bool, "keep and reuse the KV of common prefixes (default: on)", engine=True),
-    Option("batching", str, "static waits for a batch to end", engine=True, choices=("continuous", "static")),
+    Option(
+        "batching",
+        str,
+        "static and dynamic take a batch at a time, for comparison",
+        engine=True,
+        choices=("continuous", "static", "dynamic"),
+    ),
+    Option("batch-size", int, "static, dynamic: requests that make a batch complete; default: all slots", engine=True),
+    Option("batch-timeout", float, "static, dynamic: seconds after which it starts incomplete", engine=True),
+    Option(
+        "scheduling-policy",
+        str,
+        "who goes first and who makes way; the others are for comparison",
+        engine=True,
+        choices=("carousel", "orca", "vllm", "sglang", "fastserve"),
+    ),
     Option("threads", int, "CPU threads of the engine; default: one a core", engine=True),
     Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
     Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
-    Option("min-share", int, "tokens an overdue request may generate before it can be paused", engine=True),
+    Option("min-share", int, "tokens a resumed request may generate before it is paused again", engine=True),
 )
 
 
@@ -144,13 +166,18 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     engine_keys = {option.key for option in OPTIONS if option.engine}
     engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
     name = values.pop("served_model_name", None) or _name(model, folder)
-    if "api_key" in values:
-        values["api_key"] = tuple(filter(None, map(str.strip, values["api_key"].split(","))))
-        if not values["api_key"]:
-            raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
+    values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
-    for key, least in (("max_queue", 1), ("max_body", 1), ("resume_ttl", 0)):
+    limits = (
+        ("max_queue", 1),
+        ("max_queue_tokens", 1),
+        ("max_body", 1),
+        ("resume_ttl", 0),
+        ("slo_ttft", 0),
+        ("slo_itl", 0),
+    )
+    for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too
             raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
     if values.get("chat_template"):
@@ -165,6 +192,19 @@ def _name(model: str, folder: Path) -> str:
     if folder == demo_model():
         return "carousel-demo"
     return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
+
+
+def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
+    """Those the file names, and one for each further key."""
+    tenants = {tenant.key: tenant for tenant in named}
+    if len(tenants) < len(named):
+        raise SettingsError("tenants: two of them have the same key")
+    given = list(filter(None, map(str.strip, (keys or "").split(","))))
+    if keys is not None and not given:
+        raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
+    for key in given:
+        tenants.setdefault(key, of_key(key))
+    return tuple(tenants.values())
 
 
 def _one_name(values: dict[str, Any]) -> dict[str, Any]:
@@ -193,10 +233,15 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"config file {path}: {error}") from None
     by_key = {option.key: option for option in OPTIONS}
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in content.items():
         if key == "model":
             values[key] = str(value)
+        elif key == "tenants":
+            try:
+                values[key] = read_tenants(value, "tenants")
+            except TenantError as error:
+                raise SettingsError(f"config file {path}: {error}") from None
         elif key not in by_key:
             raise SettingsError(f"config file {path}: unknown option {key!r}")
         else:

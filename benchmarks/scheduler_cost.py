@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.results import save, spread
 from engine.config import EngineConfig
 from engine.scheduling.batch import Outcome, Sampled
-from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.costs import Costs
+from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Request, SamplingParams, ServiceClass
 
@@ -30,7 +31,7 @@ def stage(running: int, waiting: int) -> Scheduler:
     """`running` sequences that decode, and `waiting` of a lower class behind them."""
     config = EngineConfig(model="none", max_num_seqs=running, max_num_batched_tokens=running * PROMPT + 1)
     pages = running * (PROMPT + STEPS + 64) // config.page_size + running
-    policy = Policy.from_config(config, Costs(1e4, 1e3))
+    policy = make_policy(config, Costs(1e4, 1e3))
     scheduler = Scheduler(config, policy, num_pages=pages, host_pages=0, max_len=4096)
     for number in range(running + waiting):
         request = Request(
@@ -41,7 +42,7 @@ def stage(running: int, waiting: int) -> Scheduler:
         )
         scheduler.submit(request, 0.0)
     step(scheduler)
-    assert len(scheduler.running) == running and len(scheduler.queue) == waiting
+    assert len(scheduler.running) == running and len(scheduler.waiting) == waiting
     return scheduler
 
 

@@ -11,16 +11,17 @@ from typing import Any
 
 
 async def chunks(
-    host: str, port: int, path: str, body: dict[str, Any], wakes_at: int | None = None
+    host: str, port: int, path: str, body: dict[str, Any], wakes_at: int | None = None, key: str | None = None
 ) -> AsyncIterator[bytes]:
     """The response of a POST as it arrives, headers included. Raises `RuntimeError` when it is not a 200.
 
     wakes_at: bytes that must have come before this process is woken; the end of the response wakes it at once.
     """
     payload = json.dumps(body).encode()
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n{authorization}\r\n"
     )
     reader, writer = await asyncio.open_connection(host, port)
     if wakes_at is not None:
@@ -37,11 +38,11 @@ async def chunks(
         writer.close()
 
 
-async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> list[float]:
+async def stream(host: str, port: int, path: str, body: dict[str, Any], key: str | None = None) -> list[float]:
     """POST `body`; the moments (perf_counter) at which each `data:` event arrived."""
     moments: list[float] = []
     tail = b""
-    async for data in chunks(host, port, path, body):
+    async for data in chunks(host, port, path, body, key=key):
         now = time.perf_counter()
         moments += [now] * (tail + data).count(b"\ndata: ")
         tail = data[-6:] if b"\ndata: " not in data[-7:] else b""

@@ -18,7 +18,8 @@ from engine.execution.models import load_model
 from engine.execution.models.interface import Model
 from engine.execution.runner import ModelRunner
 from engine.scheduling.batch import Batch, Chunk, Join
-from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.costs import Costs
+from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, SamplingParams
 from kernels.interface import Kernels
@@ -90,8 +91,9 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
     )
-    policy = Policy.from_config(config, costs)
-    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
+    scheduler = Scheduler(
+        config, make_policy(config, costs), num_pages=num_pages, host_pages=host_pages, max_len=max_len
+    )
     return Engine(config, info, scheduler, runner)
 
 
@@ -196,7 +198,8 @@ def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
     """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
-    what a swapped page and a prefilled token cost here. The pages used are free again afterwards."""
+    what a swapped page, a prefilled token and a decode step
+    cost here. The pages used are free again afterwards."""
     most = 2048 if runner.runs_ahead else 128  # a GPU is not filled by less
     length = min(most, max_len - 4, num_pages * config.page_size - 4)
     if length < 2:
@@ -209,8 +212,11 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     began = time.perf_counter()
     runner.launch(prefill)()
     seconds = time.perf_counter() - began
-    for _ in range(3):
-        runner.launch(Batch(0, (), (), (), (), (), (0,), ()))()
+    one = _fastest(runner, Batch(0, (), (), (), (), (), (0,), ()))
+    rows = min(8, config.max_num_seqs)  # copies of the first that write the same values into the same pages
+    joins = tuple(Join(slot, join.tokens, length, 0, sampling, pages) for slot in range(rows))
+    runner.launch(Batch(0, (), (), (), joins, (), (), ()))()
+    several = _fastest(runner, Batch(0, (), (), (), (), (), tuple(range(rows)), ()))
     swapped = tuple((page, page) for page in pages[:host_pages])
     swap_seconds = 0.0
     for _ in range(2):  # the first touches fresh memory
@@ -218,4 +224,19 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
         runner.launch(Batch(0, swapped, (), swapped, (), (), (), ()))()
         swap_seconds = time.perf_counter() - began
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
-    return Costs(swap_pages_per_second=pages_per_second, prefill_tokens_per_second=length / max(seconds, 1e-9))
+    return Costs(
+        swap_pages_per_second=pages_per_second,
+        prefill_tokens_per_second=length / max(seconds, 1e-9),
+        decode_seconds=one,
+        row_seconds=max(0.0, several - one) / max(1, rows - 1),
+    )
+
+
+def _fastest(runner: ModelRunner, batch: Batch) -> float:
+    """Seconds of the fastest of three."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        runner.launch(batch)()
+        times.append(time.perf_counter() - began)
+    return min(times)

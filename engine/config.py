@@ -32,12 +32,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     memory_fraction: float = 0.9  # share of a GPU's memory for weights + KV; on a CPU of half of what is free, for KV
     swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
     enable_prefix_caching: bool = True
-    batching: Literal["continuous", "static"] = "continuous"
+    batching: Literal["continuous", "static", "dynamic"] = "continuous"
+    batch_size: int | None = None  # static, dynamic: a batch is complete with so many; None = all slots
+    batch_timeout: float = 0.0  # static, dynamic: seconds after which it starts with those that came
+    scheduling_policy: Literal["carousel", "orca", "vllm", "sglang", "fastserve"] = "carousel"
     threads: int | None = None  # CPU threads of one step; None = one for each core
-    # Promises to those who are not first in line: engine/scheduling/policy.py says how they are kept.
+    # Promises to those who are not first in line: engine/scheduling/policies/carousel.py says how they are kept.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
-    min_share: int = 64  # tokens a sequence may generate once its overdue turn came, before it may be paused again
+    min_share: int = 64  # tokens a sequence may generate once it has its slot back, before it is paused again
 
     def validate(self) -> EngineConfig:
         """Return self; raise `ConfigError` for the first value that cannot be honoured."""
@@ -55,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ("prefill_chunk", self.prefill_chunk),
             ("num_pages", self.num_pages),
             ("threads", self.threads),
+            ("batch_size", self.batch_size),
         ):
             if optional is not None and optional < 1:
                 raise ConfigError(f"{name} must be at least 1, not {optional}")
@@ -67,7 +71,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
         if self.swap_space < 0:
             raise ConfigError(f"swap_space must not be negative, not {self.swap_space}")
-        for name, seconds in (("max_wait_standard", self.max_wait_standard), ("max_wait_batch", self.max_wait_batch)):
+        if self.batch_size is not None and self.batch_size > self.max_num_seqs:
+            raise ConfigError(f"batch_size ({self.batch_size}) exceeds max_num_seqs ({self.max_num_seqs})")
+        if self.batching == "continuous" and (self.batch_size is not None or self.batch_timeout):
+            name = "batch_timeout" if self.batch_size is None else "batch_size"
+            raise ConfigError(f"{name} belongs to --batching static or dynamic; continuous batching waits for nobody")
+        for name, seconds in (
+            ("max_wait_standard", self.max_wait_standard),
+            ("max_wait_batch", self.max_wait_batch),
+            ("batch_timeout", self.batch_timeout),
+        ):
             if not seconds >= 0:  # refuses NaN too; infinity means never
                 raise ConfigError(f"{name} must not be negative, not {seconds}")
+        if self.batch_timeout == float("inf"):
+            raise ConfigError("batch_timeout must be finite, or a batch that is never full would never start")
         return self

@@ -54,6 +54,7 @@ class Engine:
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
         self._flying: deque[tuple[Batch, float, Callable[[], Outcome]]] = deque()  # launched at, oldest first
         self._landed_at = 0.0
+        self._busy_seconds = 0.0
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `RequestRefused` when it can never be served, or its id is in use."""
@@ -86,11 +87,22 @@ class Engine:
         """True while a step would do something."""
         return self.scheduler.has_work or bool(self._flying)
 
+    def seconds_to_step(self) -> float | None:
+        """How long nothing needs to be done: None while nobody is there, 0 while anybody runs."""
+        if self._flying:
+            return 0.0
+        now = self._clock()
+        return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
+
     def load(self) -> Load:
         """The books, with the last step's size."""
         decode_rows, prefill_tokens, seconds = self._last_step
         return replace(
-            self.scheduler.load(), decode_rows=decode_rows, prefill_tokens=prefill_tokens, step_seconds=seconds
+            self.scheduler.load(),
+            decode_rows=decode_rows,
+            prefill_tokens=prefill_tokens,
+            step_seconds=seconds,
+            busy_seconds=self._busy_seconds,
         )
 
     def _land(self, batch: Batch, launched: float, outcome: Callable[[], Outcome]) -> None:
@@ -100,3 +112,4 @@ class Engine:
         seconds = now - max(launched, self._landed_at)
         self._last_step = (len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
         self._landed_at = now
+        self._busy_seconds += seconds

@@ -37,6 +37,7 @@ class Mechanism(enum.StrEnum):
     """How a paused sequence keeps what it computed."""
 
     SWAP = "swap"  # its pages move to host memory
+    PARTIAL = "partial"  # its pages stay in the prefix cache; what memory is wanted for goes, from the tail on
     RECOMPUTE = "recompute"  # its pages are dropped; its tokens are prefilled again on resume
 
 
@@ -48,6 +49,9 @@ class Cause(enum.StrEnum):
     SLOTS = "slots"  # every slot is taken by its own class or a higher one
     PAGES = "pages"  # the KV pool cannot hold it beside those who run
     BUDGET = "budget"  # it has its slot; the tokens of a step go to others first
+    FAIRNESS = "fairness"  # its tenant had more than others of its class who wait
+    DEADLINE = "deadline"  # an earlier deadline goes first
+    BATCH = "batch"  # the engine takes a batch at a time, and this one is not complete
 
 
 class Phase(enum.StrEnum):
@@ -103,6 +107,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0  # orders within a class, lower first (vLLM's meaning)
     n: int = 1
     cache_salt: str = ""  # prompts share cached pages only within one salt
+    tenant: str = ""  # whose it is: tenants of a class take turns
+    weight: float = 1.0  # of its tenant: how much more it may have than one of weight 1
+    deadline: float | None = None  # when all of it must be there, on the machine's monotonic clock
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
@@ -172,14 +179,19 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     """Running totals since the engine started; they only grow."""
 
     steps: int = 0
+    finished: int = 0
     prompt_tokens: int = 0  # prompt tokens of admitted requests
     cached_tokens: int = 0  # of these, found in the prefix cache
     computed_tokens: int = 0  # tokens put through the model, recomputation included
     recomputed_tokens: int = 0  # of these, computed before and dropped
     generated_tokens: int = 0
-    swaps: int = 0
-    recomputes: int = 0
-    finished: int = 0
+    swapped_tokens: int = 0  # whose KV was moved to host memory
+    preemptions: tuple[tuple[int, int, int], ...] = ((0, 0, 0),) * 3  # by class: swap, partial, recompute
+    late: int = 0  # requests that were given up because their deadline could not be met
+
+    def paused_by(self, mechanism: Mechanism) -> int:
+        """How often somebody was paused in that way."""
+        return sum(by_class[list(Mechanism).index(mechanism)] for by_class in self.preemptions)
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
@@ -193,6 +205,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     decode_rows: int = 0  # of the last step
     prefill_tokens: int = 0  # of the last step
     step_seconds: float = 0.0  # of the last step
+    busy_seconds: float = 0.0  # since the engine started, with a step under way
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
     """Everybody who runs, and the first few who wait. O(slots)."""
     return Snapshot(
         slots=tuple(_slot(sequence) for sequence in scheduler.running),
-        waiting=tuple(_waiting(sequence, now) for sequence in islice(scheduler.queue.in_order(), WAITING_SHOWN)),
+        waiting=tuple(_waiting(sequence, now) for sequence in islice(scheduler.policy.in_order(), WAITING_SHOWN)),
         total_slots=scheduler.config.max_num_seqs,
         page_size=scheduler.config.page_size,
     )

@@ -58,7 +58,7 @@ class Worker:
             for message in self._channel.receive(self._patience()):
                 self._handle(message)
             events: list[Event] = []
-            if self._engine.has_work:
+            if self._engine.has_work and not self._engine.seconds_to_step():
                 events = self._engine.step()
             events += self._engine.scheduler.take_events()
             events += self._refused
@@ -69,9 +69,10 @@ class Worker:
 
     def _patience(self) -> float | None:
         """How long the inbox may be waited for: not at all while there is work, for ever while nobody looks."""
-        if self._engine.has_work:
-            return 0.0
-        return WATCH_IDLE if self._watching else None
+        seconds = self._engine.seconds_to_step()
+        if self._watching:
+            return WATCH_IDLE if seconds is None else min(seconds, WATCH_IDLE)
+        return seconds
 
     def _handle(self, message: ToEngine) -> None:
         match message:

@@ -6,6 +6,7 @@ from starlette.requests import HTTPConnection
 
 from app.security import authenticate
 from app.service import Service
+from app.tenants import Tenant
 
 
 def service_of(connection: HTTPConnection) -> Service:
@@ -14,6 +15,6 @@ def service_of(connection: HTTPConnection) -> Service:
     return service
 
 
-def owner_of(connection: HTTPConnection) -> str:
+def tenant_of(connection: HTTPConnection) -> Tenant:
     """Who asks. Raises `ApiError` (401)."""
     return authenticate(connection, service_of(connection).settings)

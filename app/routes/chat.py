@@ -5,22 +5,23 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.routes import owner_of, service_of
+from app.routes import service_of, tenant_of
 from app.routes.answers import resume_grace, stream, whole
 from app.schemas import chat
-from app.schemas.common import TIER_OF_CLASS, parse
+from app.schemas.common import parse
 from app.security import read_json_body
+from app.tenants import TIER_OF_CLASS
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    service, owner = service_of(request), owner_of(request)
+    service, tenant = service_of(request), tenant_of(request)
     asked = parse(chat.ChatRequest, await read_json_body(request, service.settings))
     asked.check()
     service.check_model(asked.model)
-    service.admit()
+    service_class = service.admit(tenant, asked.asked_class)
     prompt = await service.encode_chat(asked.turns)
-    tier = TIER_OF_CLASS[asked.service_class]
+    tier = TIER_OF_CLASS[service_class]
     answer = chat.ChatFormat(service.settings.model_name, tier, service.text, include_usage=asked.include_usage)
     generation = service.generate(
         prompt,
@@ -28,7 +29,8 @@ async def chat_completions(request: Request) -> Response:
         max_tokens=service.token_limit(asked.token_limit, len(prompt)),
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         encoder=answer,
-        owner=owner,
+        tenant=tenant,
+        service_class=service_class,
         grace=resume_grace(request),
     )
     if asked.stream:

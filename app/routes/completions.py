@@ -5,23 +5,24 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.routes import owner_of, service_of
+from app.routes import service_of, tenant_of
 from app.routes.answers import resume_grace, stream, whole
 from app.schemas import completions
-from app.schemas.common import TIER_OF_CLASS, parse
+from app.schemas.common import parse
 from app.security import read_json_body
+from app.tenants import TIER_OF_CLASS
 
 
 async def text_completions(request: Request) -> Response:
     """Continue a text, streamed or whole."""
-    service, owner = service_of(request), owner_of(request)
+    service, tenant = service_of(request), tenant_of(request)
     asked = parse(completions.CompletionRequest, await read_json_body(request, service.settings))
     asked.check()
     service.check_model(asked.model)
-    service.admit()
+    service_class = service.admit(tenant, asked.asked_class)
     text = asked.single_prompt
     prompt = await service.encode(text, add_special_tokens=True) if isinstance(text, str) else text
-    tier, name = TIER_OF_CLASS[asked.service_class], service.settings.model_name
+    tier, name = TIER_OF_CLASS[service_class], service.settings.model_name
     answer = completions.CompletionFormat(name, tier, service.text, include_usage=asked.include_usage)
     generation = service.generate(
         prompt,
@@ -29,7 +30,8 @@ async def text_completions(request: Request) -> Response:
         max_tokens=service.token_limit(asked.max_tokens, len(prompt)),
         logprobs=asked.logprobs,
         encoder=answer,
-        owner=owner,
+        tenant=tenant,
+        service_class=service_class,
         grace=resume_grace(request),
     )
     if asked.stream:

@@ -10,16 +10,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.routes import owner_of, service_of
+from app.routes import service_of, tenant_of
 from app.sse import EventStream
-from engine.types import Load, ServiceClass, SlotView, Snapshot, WaitView
+from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
 
 SHORT = 6  # characters of a request's id: enough to follow it, not enough to ask for it
 
 
 async def engine_events(request: Request) -> Response:
     """Server-sent snapshots; several a second while something runs. Tells nobody's words and nobody's key."""
-    owner_of(request)
+    tenant_of(request)
     client = service_of(request).client
     newest: asyncio.Queue[tuple[Snapshot, Load]] = asyncio.Queue(maxsize=1)
 
@@ -71,7 +71,7 @@ def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load]
         "tokens_per_s": rate,
         "prefill_tokens_per_s": prefill_rate,
         "step_ms": load.step_seconds * 1000,
-        "preemptions": {"swap": counters.swaps, "recompute": counters.recomputes},
+        "preemptions": {mechanism.value: counters.paused_by(mechanism) for mechanism in Mechanism},
         "prefix_hit_rate": counters.cached_tokens / looked_up if looked_up else 0.0,
         "batch": {"decode": load.decode_rows, "prefill_tokens": load.prefill_tokens},
         "requests_finished": counters.finished,

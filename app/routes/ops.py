@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.client import Phase
 from app.errors import ApiError, error_body
-from app.routes import owner_of, service_of
+from app.routes import service_of, tenant_of
 from app.schemas.chat import turns
 from app.schemas.common import parse
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
@@ -31,13 +31,13 @@ def _model(service: Service) -> dict[str, Any]:
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    owner_of(request)
+    tenant_of(request)
     return JSONResponse({"object": "list", "data": [_model(service_of(request))]})
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes."""
-    owner_of(request)
+    tenant_of(request)
     service = service_of(request)
     service.check_model(request.path_params["model_id"])
     return JSONResponse(_model(service))
@@ -45,7 +45,7 @@ async def model(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     """POST /tokenize: a text or a conversation to ids (vLLM's shape)."""
-    owner_of(request)
+    tenant_of(request)
     service = service_of(request)
     asked = parse(TokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
@@ -60,7 +60,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """POST /detokenize: ids to text."""
-    owner_of(request)
+    tenant_of(request)
     service = service_of(request)
     asked = parse(DetokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)

@@ -25,7 +25,7 @@ async def realtime(socket: WebSocket) -> None:
     await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
     try:
         key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
-        owner = authenticate(socket, service.settings, key=key)
+        tenant = authenticate(socket, service.settings, key=key)
         service.check_model(socket.query_params.get("model"))
         _ = service.info
     except ApiError as error:
@@ -40,7 +40,7 @@ async def realtime(socket: WebSocket) -> None:
         except (RuntimeError, OSError) as error:  # how Starlette and uvicorn say that the client has just gone
             raise WebSocketDisconnect(1006) from error
 
-    session = Session(service, owner, send)
+    session = Session(service, tenant, send)
     serving = asyncio.create_task(_serve(socket, session))
     breaking = asyncio.create_task(session.broken.wait())
     try:

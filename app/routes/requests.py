@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation import Generation
-from app.routes import owner_of, service_of
+from app.routes import service_of, tenant_of
 from app.streams import CursorRefused
 
 
 async def account_of(request: Request) -> Response:
     """The id is a stream's, or an answer's, which is the same behind a prefix."""
-    owner = owner_of(request)
+    owner = tenant_of(request).id
     stream_id = request.path_params["request_id"].rpartition("-")[2]
     try:
         generation = service_of(request).registry.get(stream_id, owner)

@@ -6,14 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ApiError
-from app.routes import owner_of, service_of
+from app.routes import service_of, tenant_of
 from app.routes.answers import stream
 from app.streams import CursorRefused
 
 
 async def stream_of(request: Request) -> Response:
     """GET follows an answer, DELETE stops it."""
-    owner = owner_of(request)
+    owner = tenant_of(request).id
     registry, stream_id = service_of(request).registry, request.path_params["stream_id"]
     try:
         if request.method == "DELETE":

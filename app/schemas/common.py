@@ -8,23 +8,15 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.errors import ApiError
+from app.tenants import TIERS
 from engine.types import SamplingParams, ServiceClass
 
-TIERS = {
-    "priority": ServiceClass.INTERACTIVE,
-    "default": ServiceClass.STANDARD,
-    "auto": ServiceClass.STANDARD,
-    "flex": ServiceClass.BATCH,
-}
-TIER_OF_CLASS = {
-    ServiceClass.INTERACTIVE: "priority",
-    ServiceClass.STANDARD: "default",
-    ServiceClass.BATCH: "flex",
-}
 MAX_STOP_LENGTH = 1024  # characters
 
 # Lists stop at their first wrong item: a megabyte of wrong ones would otherwise be a gigabyte of error objects.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
+
+DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
@@ -67,6 +59,7 @@ class SamplingFields(Strict):
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    deadline_ms: DeadlineMs | None = None
     # Accepted and honoured by doing nothing: they name the caller or his bookkeeping and change no answer.
     user: str | None = None
     metadata: dict[str, str] | None = Field(None, max_length=64)
@@ -92,9 +85,9 @@ class SamplingFields(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def service_class(self) -> ServiceClass:
-        """The class that `service_tier` asks for."""
-        return TIERS[self.service_tier or "auto"]
+    def asked_class(self) -> ServiceClass | None:
+        """The class that `service_tier` asks for; None leaves it to the tenant's limits."""
+        return None if self.service_tier in (None, "auto") else TIERS[self.service_tier]
 
     def sampling(
         self, max_tokens: int, eos: frozenset[int], logprobs: int | None, defaults: dict[str, float]

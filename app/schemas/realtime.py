@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import ApiError
-from app.schemas.common import Strict, refusal
+from app.schemas.common import DeadlineMs, Strict, refusal
 
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
 Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
@@ -66,6 +66,7 @@ class ResponseFields(Strict):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    deadline_ms: DeadlineMs | None = None  # ours too: all of the answer must be there by then
 
 
 class _Event(Strict):

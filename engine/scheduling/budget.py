@@ -1,5 +1,5 @@
-"""How a step's tokens are shared: one for each who decodes, then prompt chunks in service order (Sarathi-Serve, Agrawal
-et al., OSDI'24). Reads sequences, changes nothing.
+"""How a step's tokens are shared: one for each who decodes, then prompt chunks as the policy shares them
+(Sarathi-Serve, Agrawal et al., OSDI'24). Reads sequences, changes nothing.
 """
 
 from __future__ import annotations
@@ -8,33 +8,35 @@ from collections.abc import Iterable
 
 from engine.config import EngineConfig
 from engine.scheduling.batch import Chunk
-from engine.scheduling.policy import OVERDUE_SHARE, Policy
+from engine.scheduling.policy import LEAST_PROMPT_TOKENS, MOST_TOKENS, Policy
 from engine.scheduling.sequence import Sequence
 
 
 def share_tokens(
-    running: list[Sequence], config: EngineConfig, policy: Policy, now: float
+    running: list[Sequence], config: EngineConfig, policy: Policy, step: int, now: float
 ) -> tuple[list[Sequence], list[Chunk], list[Sequence]]:
-    """`running` in service order -> those that decode, chunks, and whose prompts get nothing. A share of the budget is
-    for the prompts of the overdue, who would otherwise sit in their slots while prompts of higher classes take it all.
-    Whoever's last token is being sampled has nothing left to compute.
+    """`running` in service order -> those that decode, chunks, and who gets nothing. Whoever's last token is being
+    sampled has nothing left to compute.
     """
     decodes = [s for s in running if s.num_tokens - s.num_computed == 1 and s.num_tokens < s.most_tokens]
-    if len(decodes) == len(running):
-        return decodes, [], []
-    overdue: list[Sequence] = []
-    others: list[Sequence] = []
-    for s in running:
-        if s.num_uncomputed > 1:
-            (overdue if s.is_protected or policy.is_overdue(s, now) else others).append(s)
-    budget = policy.prompt_tokens(len(decodes))
+    prefilling = [s for s in running if s.num_uncomputed > 1] if len(decodes) < len(running) else []
+    if not decodes and not prefilling:
+        return [], [], []
+    shares = policy.share(decodes, prefilling, step, now)
+    if not prefilling:
+        return shares.decodes, [], shares.held_back
+    budget = policy.prompt_tokens(len(shares.decodes))
+    if config.max_num_batched_tokens is None:
+        most_of_all = max(most for _, most in shares.prompts)
+        budget = max(LEAST_PROMPT_TOKENS, min(MOST_TOKENS - len(shares.decodes), most_of_all))
     longest = config.prefill_chunk or budget
-    chunks = _chunks(overdue, max(1, budget // OVERDUE_SHARE) if others else budget, longest)
-    chunks += _chunks(others, budget - sum(chunk.length for chunk in chunks), longest)
-    if len(chunks) == len(overdue) + len(others):
-        return decodes, chunks, []
+    chunks: list[Chunk] = []
+    for group, most in shares.prompts:
+        new = _chunks(group, min(most, budget), longest)
+        budget -= sum(chunk.length for chunk in new)
+        chunks += new
     served = {chunk.slot for chunk in chunks}
-    return decodes, chunks, [s for s in (*overdue, *others) if s.slot not in served]
+    return shares.decodes, chunks, [*shares.held_back, *(s for s in prefilling if s.slot not in served)]
 
 
 def _chunks(sequences: Iterable[Sequence], budget: int, longest: int) -> list[Chunk]:

@@ -40,6 +40,10 @@ class Moves:
     def swap_in(self, host_pages: Seq[int], pages: Seq[int]) -> None:
         """Host pages come back to the device."""
         self._swap_in += zip(host_pages, pages, strict=True)
+        self.spend(host_pages)
+
+    def spend(self, host_pages: Seq[int]) -> None:
+        """Nobody needs what these host pages hold, once the step is under way."""
         self.spent_host_pages += host_pages
 
     def copy(self, source: int, target: int) -> None:

@@ -1,105 +1,163 @@
-"""The rules, stated: who is paused for whom, how, and what those who wait are promised.
+"""What the scheduler asks of a policy: who waits in which order, who is let in, who makes way, and how.
 
-1. A waiting sequence may pause running ones of a lower class, never of its own.
-2. The victim is of the lowest class; within it, whoever is not under its minimum share; within these, the latest
-   arrival. It has lost the least, and the oldest always advances, so that memory pressure cannot livelock.
-3. When memory runs short while a running sequence grows, the same order picks the victim among all that run and are
-   not of a higher class; it may be the growing one itself.
-4. A victim is swapped to host memory when copying its pages there and back takes less time than computing them again,
-   and host memory has room. Otherwise its pages are dropped (what is full stays in the prefix cache while it can).
-5. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, but at most one in
-   `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. One may pause running
-   ones of its own class too, and then generates `min_share` tokens before it may be paused for anybody. While the pages
-   it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
-   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
-   unless it had generated its share: being let in and thrown out again is no service.
-6. A step takes no more tokens than are read in `STEP_SECONDS`, unless told otherwise: nobody's stream halts for longer
-   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). However many
-   decode, prompts get `LEAST_PROMPT_TOKENS`; while nobody does, a step takes what is read in twice the time.
-
-Pure functions and numbers; holds no state.
+The scheduler owns slots, pages and tokens, and keeps every promise about them; a policy chooses. One is ours
+(`policies/carousel.py`), the others are what comparable systems do (`policies/baselines.py`), so that a comparison has
+the same engine under it. A policy reads sequences, and changes of them only what is its own: `share_left`, `has_claim`,
+`is_overdue`, `account`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from engine.config import EngineConfig
+from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
-from engine.types import Mechanism, ServiceClass
-
-OVERDUE_SHARE = 8
+from engine.types import Cause, Mechanism
 
 STEP_SECONDS = 0.03
 LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What the machine charges, as measured or assumed at start."""
+class Pressure:
+    """How memory stands when somebody has to make way."""
 
-    swap_pages_per_second: float  # one way
-    prefill_tokens_per_second: float
+    lacking: int  # pages that must be freed now; 0 when only a slot is
+    expected: int  # pages that will be taken beyond those that are available, before the paused one is back
+    host: int  # host pages that are available
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The configured numbers behind the rules."""
+class Shares:
+    """What a step carries."""
 
-    costs: Costs
-    token_budget: int | None  # of a step, as configured
-    tokens_in_time: int  # of a step, where nothing is configured
-    min_share: int
-    max_wait: dict[ServiceClass, float]
-    overdue_slots: int
+    decodes: list[Sequence]  # in service order
+    held_back: list[Sequence]  # who could decode and waits for another step
+    prompts: list[tuple[list[Sequence], int]]  # groups in turn, and the most tokens that each may take
 
-    @classmethod
-    def from_config(cls, config: EngineConfig, costs: Costs) -> Policy:
-        """The policy that `config` asks for on a machine with `costs`."""
-        return cls(
-            costs=costs,
-            token_budget=config.max_num_batched_tokens,
-            tokens_in_time=int(costs.prefill_tokens_per_second * STEP_SECONDS),
-            min_share=config.min_share,
-            max_wait={
-                ServiceClass.STANDARD: config.max_wait_standard,
-                ServiceClass.BATCH: config.max_wait_batch,
-            },
-            overdue_slots=max(1, config.max_num_seqs // OVERDUE_SHARE),
-        )
+
+class Stage(Protocol):
+    """What a policy sees and may do while it admits."""
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        """Who has a slot, in service order."""
+
+    def movable(self) -> list[Sequence]:
+        """Who may be paused in this step to let another run."""
+
+    def try_start(self, sequence: Sequence, movable: list[Sequence], margin: int | None = None) -> bool:
+        """Start `sequence`, pausing some of `movable` if it takes that; or, pausing nobody, note what it lacks.
+        `margin` pages must be left for those who run to grow; by default some are, where there are many."""
+
+
+class Policy(ABC):
+    """The choices. Purely a function of what it was told: no clock, no randomness."""
+
+    name: str
+
+    def __init__(self, config: EngineConfig, costs: Costs) -> None:
+        self.config = config
+        self.costs = costs
+
+    # Who waits ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def push(self, sequence: Sequence) -> None:
+        """`sequence` waits from now on: it has arrived, or was paused."""
+
+    @abstractmethod
+    def remove(self, sequence: Sequence) -> None:
+        """It waits no longer: it is about to run, or to be gone."""
+
+    @abstractmethod
+    def in_order(self) -> Iterator[Sequence]:
+        """Everybody who waits, next first. Read only the first few: it is as long as the queue."""
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """How many go before `sequence`, which is the first of its line and could not be let in."""
+        return 0
+
+    def why_waits(self, sequence: Sequence) -> Cause:
+        """What keeps one who is not the first of its line."""
+        return Cause.ORDER
+
+    # A step -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> None:  # noqa: B027
+        """A step is about to be decided."""
+
+    @abstractmethod
+    def admit(self, stage: Stage, now: float) -> None:
+        """Let those who wait join, as the rules have it."""
+
+    @abstractmethod
+    def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
+        """Who of those who run is served first: lower goes first. Must not change while it runs."""
 
     def prompt_tokens(self, decodes: int) -> int:
-        """Rule 6: how many prompt tokens go with `decodes` rows that decode."""
-        if self.token_budget is not None:
-            return self.token_budget - decodes
-        in_time = self.tokens_in_time - decodes if decodes else 2 * self.tokens_in_time
+        """How many prompt tokens go with `decodes` rows that decode: what was configured, or what is read in
+        `STEP_SECONDS`; while nobody decodes, in twice that."""
+        if self.config.max_num_batched_tokens is not None:
+            return self.config.max_num_batched_tokens - decodes
+        in_step = int(self.costs.prefill_tokens_per_second * STEP_SECONDS)
+        in_time = in_step - decodes if decodes else 2 * in_step
         return max(LEAST_PROMPT_TOKENS, min(MOST_TOKENS - decodes, in_time))
 
-    def is_overdue(self, sequence: Sequence, now: float, *, times: int = 1) -> bool:
-        """Rule 5: it has waited, or sat in its slot without its share, for its class's bound (or `times` that)."""
-        bound = self.max_wait.get(sequence.service_class)
-        return bound is not None and now - sequence.waiting_since >= times * bound
+    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
+        """What goes into step number `step`, of those who could decode and those whose prompts are to be read, each in
+        service order."""
+        return Shares(decodes, [], [(prefilling, self.prompt_tokens(len(decodes)))])
 
-    def victim(self, candidates: Iterable[Sequence]) -> Sequence | None:
-        """Rule 2: whom to pause, of those that may be paused."""
-        return max(
-            candidates,
-            key=lambda s: (s.service_class, not s.is_protected, s.arrival, s.choice),
-            default=None,
-        )
+    # Who makes way ------------------------------------------------------------------------------------------------
 
+    @abstractmethod
+    def may_make_way(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+        """Of whom one is paused when there is no page for `growing`'s next token; not empty."""
+
+    @abstractmethod
+    def victim(self, candidates: Iterable[Sequence], pressure: Pressure) -> Sequence:
+        """Whom to pause, of those that may be; there is at least one."""
+
+    @abstractmethod
     def why_victim(self, victim: Sequence) -> str:
-        """Rule 2, in words: why `victim` and no other. Tells nothing of anybody else."""
-        if victim.is_protected:
-            return "nobody else could be paused, though its minimum share was not over"
-        return "of the lowest class that ran, it came last and had lost the least"
+        """Why it and no other, in words that tell nothing of anybody else."""
 
-    def mechanism(self, sequence: Sequence, host_pages_available: int) -> Mechanism:
-        """Rule 4: how `sequence` is paused."""
-        pages = len(sequence.page_table)
-        if sequence.num_computed == 0 or pages > host_pages_available:
-            return Mechanism.RECOMPUTE
-        there_and_back = 2 * pages / self.costs.swap_pages_per_second
-        compute_again = sequence.num_computed / self.costs.prefill_tokens_per_second
-        return Mechanism.SWAP if there_and_back < compute_again else Mechanism.RECOMPUTE
+    def mechanism(self, sequence: Sequence, pressure: Pressure) -> Mechanism:
+        """How it keeps what it computed: the cheapest way."""
+        return self.pause_cost(sequence, pressure)[1]
+
+    def pause_cost(self, sequence: Sequence, pressure: Pressure) -> tuple[float, Mechanism]:
+        """Seconds of the machine that its pause will cost, and the mechanism that is cheapest.
+
+        With a prefix cache, dropped pages are gone only when somebody takes them, the last ones first; so what is
+        computed again is the tail that memory is wanted for, and what does not fill a page.
+        """
+        size, costs = self.config.page_size, self.costs
+        pages, computed = len(sequence.page_table), sequence.num_computed
+        if computed == 0:
+            return 0.0, Mechanism.RECOMPUTE
+        kept = 0
+        if self.config.enable_prefix_caching:
+            kept = min(computed // size, max(0, pages - max(0, pressure.expected)))
+        drop = costs.prefill_seconds(computed - kept * size), Mechanism.PARTIAL if kept else Mechanism.RECOMPUTE
+        written = -(-computed // size)
+        if written > pressure.host:
+            return drop
+        return min(drop, (costs.swap_seconds(written), Mechanism.SWAP), key=lambda way: way[0])
+
+    # What was done ------------------------------------------------------------------------------------------------
+
+    def started(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
+        """It has a slot; `fresh_tokens` of it go through the model for the first time."""
+
+    def served(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
+        """Each of them got a token."""
+
+    def paused(self, sequence: Sequence) -> None:  # noqa: B027
+        """It gave way, and is pushed again."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from engine.scheduling.pages import chain_next, chain_start
 from engine.types import Cause, FinishReason, Mechanism, Phase, Request, ServiceClass
+
+if TYPE_CHECKING:
+    from engine.scheduling.fairness import Account
 
 
 class State(enum.Enum):
@@ -32,13 +36,16 @@ class Sequence:
     __slots__ = (
         "_digests",
         "_page_size",
+        "account",
         "arrival",
         "cause",
         "choice",
+        "has_claim",
         "high_water",
         "host_pages",
         "is_overdue",
         "lead",
+        "level",
         "mechanism",
         "most_tokens",
         "num_computed",
@@ -49,7 +56,9 @@ class Sequence:
         "paused_why",
         "phase",
         "prompt_len",
+        "quantum",
         "request",
+        "rode",
         "share_left",
         "siblings",
         "slot",
@@ -81,8 +90,13 @@ class Sequence:
         self.paused_by: ServiceClass | None = None
         self.paused_why = ""
         self.mechanism: Mechanism | None = None
-        self.is_overdue = False  # waits, and is in the overdue lane
-        self.share_left = 0  # tokens it may still generate before it may be paused again
+        # A policy's own.
+        self.account: Account  # of its tenant
+        self.is_overdue = False  # waits, and has waited too long
+        self.share_left = 0  # tokens that it should have generated before it is paused again
+        self.has_claim = False  # and must
+        self.rode = 0  # the step in which it last rode along with a higher class
+        self.level, self.quantum = 0, 0.0  # of a multi-level feedback queue
         self.told_position = 0  # the queue position its client was last told
         self.lead: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
@@ -116,8 +130,16 @@ class Sequence:
 
     @property
     def is_protected(self) -> bool:
-        """True while its minimum share lasts: it is paused only if nobody else can be."""
-        return self.share_left > 0
+        """True while its claim to a minimum share lasts: it is paused only if nobody else can be."""
+        return self.has_claim and self.share_left > 0
+
+    @property
+    def least_remaining(self) -> int:
+        """Tokens that it will generate at the least: the next one may end it, unless its caller ruled that out."""
+        sampling, had = self.request.sampling, self.num_tokens - self.prompt_len
+        if not sampling.stop_token_ids:
+            return self.most_tokens - self.num_tokens
+        return max(1, sampling.min_tokens - had)
 
     def digest(self, index: int) -> bytes:
         """The prefix-cache digest of full page `index` of its tokens; computed once."""

@@ -56,6 +56,8 @@ const PHASES = {
   delivery: "handed over the rest",
 };
 
+const KEPT = { swap: "its pages kept", partial: "its pages kept while there was memory", recompute: "to be read again" };
+
 /** "wrote 1.2 s". @param {string} phase @param {number} ms */
 export const spent = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
 
@@ -65,7 +67,7 @@ export function because({ phase, cause, by, mechanism, why }) {
   const reason = CAUSES[cause ?? ""] ?? "";
   if (phase !== "paused") return reason;
   const whom = by ? `for a request of class ${by}` : "as memory ran short";
-  return `${whom}, ${mechanism === "swap" ? "its pages kept" : "to be read again"}${why ? `: ${why}` : ""}`;
+  return `${whom}, ${KEPT[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
 }
 
 /** @param {import("./store.js").Message} message */

@@ -17,7 +17,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidParameter
 from engine.frames import Abort, FrameReader, Submit, Watch, encode, to_engine
-from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.costs import Costs
+from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import EndEvent, FinishReason, Request, SamplingParams, TokenEvent
 from tests.engine.scheduling.test_scheduler_machine import model_info
@@ -28,7 +29,7 @@ PAGES = 4096  # room for an answer that no test waits for
 
 def fake_engine(config: EngineConfig, progress) -> Engine:
     """An engine on a made-up model."""
-    policy = Policy.from_config(config, Costs(1e9, 1.0))
+    policy = make_policy(config, Costs(1e9, 1.0))
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
     info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)

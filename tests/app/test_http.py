@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from app.client import EngineClient
 from app.server import create_app
 from app.settings import Settings
+from app.tenants import Tenant, of_key
 from engine.config import EngineConfig
 from tests.app.test_client import CONFIG, fake_engine
 from tests.app.test_text import byte_level
@@ -40,7 +41,7 @@ def http():
 
 @pytest.fixture(scope="module")
 def locked():
-    with make(api_key=("alice", "bob")) as client:
+    with make(tenants=(of_key("alice"), of_key("bob"))) as client:
         yield ready(client)
 
 
@@ -189,6 +190,33 @@ def test_tokens_go_there_and_back(http):
     assert http.post("/detokenize", json={"tokens": ids["tokens"]}).json() == {"prompt": "hello wörld 🎠"}
     assert http.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
     assert http.post("/tokenize", json={}).status_code == 400
+
+
+def test_a_deadline_that_cannot_be_met_is_504_and_says_so(http):
+    """In the protocol's shape, at once."""
+    unheard = [{"role": "user", "content": "words that no cache has seen"}]
+    answer = http.post(CHAT, json={**ASK, "messages": unheard, "deadline_ms": 1})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (504, "deadline_exceeded", "deadline_error")
+    assert error["param"] == "deadline_ms"
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31, "soon", 1.5])
+def test_a_deadline_that_is_none_is_refused_by_name(http, value):
+    """Whole milliseconds from the arrival on."""
+    answer = http.post(CHAT, json={**ASK, "deadline_ms": value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "deadline_ms")
+
+
+def test_a_key_may_ask_for_its_tiers_only():
+    """What it did not choose is the best that it may have; the rest is refused by name."""
+    night = Tenant(name="night", key="n", tiers=("flex",))
+    with make(tenants=(night,)) as client:
+        headers = {"Authorization": "Bearer n"}
+        refused = ready(client).post(CHAT, json={**ASK, "service_tier": "priority"}, headers=headers)
+        served = client.post(CHAT, json=ASK, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "service_tier")
+    assert (served.status_code, served.json()["service_tier"]) == (200, "flex")
 
 
 def test_a_full_server_says_when_to_come_back():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import OPTIONS, SettingsError, parse
+from app.tenants import of_key
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
@@ -57,7 +58,7 @@ def test_switches_can_be_turned_off_everywhere(model: str, tmp_path: Path):
 
 def test_several_keys_are_separated_by_commas(model: str):
     """Each is a tenant."""
-    assert parse([model, "--api-key", "one,two"], {}).api_key == ("one", "two")
+    assert parse([model, "--api-key", "one,two"], {}).tenants == (of_key("one"), of_key("two"))
 
 
 @pytest.mark.parametrize(

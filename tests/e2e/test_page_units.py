@@ -206,7 +206,7 @@ def test_pauses_are_told_from_snapshots(run: Run) -> None:
         """
         const pauses = new m.Pauses();
         const look = (t, slots, paused, swap) =>
-            pauses.read({ t, slots, paused, preemptions: { swap, recompute: 0 } }).map(m.sentence);
+            pauses.read({ t, slots, paused, preemptions: { swap, partial: 0, recompute: 0 } }).map(m.sentence);
         const batch = { request: "4f2a", class: "batch" }, person = { request: "91cc", class: "interactive" };
         return [look(1, [batch], [{ request: "old", class: "batch", by: "x", mechanism: "swap" }], 5),
                 look(2, [person, null], [{ ...batch, by: "91cc", mechanism: "swap" }], 6),

@@ -86,5 +86,7 @@ async def test_who_is_paused_is_told_for_whom(small_server):
         told = await asyncio.gather(*running)
     paused = [status for statuses in told for status in statuses if status["state"] == "paused"]
     assert paused
-    assert any(status["by"] == "interactive" and status["mechanism"] in ("swap", "recompute") for status in paused)
+    assert any(
+        status["by"] == "interactive" and status["mechanism"] in ("swap", "partial", "recompute") for status in paused
+    )
     assert all(statuses[-1]["state"] == "running" for statuses in told)

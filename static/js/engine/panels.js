@@ -28,6 +28,8 @@ export function showFigures(snapshot) {
   set("count-empty", slots.length - busy.length);
 }
 
+const WHERE = { swap: "on the host", partial: "in the cache", recompute: "dropped" };
+
 /** @param {any} snapshot */
 export function showLine({ queue, waiting, paused }) {
   const total = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
@@ -35,7 +37,7 @@ export function showLine({ queue, waiting, paused }) {
   fillList(byId("queue"), queue, ({ request, class: kind, cause, waited }) => [kind, request, CAUSES[cause] ?? cause, `${waited.toFixed(1)} s`]);
   set("paused-note", paused.length || "nobody");
   fillList(byId("paused"), paused, ({ request, class: kind, by, mechanism, context }) =>
-    [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${mechanism === "swap" ? "on the host" : "dropped"}`]);
+    [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${WHERE[mechanism] ?? mechanism}`]);
 }
 
 /** Rows are reused: a list that is rebuilt five times a second cannot be read or selected. */
@@ -87,8 +89,9 @@ function cellKinds(slots, pages, count) {
 }
 
 /** @param {import("./pauses.js").PauseEvent[]} events @param {any} preemptions */
-export function showPauses(events, { swap, recompute }) {
+export function showPauses(events, { swap, partial, recompute }) {
   set("swaps", number(swap));
+  set("partials", number(partial));
   set("recomputes", number(recompute));
   const list = byId("events");
   for (const event of events) {

@@ -28,7 +28,7 @@ export class Pauses {
       if (first) continue; // parked before the reader came: the list shows them, when they were paused is not known
       events.push({ kind: "paused", t, request, class: kind, by, byClass: seated.get(by), mechanism });
     }
-    const total = preemptions.swap + preemptions.recompute;
+    const total = Object.values(preemptions).reduce((sum, count) => sum + count, 0);
     // The engine counts every pause; one that began and ended between two looks is said to have been missed, not hidden.
     const missed = first ? 0 : total - this.#counted - fresh;
     if (missed > 0) events.push({ kind: "unseen", t, count: missed });
@@ -37,11 +37,13 @@ export class Pauses {
   }
 }
 
+const KEPT = { swap: "swapped to the host", partial: "kept while there is memory", recompute: "to be recomputed" };
+
 /** @param {PauseEvent} event */
 export function sentence({ kind, request, class: of, by, byClass, mechanism, after = 0, count }) {
   if (kind === "paused") {
     const whom = byClass ? ` for ${byClass} ${by}` : by ? ` for ${by}` : ", memory ran short";
-    return `paused ${of} ${request}${whom}, ${mechanism === "swap" ? "swapped to the host" : "to be recomputed"}`;
+    return `paused ${of} ${request}${whom}, ${KEPT[mechanism] ?? mechanism}`;
   }
   if (kind === "resumed") return `resumed ${of} ${request} after ${after.toFixed(1)} s`;
   if (kind === "gone") return `${of} ${request} left after ${after.toFixed(1)} s`;

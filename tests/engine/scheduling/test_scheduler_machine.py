@@ -13,7 +13,8 @@ from app.audit import Audit
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
-from engine.scheduling.policy import Costs, Policy
+from engine.scheduling.costs import Costs
+from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import State
 from engine.types import (
@@ -76,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_share=min_share,
         ).validate()
         self.now = 0.0
-        policy = Policy.from_config(config, Costs(swap_speed, 100.0))
+        policy = make_policy(config, Costs(swap_speed, 100.0))
         scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=64)
         self.runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
         self.engine = Engine(config, model_info(pages, slots), scheduler, self.runner, clock=lambda: self.now)
@@ -163,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if event.finish is not None:
                     assert self.last_phase[key] is Phase.ENDED, "its time is accounted for before it ends"
                     self.ended[key] = event.finish
-        assert self.runner.most_tokens <= self.engine.scheduler.policy.token_budget
+        assert self.runner.most_tokens <= self.engine.scheduler.config.max_num_batched_tokens
 
     @invariant()
     def books_balance(self):

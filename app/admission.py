@@ -1,0 +1,126 @@
+"""Who may wait: bounded queues for each class and each tenant, in requests and in prompt tokens.
+
+What is beyond a bound is refused at once, before it costs anything, and told when to come again: by the rate at which
+its queue was seen to drain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.errors import ApiError
+from app.tenants import Tenant
+from engine.types import ServiceClass
+
+MEMORY = 30.0  # seconds after which what was seen of a rate counts for 1/e
+ROOM = 0.75  # of a bound: when a queue has drained to that, those who come again find room
+UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # to come again in: while no rate is known, and at the most
+
+
+@dataclass(slots=True)
+class Queue:
+    """What waits in one queue, and how fast it drains."""
+
+    requests: int = 0
+    tokens: int = 0
+    _drained: list[float] = field(default_factory=lambda: [0.0, 0.0])  # requests and tokens, fading
+    _seen_at: float = 0.0
+    _since: float | None = None
+
+    def enter(self, tokens: int) -> None:
+        """One more waits."""
+        self.requests += 1
+        self.tokens += tokens
+
+    def leave(self, tokens: int, now: float) -> None:
+        """One less."""
+        self.requests -= 1
+        self.tokens -= tokens
+        self._fade(now)
+        self._drained[0] += 1
+        self._drained[1] += tokens
+        if self._since is None:
+            self._since = now
+
+    def seconds_until(self, requests: float, tokens: float, now: float) -> float:
+        """Until no more than that waits, at the rate it drains; infinity while that is not known."""
+        self._fade(now)
+        window = MEMORY * (1 - math.exp(-(now - self._since) / MEMORY)) if self._since is not None else 0.0
+        seconds = 0.0
+        for over, drained in ((self.requests - requests, self._drained[0]), (self.tokens - tokens, self._drained[1])):
+            if over > 0:
+                seconds = max(seconds, over * max(window, 1.0) / drained if drained > 0 else math.inf)
+        return seconds
+
+    def _fade(self, now: float) -> None:
+        factor = math.exp(-max(0.0, now - self._seen_at) / MEMORY)
+        self._drained = [factor * amount for amount in self._drained]
+        self._seen_at = now
+
+
+class Admission:
+    """The queues of one server. Counts requests from their arrival until they have a slot, or are gone."""
+
+    def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float]) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._classes = {service_class: Queue() for service_class in ServiceClass}
+        self._tenants: defaultdict[str, Queue] = defaultdict(Queue)
+
+    def check(self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0) -> None:
+        """Raises `ApiError`: 429 when the tenant has as much waiting as it may, 503 when its class has. `coming` are
+        on their way to that queue."""
+        self._check(
+            self._tenants[tenant.id], tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, 0,
+            429, "of this key", "queue_quota_exceeded",
+        )  # fmt: skip
+        self._check(
+            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming,
+            503, f"of class {service_class.label}", "server_full",
+        )  # fmt: skip
+
+    def enter(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+        """A request waits."""
+        self._classes[service_class].enter(tokens)
+        self._tenants[tenant_id].enter(tokens)
+
+    def leave(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+        """It has its slot, or is gone."""
+        now = self._clock()
+        self._classes[service_class].leave(tokens, now)
+        self._tenants[tenant_id].leave(tokens, now)
+
+    def waiting(self, service_class: ServiceClass) -> Queue:
+        """What waits of a class."""
+        return self._classes[service_class]
+
+    def _check(
+        self,
+        queue: Queue,
+        most: float,
+        most_tokens: float,
+        tokens: int,
+        coming: int,
+        status: int,
+        whose: str,
+        code: str,
+    ) -> None:
+        requests = queue.requests + coming
+        # An empty queue takes anything that the engine can serve: else a long prompt could never come in.
+        too_long = queue.tokens + tokens > most_tokens and queue.requests > 0
+        if requests < most and not too_long:
+            return
+        seconds = queue.seconds_until(ROOM * most, max(0.0, ROOM * most_tokens - tokens), self._clock())
+        again = UNKNOWN_SECONDS if seconds == math.inf else min(MOST_SECONDS, max(1, math.ceil(seconds)))
+        waiting = f"{queue.tokens:,} prompt tokens" if too_long else f"{requests:,} requests"
+        bound = f"{most_tokens:,} may" if too_long else f"{most:,} may"
+        raise ApiError(
+            status,
+            f"{waiting} {whose} wait, and {bound}; come again in {again} s",
+            code=code,
+            headers={"Retry-After": str(again)},
+        )

@@ -1,0 +1,1 @@
+"""`carousel bench`: what a server does under the loads that papers measure with."""

@@ -1,0 +1,102 @@
+"""Tenants: whose requests they are. Each API key is one; the configuration file may say more about it.
+
+[tenants.night-reports]
+key = "sk-..."
+weight = 0.5          # its share of a class, against 1 for others
+tiers = ["flex"]      # which service tiers it may ask for
+deadline_ms = 60000   # of requests that name none
+max_queue = 100       # requests of it that may wait at once
+max_queue_tokens = 200000
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import msgspec
+
+from engine.types import ServiceClass
+
+TIERS = {
+    "priority": ServiceClass.INTERACTIVE,
+    "default": ServiceClass.STANDARD,
+    "auto": ServiceClass.STANDARD,
+    "flex": ServiceClass.BATCH,
+}
+TIER_OF_CLASS = {
+    ServiceClass.INTERACTIVE: "priority",
+    ServiceClass.STANDARD: "default",
+    ServiceClass.BATCH: "flex",
+}
+ALL_TIERS = tuple(TIER_OF_CLASS.values())
+
+
+class TenantError(ValueError):
+    """What is said of a tenant cannot be used; the message names it."""
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key's name and limits."""
+
+    name: str
+    key: str = ""
+    weight: float = 1.0
+    tiers: tuple[str, ...] = ALL_TIERS
+    deadline_ms: int | None = None
+    max_queue: int | None = None
+    max_queue_tokens: int | None = None
+
+    @property
+    def id(self) -> str:
+        """What stands for it inside: a digest of its key. Prompts share cached pages only within one."""
+        return owner_id(self.key) if self.key else ""
+
+    def may(self, service_class: ServiceClass) -> bool:
+        """Whether its requests may be of that class."""
+        return TIER_OF_CLASS[service_class] in self.tiers
+
+    @property
+    def highest(self) -> ServiceClass:
+        """The highest class that it may ask for."""
+        return min(c for c in ServiceClass if self.may(c))
+
+
+ANYBODY = Tenant(name="anybody")  # where no keys are configured
+
+
+def owner_id(key: str) -> str:
+    """A digest of a key, short enough for logs."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def of_key(key: str) -> Tenant:
+    """A tenant of which nothing is known but its key."""
+    return Tenant(name=f"key-{owner_id(key)[:6]}", key=key)
+
+
+def read_tenants(tables: Any, where: str) -> tuple[Tenant, ...]:
+    """`[tenants.NAME]` tables. Raises `TenantError`."""
+    if not isinstance(tables, dict):
+        raise TenantError(f"{where} must be tables such as [tenants.alice]")
+    tenants = []
+    for name, table in tables.items():
+        at = f"{where}.{name}"
+        try:
+            tenant = msgspec.convert({"name": name, **(table if isinstance(table, dict) else {"": table})}, Tenant)
+        except msgspec.ValidationError as error:
+            raise TenantError(f"{at}: {error}") from None
+        if not tenant.key:
+            raise TenantError(f"{at} needs a key")
+        if not (0 < tenant.weight < math.inf):
+            raise TenantError(f"{at}.weight must be a positive number, not {tenant.weight}")
+        wrong = [tier for tier in tenant.tiers if tier not in ALL_TIERS]
+        if wrong or not tenant.tiers:
+            raise TenantError(f"{at}.tiers must be some of {', '.join(ALL_TIERS)}, not {wrong or 'none'}")
+        for limit in ("deadline_ms", "max_queue", "max_queue_tokens"):
+            value = getattr(tenant, limit)
+            if value is not None and value < 1:
+                raise TenantError(f"{at}.{limit} must be at least 1, not {value}")
+        tenants.append(tenant)
+    return tuple(tenants)

@@ -1,0 +1,413 @@
+"""What people, bulk work and tenants get from each policy, on one engine.
+
+    python -m benchmarks.scheduling live        # the mixed load on a real server, policies interleaved
+    python -m benchmarks.scheduling tenants     # one tenant floods, the other asks now and then
+    python -m benchmarks.scheduling check       # the simulator against the live engine
+    python -m benchmarks.scheduling million     # every policy through a million simulated requests, and a plot
+
+`live`: people come as a Poisson process, first on a server that has nothing else to do, then with a backlog that keeps
+every slot taken; bulk work alone is measured too. What people took of the machine is its busy time while they were
+alone on it. Every figure is a ratio inside one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+import urllib.request
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from app.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
+from benchmarks.results import FOLDER, save, spread
+from benchmarks.serving import Serving
+from benchmarks.sse_client import stream
+from engine.config import EngineConfig
+from engine.scheduling.policies import POLICIES
+from engine.simulation import StepCost, simulate
+from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
+
+SLOTS, CONTEXT = 8, 512
+PERSON = {"prompt": 128, "answer": 32}
+BULK = {"prompt": 48, "answer": 96}
+PEOPLE_PER_SECOND, SECONDS = 1.0, 30.0
+ROWS: dict[str, tuple[str, ...]] = {
+    "carousel": (),
+    "fcfs": ("--scheduling-policy", "orca"),
+    "vllm priority": ("--scheduling-policy", "vllm"),
+    "sglang priority": ("--scheduling-policy", "sglang"),
+    "static": ("--batching", "static", "--scheduling-policy", "orca"),
+}
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def figures(firsts: list[float], gaps: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    return {
+        "ttft_p50": 1000 * statistics.median(firsts),
+        "ttft_p99": 1000 * percentile(firsts, 0.99),
+        "itl_p50": 1000 * statistics.median(gaps),
+        "itl_p99": 1000 * percentile(gaps, 0.99),
+        "requests": len(firsts),
+    }
+
+
+# Live -------------------------------------------------------------------------------------------------------------
+
+
+def body(kind: str, number: int, prompt: int, answer: int, vocabulary: int) -> dict[str, Any]:
+    """A request that nobody else makes, in token ids."""
+    ids = prompt_ids(Asked(0.0, prompt, answer), hash((kind == "bulk", number)) & 0xFFFFFFFF, vocabulary)
+    return {
+        "prompt": ids,
+        "max_tokens": answer,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": True,
+        "service_tier": "flex" if kind == "bulk" else "priority",
+    }
+
+
+class Live:
+    """One server and its clients."""
+
+    def __init__(self, server: Serving, vocabulary: int) -> None:
+        self.server = server
+        self.vocabulary = vocabulary
+        self.number = 0
+        self.bulk_tokens = 0
+        self.stopping = False
+
+    def books(self) -> tuple[float, float]:
+        """Busy seconds, and tokens generated for bulk work, as the server counts them."""
+        with urllib.request.urlopen(f"http://{self.server.host}:{self.server.port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        busy = next(line for line in lines if line.startswith("carousel:busy_seconds_total"))
+        bulk = [line for line in lines if line.startswith("vllm:generation_tokens_total") and '"batch"' in line]
+        return float(busy.rsplit(" ", 1)[1]), sum(float(line.rsplit(" ", 1)[1]) for line in bulk)
+
+    async def ask(self, kind: str, shape: dict[str, int]) -> list[float]:
+        """Moments of a request's tokens, with that of its sending first."""
+        self.number += 1
+        asked = body(kind, self.number, shape["prompt"], shape["answer"], self.vocabulary)
+        began = time.perf_counter()
+        moments = await stream(self.server.host, self.server.port, "/v1/completions", asked)
+        return [began, *moments[: shape["answer"]]]
+
+    async def bulk(self) -> None:
+        """One caller of bulk work: the next request follows the last."""
+        while not self.stopping:
+            self.number += 1
+            asked = body("bulk", self.number, BULK["prompt"], BULK["answer"], self.vocabulary)
+            await stream(self.server.host, self.server.port, "/v1/completions", asked)
+
+    async def people(self, seconds: float, seed: int) -> tuple[list[float], list[float]]:
+        """People come for `seconds`; times to first token, and gaps between tokens."""
+        dice = random.Random(seed)
+        tasks, end = [], time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            tasks.append(asyncio.create_task(self.ask("person", PERSON)))
+            await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
+        answers = await asyncio.gather(*tasks)
+        return [a[1] - a[0] for a in answers], [b - a for moments in answers for a, b in pairwise(moments[1:])]
+
+    async def window(self, seconds: float, *, people: bool, bulk: int, seed: int) -> dict[str, Any]:
+        """`seconds` of people, of `bulk` callers of bulk work, or of both."""
+        self.stopping = False
+        callers = [asyncio.create_task(self.bulk()) for _ in range(bulk)]
+        if bulk:
+            await asyncio.sleep(2.0)  # until every slot is taken
+        before, began = await asyncio.to_thread(self.books), time.perf_counter()
+        row: dict[str, Any] = {}
+        if people:
+            row |= figures(*await self.people(seconds, seed))
+        else:
+            await asyncio.sleep(seconds)
+        after, took = await asyncio.to_thread(self.books), time.perf_counter() - began
+        row["busy"] = (after[0] - before[0]) / took
+        row["bulk_tokens_per_second"] = (after[1] - before[1]) / took
+        self.stopping = True
+        await asyncio.gather(*callers)
+        return row
+
+
+def live(options: argparse.Namespace) -> None:
+    """People alone, bulk work alone, and both, for each policy; interleaved `runs` times."""
+    rows: list[dict[str, Any]] = []
+    serve = [*options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
+    for run in range(options.runs):
+        for name in options.policies.split(","):
+            with Serving(*serve, *ROWS[name]) as server:
+                client = Live(server, options.vocabulary)
+                for part, people, bulk in (("people", True, 0), ("bulk", False, 3 * SLOTS), ("both", True, 3 * SLOTS)):
+                    measured = asyncio.run(client.window(options.seconds, people=people, bulk=bulk, seed=run))
+                    rows.append({"run": run, "policy": name, "part": part, **measured})
+                    shown = {k: round(v, 2) for k, v in measured.items()}
+                    print(f"run {run}, {name}, {part}: {shown}", flush=True)
+    summary = {name: _compare([r for r in rows if r["policy"] == name]) for name in options.policies.split(",")}
+    for name, found in summary.items():
+        print(name, json.dumps({k: {m: round(x, 2) for m, x in v.items()} for k, v in found.items()}))
+    save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, rows, summary)
+
+
+def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of each run, and their spread."""
+    ratios: dict[str, list[float]] = {"ttft_p99": [], "itl_p99": [], "ttft_p50": [], "itl_p50": [], "bulk": []}
+    for run in sorted({r["run"] for r in rows}):
+        part = {r["part"]: r for r in rows if r["run"] == run}
+        for name in ("ttft_p99", "itl_p99", "ttft_p50", "itl_p50"):
+            ratios[name].append(part["both"][name] / part["people"][name])
+        left = part["bulk"]["bulk_tokens_per_second"] * (1 - part["people"]["busy"])
+        ratios["bulk"].append(part["both"]["bulk_tokens_per_second"] / left)
+    return {name: spread(values) for name, values in ratios.items()}
+
+
+# Tenants ----------------------------------------------------------------------------------------------------------
+
+CALM, FLOOD = "calm", "flood"
+
+
+async def _tenant_window(server: Serving, options: argparse.Namespace, flood: int, seed: int) -> dict[str, Any]:
+    """The calm tenant asks as a Poisson process; `flood` callers of the other never stop."""
+    dice, stopping, number = random.Random(seed), False, seed * 1_000_000
+
+    async def ask(key: str, shape: dict[str, int]) -> list[float]:
+        nonlocal number
+        number += 1
+        asked = body("person", number, shape["prompt"], shape["answer"], options.vocabulary) | {
+            "service_tier": "default"
+        }
+        began = time.perf_counter()
+        return [began, *await stream(server.host, server.port, "/v1/completions", asked, key=key)]
+
+    async def flooding() -> None:
+        while not stopping:
+            await ask(FLOOD, BULK)
+
+    callers = [asyncio.create_task(flooding()) for _ in range(flood)]
+    await asyncio.sleep(2.0 if flood else 0.0)
+    tasks, end = [], time.perf_counter() + options.seconds
+    while time.perf_counter() < end:
+        tasks.append(asyncio.create_task(ask(CALM, PERSON)))
+        await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
+    answers = await asyncio.gather(*tasks)
+    stopping = True
+    await asyncio.gather(*callers)
+    row = figures(
+        [a[1] - a[0] for a in answers], [b - a for m in answers for a, b in pairwise(m[1 : PERSON["answer"] + 1])]
+    )
+    row["e2e_p99"] = 1000 * percentile([a[PERSON["answer"]] - a[0] for a in answers], 0.99)
+    return row
+
+
+def tenants(options: argparse.Namespace) -> None:
+    """The calm tenant alone on half of the slots, which is its fair share, and beside the flood on all of them."""
+    rows: list[dict[str, Any]] = []
+    serve = [*options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
+    for run in range(options.runs):
+        for name, slots, flood, more in (
+            ("fair share alone", SLOTS // 2, 0, ()),
+            ("beside a flood", SLOTS, 4 * SLOTS, ()),
+            ("beside a flood, fcfs", SLOTS, 4 * SLOTS, ROWS["fcfs"]),
+        ):
+            with Serving(*serve, "--max-num-seqs", str(slots), *more) as server:
+                row = {"run": run, "part": name} | asyncio.run(_tenant_window(server, options, flood, run + 1))
+            rows.append(row)
+            print(row, flush=True)
+    summary: dict[str, Any] = {}
+    for name in ("beside a flood", "beside a flood, fcfs"):
+        for figure in ("ttft_p99", "itl_p99", "e2e_p99"):
+            pairs = [
+                (
+                    next(r for r in rows if r["run"] == run and r["part"] == part)[figure]
+                    for part in (name, "fair share alone")
+                )
+                for run in range(options.runs)
+            ]
+            summary[f"{name}, {figure}"] = spread([a / b for a, b in pairs])
+    print(json.dumps(summary, indent=1))
+    save("scheduling_tenants", vars(options), rows, summary)
+
+
+# Simulated --------------------------------------------------------------------------------------------------------
+
+TIERS = {"priority": ServiceClass.INTERACTIVE, "default": ServiceClass.STANDARD, "flex": ServiceClass.BATCH}
+GIVEN = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapped_page=0.00002)  # of a GPU, roughly
+
+
+class Tally:
+    """First tokens and gaps of simulated requests, by class; percentiles from buckets two per cent wide."""
+
+    def __init__(self) -> None:
+        self.arrived: dict[str, tuple[float, int]] = {}
+        self.last: dict[str, float] = {}
+        self.firsts: list[list[float]] = [[] for _ in ServiceClass]
+        self.longest: list[list[float]] = [[] for _ in ServiceClass]  # gap of each request
+        self.gaps: dict[str, float] = {}
+        self.tokens = 0
+
+    def arrive(self, at: float, request: Request) -> tuple[float, Request]:
+        """Counted from here on."""
+        self.arrived[request.id] = at, request.service_class
+        return at, request
+
+    def take(self, events: list[Event], now: float) -> None:
+        """What a step yielded."""
+        last, gaps = self.last, self.gaps
+        for event in events:
+            if type(event) is not TokenEvent:
+                continue
+            name = event.request_id
+            self.tokens += 1
+            if name in last:
+                gap = now - last[name]
+                if gap > gaps[name]:
+                    gaps[name] = gap
+            else:
+                at, service_class = self.arrived[name]
+                self.firsts[service_class].append(now - at)
+                gaps[name] = 0.0
+            last[name] = now
+            if event.finish is not None:
+                self.longest[self.arrived.pop(name)[1]].append(gaps.pop(name))
+                del last[name]
+
+    def figures(self, seconds: float) -> dict[str, Any]:
+        """By class, in milliseconds, and tokens a second."""
+        found: dict[str, Any] = {"tokens_per_second": self.tokens / seconds, "seconds": seconds}
+        for service_class in ServiceClass:
+            firsts, gaps = self.firsts[service_class], self.longest[service_class]
+            if firsts:
+                found[service_class.label] = {
+                    "requests": len(firsts),
+                    "ttft_p50": 1000 * statistics.median(firsts),
+                    "ttft_p99": 1000 * percentile(firsts, 0.99),
+                    "longest_gap_p50": 1000 * statistics.median(gaps),
+                    "longest_gap_p99": 1000 * percentile(gaps, 0.99),
+                }
+        return found
+
+
+def simulated(
+    name: str, options: dict[str, Any], requests: int, scale: Scale, cost: StepCost, slots: int, pages: int
+) -> dict[str, Any]:
+    """One policy through one workload."""
+    config = EngineConfig(
+        model="none", max_num_seqs=slots, enable_prefix_caching=name == "prefixes", **options
+    ).validate()
+    tally = Tally()
+
+    def arrivals():
+        for number, asked in enumerate(workload(name, requests, scale)):
+            prompt = prompt_ids(asked, number, 32_000) if asked.prefix is not None else [5] * asked.prompt_tokens
+            sampling = SamplingParams(max_tokens=asked.output_tokens)
+            yield tally.arrive(
+                asked.at,
+                Request(
+                    id=str(number),
+                    prompt=tuple(prompt),
+                    sampling=sampling,
+                    service_class=TIERS[asked.tier],
+                    tenant=asked.tenant,
+                ),
+            )
+
+    began = time.perf_counter()
+    engine = simulate(config, cost, arrivals(), tally.take, num_pages=pages, host_pages=pages)
+    busy = engine.load().busy_seconds
+    found = tally.figures(max(busy, 1e-9)) | {"took": time.perf_counter() - began}
+    counters = engine.load().counters
+    found["preemptions"] = sum(sum(by_class) for by_class in counters.preemptions)
+    found["recomputed_tokens"] = counters.recomputed_tokens
+    return found
+
+
+MILLION: dict[str, dict[str, Any]] = {
+    **{policy: {"scheduling_policy": policy} for policy in POLICIES},
+    "static": {"scheduling_policy": "orca", "batching": "static"},
+    "dynamic": {"scheduling_policy": "orca", "batching": "dynamic", "batch_timeout": 0.05},
+}
+
+
+def _one_of_million(job: tuple[str, str, int, float]) -> dict[str, Any]:
+    policy, name, requests, load = job
+    scale = Scale(rate=load, prompt=64, output=24, longest=256)
+    row = simulated(name, MILLION[policy], requests, scale, GIVEN, slots=128, pages=1024)
+    return {"policy": policy, "workload": name, "rate": load, **row}
+
+
+def million(options: argparse.Namespace) -> None:
+    """All policies through `requests` simulated requests, on two processes, and a plot."""
+    each = options.requests // len(MILLION)
+    jobs = [(policy, options.workload, each, options.rate) for policy in MILLION]
+    began = time.perf_counter()
+    rows = []
+    with ProcessPoolExecutor(2) as pool:
+        for row in pool.map(_one_of_million, jobs):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    took = time.perf_counter() - began
+    print(f"{each * len(MILLION):,} requests in {took:.0f} s")
+    save("scheduling_million", vars(options) | {"cost": asdict(GIVEN)}, rows, {"took": took})
+    plot_million(rows, FOLDER / "scheduling_million.svg")
+
+
+def plot_million(rows: list[dict[str, Any]], path: Path) -> None:
+    """TTFT of each class and longest gaps, policy by policy."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    classes = [c.label for c in ServiceClass if any(c.label in r for r in rows)]
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    shown = (("ttft_p50", "TTFT p50, ms"), ("ttft_p99", "TTFT p99, ms"), ("longest_gap_p99", "longest pause p99, ms"))
+    width = 0.8 / len(classes)
+    for axis, (key, title) in zip(axes, shown, strict=True):
+        for index, name in enumerate(classes):
+            heights = [r.get(name, {}).get(key, 0.0) for r in rows]
+            axis.bar([i + width * index for i in range(len(rows))], heights, width, label=name)
+        axis.set_xticks([i + 0.3 for i in range(len(rows))], [r["policy"] for r in rows], rotation=40, ha="right")
+        axis.set_yscale("log")
+        axis.set_title(title)
+    axes[0].legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run in (("live", live), ("tenants", tenants)):
+        command = commands.add_parser(name)
+        command.add_argument("--runs", type=int, default=5)
+        command.add_argument("--seconds", type=float, default=SECONDS)
+        command.add_argument("--vocabulary", type=int, default=4096)
+        command.add_argument("--policies", default=",".join(ROWS))
+        command.add_argument("--serve", nargs="*", default=[], metavar="OPTION", help="model and options of the server")
+        command.set_defaults(run=run)
+    command = commands.add_parser("million")
+    command.add_argument("--requests", type=int, default=1_000_000)
+    command.add_argument("--workload", choices=sorted(WORKLOADS), default="mixed")
+    command.add_argument("--rate", type=float, default=250.0)
+    command.set_defaults(run=million)
+    options = parser.parse_args()
+    run = options.run
+    del options.run
+    run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What the machine charges for what the scheduler decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.scheduling.sequence import Sequence
+
+HURRY = 0.5  # of the time that measured costs foresee: a promise is given up only when not even that is left
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """As measured at start, or assumed where nothing could be measured."""
+
+    swap_pages_per_second: float  # one way
+    prefill_tokens_per_second: float
+    decode_seconds: float = 0.0  # of a step in which one sequence decodes, the shortest there is
+    row_seconds: float = 0.0  # that each further one adds; next to nothing where weights are what a step waits for
+
+    def swap_seconds(self, pages: int) -> float:
+        """Until `pages` are in host memory and back."""
+        return 2 * pages / self.swap_pages_per_second
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """Until `tokens` have gone through the model."""
+        return tokens / self.prefill_tokens_per_second
+
+    def step_seconds(self, decodes: int, prompt_tokens: int) -> float:
+        """Of a step that carries so much."""
+        return self.decode_seconds + max(0, decodes - 1) * self.row_seconds + self.prefill_seconds(prompt_tokens)
+
+    def least_seconds(self, sequence: Sequence, cached_tokens: int = 0) -> float:
+        """What is left of `sequence` cannot be done in less, alone on the machine and with luck: what it has said may
+        be all but its last token, unless its caller asked for more."""
+        missing = sequence.num_tokens - max(sequence.num_computed, cached_tokens) - 1
+        return HURRY * (self.prefill_seconds(max(0, missing)) + sequence.least_remaining * self.decode_seconds)

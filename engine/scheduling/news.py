@@ -1,0 +1,43 @@
+"""What others must know about each step, in order: tokens, ends, and where everybody's time goes."""
+
+from __future__ import annotations
+
+from engine.scheduling.sequence import Sequence, State
+from engine.types import Cause, EndEvent, Event, FinishReason, Phase, StatusEvent
+
+
+class News:
+    """Collects events until they are taken. `events` is open to whoever writes one for each token."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def take(self) -> list[Event]:
+        """What happened since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def tell(self, sequence: Sequence, phase: Phase, now: float, cause: Cause | None = None, cached: int = 0) -> None:
+        """From now on the time of `sequence` goes to `phase`, for `cause`."""
+        sequence.phase, sequence.cause = phase, cause
+        is_paused = phase is Phase.PAUSED
+        self.events.append(
+            StatusEvent(
+                sequence.request.id,
+                sequence.choice,
+                phase,
+                sequence.told_position if sequence.state in (State.WAITING, State.PAUSED) else 0,
+                cause,
+                sequence.paused_by if is_paused else None,
+                sequence.mechanism if is_paused else None,
+                sequence.paused_why if is_paused else "",
+                cached,
+                now,
+            )
+        )
+
+    def tell_end(self, sequence: Sequence, now: float, finish: FinishReason, message: str = "", code: str = "") -> None:
+        """It ends without a token. `code` names the parameter that asked for it, where one did."""
+        self.tell(sequence, Phase.ENDED, now)
+        param = "deadline_ms" if code == "deadline_exceeded" else None
+        self.events.append(EndEvent(sequence.request.id, sequence.choice, finish, message, code, param))

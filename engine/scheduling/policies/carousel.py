@@ -1,0 +1,260 @@
+"""Ours. The rules, stated:
+
+1. A waiting sequence may pause running ones of a lower class, never of its own.
+2. Inside a class tenants take turns by the service they had (`engine.scheduling.fairness`); a tenant's own go by
+   priority, then deadline, then arrival.
+3. The victim is of the lowest class. In it the oldest is spared, so that memory pressure cannot livelock; then whoever
+   came back from a pause and has not run its minimum share; then, of tenants that had `UNEVEN` more service than
+   another that runs, theirs go first; then whoever's pause costs the machine the least time for each page that is
+   wanted; then the latest.
+4. When memory runs short while a running sequence grows, the same order picks the victim among all that run and are
+   not of a higher class; it may be the growing one itself.
+5. A victim's pages are copied to host memory, or dropped with whatever the prefix cache keeps of them: what costs less
+   time (`Policy.pause_cost`).
+6. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, tenants in turn, but at
+   most one in `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. One may
+   pause running ones of its own class too, and has a claim on its slot for `min_share` tokens. While the pages it lacks
+   are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt gets one
+   in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on unless it had
+   generated its share: being let in and thrown out again is no service.
+7. A step takes no more tokens than are read in `STEP_SECONDS`, unless told otherwise: nobody's stream halts for longer
+   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
+   a class share them by their tenants' turns.
+8. While anybody of a higher class is served, those of lower ones ride along as far as they stretch a step by no more
+   than `STRETCH`, by the measured cost of a row; at least one in `OVERDUE_SHARE` does, in turn, and so do a few tokens
+   of their prompts. Where a row costs next to nothing, as on a GPU, all ride.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+from itertools import chain, count
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.scheduling.costs import Costs
+from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
+from engine.scheduling.policy import Policy, Pressure, Shares, Stage
+from engine.scheduling.sequence import Sequence, State
+from engine.types import Cause, ServiceClass
+
+OVERDUE_SHARE = 8
+UNEVEN = 1024.0  # weighted tokens
+STRETCH = 1.3  # of a step's time, by those of lower classes who ride along
+LEAST_RIDING = 8  # prompt tokens of theirs; a step that is made anyway reads them for little
+
+
+def _order(sequence: Sequence) -> tuple[Any, ...]:
+    deadline = sequence.request.deadline
+    return (
+        sequence.request.priority,
+        math.inf if deadline is None else deadline,
+        sequence.arrival,
+        sequence.choice,
+    )
+
+
+class Carousel(Policy):
+    """A line for each class, and one for those who waited too long."""
+
+    name = "carousel"
+
+    def __init__(self, config: EngineConfig, costs: Costs) -> None:
+        super().__init__(config, costs)
+        self._max_wait = {
+            ServiceClass.INTERACTIVE: math.inf,
+            ServiceClass.STANDARD: config.max_wait_standard,
+            ServiceClass.BATCH: config.max_wait_batch,
+        }
+        self._overdue_slots = max(1, config.max_num_seqs // OVERDUE_SHARE)
+        self._lines = {c: FairLine(_order) for c in ServiceClass}
+        # Whoever is in it keeps its place in its class, so that it can only help.
+        self._overdue = FairLine(lambda s: (self._due(s), s.arrival, s.choice))
+        # When each becomes overdue, soonest first. Entries of those who left are dropped when they come to the top.
+        self._alarms: list[tuple[float, int, Sequence]] = []
+        self._serial = count()
+
+    # Who waits ----------------------------------------------------------------------------------------------------
+
+    def push(self, sequence: Sequence) -> None:
+        """In its class; its clock runs from `waiting_since`."""
+        sequence.account = self._lines[sequence.service_class].push(sequence)
+        due = self._due(sequence)
+        if due < math.inf:
+            heapq.heappush(self._alarms, (due, next(self._serial), sequence))
+
+    def remove(self, sequence: Sequence) -> None:
+        """From its class, and from those who are overdue."""
+        if sequence.is_overdue:
+            self._overdue.remove(sequence)
+            sequence.is_overdue = False
+        self._lines[sequence.service_class].remove(sequence)
+
+    def in_order(self) -> Iterator[Sequence]:
+        """The overdue, then class by class."""
+        by_class = (s for line in self._lines.values() if line for s in line.in_order() if not s.is_overdue)
+        return chain(self._overdue.in_order(), by_class) if self._overdue else by_class
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """The overdue go before the first of a class."""
+        return 0 if sequence.is_overdue else len(self._overdue)
+
+    def why_waits(self, sequence: Sequence) -> Cause:
+        """Rule 2: whether somebody who came later in its class goes first, and for what."""
+        first = self._lines[sequence.service_class].head()
+        if first is None or first.arrival <= sequence.arrival:
+            return Cause.ORDER
+        if first.account is sequence.account:
+            by_priority = first.request.priority < sequence.request.priority
+            return Cause.ORDER if by_priority or first.request.deadline is None else Cause.DEADLINE
+        return Cause.FAIRNESS if first.account.served <= sequence.account.served else Cause.DEADLINE
+
+    # A step -------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> None:
+        """Rule 6: let whoever has waited past its class's bound into the overdue line."""
+        while self._alarms:
+            due, _, sequence = self._alarms[0]
+            waits = sequence.state in (State.WAITING, State.PAUSED)
+            if waits and not sequence.is_overdue and due == self._due(sequence):
+                if due > now:
+                    return
+                sequence.is_overdue = True
+                self._overdue.push(sequence)
+            heapq.heappop(self._alarms)
+
+    def admit(self, stage: Stage, now: float) -> None:
+        """Next first, until one does not fit. Nobody overtakes the one who does not fit: whatever becomes free is its.
+        Only an overdue one lets higher classes pass, and that not for ever (rule 6)."""
+        while True:
+            overdue = self._overdue.head() if self._overdue and self._has_overdue_slot(stage) else None
+            if overdue is not None:
+                if stage.try_start(overdue, self._may_be_moved(stage, overdue.service_class)):
+                    overdue.share_left, overdue.has_claim = self.config.min_share, True
+                    continue
+                if overdue.cause is Cause.PAGES and self._is_overdue(overdue, now, times=2):
+                    return
+            sequence = next((line.head() for line in self._lines.values() if line), None)
+            if sequence is None:
+                return
+            if not stage.try_start(sequence, self._may_be_moved(stage, sequence.service_class + 1)):
+                return
+
+    def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
+        """By class, then arrival."""
+        return (sequence.service_class, sequence.arrival, sequence.choice)
+
+    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
+        """Rules 6 to 8."""
+        highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # they come by class
+        lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
+        paced = (
+            sum(s.service_class < ServiceClass.BATCH for s in decodes) if highest < ServiceClass.BATCH else len(decodes)
+        )
+        budget = self.prompt_tokens(paced)
+        overdue = [s for s in prefilling if s.is_protected or self._is_overdue(s, now)]
+        others = [s for s in prefilling if s not in overdue] if overdue else prefilling
+        first = [s for s in others if s.service_class == highest]
+        after = others[len(first) :]
+        prompts = [(overdue, max(1, budget // OVERDUE_SHARE) if others else budget)] if overdue else []
+        prompts.append((self._in_turn(first), budget))
+        if not self.costs.row_seconds or not (lower or after) or (len(lower) == len(decodes) and not first):
+            return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
+        tokens = min(budget, sum(s.num_uncomputed for s in first))
+        spare = (STRETCH - 1) * self.costs.step_seconds(len(decodes) - len(lower), tokens)
+        rows = max(-(-len(lower) // OVERDUE_SHARE), int(spare / self.costs.row_seconds))
+        spare -= rows * self.costs.row_seconds
+        prompts.append((self._in_turn(after), max(LEAST_RIDING, int(spare * self.costs.prefill_tokens_per_second))))
+        if rows >= len(lower):
+            return Shares(decodes, [], prompts)
+        lower.sort(key=lambda s: (s.rode, s.service_class))
+        held_back = lower[rows:]
+        for sequence in lower[:rows]:
+            sequence.rode = step
+        waits = {id(s) for s in held_back}
+        return Shares([s for s in decodes if id(s) not in waits], held_back, prompts)
+
+    @staticmethod
+    def _in_turn(prefilling: list[Sequence]) -> list[Sequence]:
+        """Classes in order, in each whose tenant had least."""
+        if len({id(s.account) for s in prefilling}) < 2:
+            return prefilling
+        return sorted(prefilling, key=lambda s: (s.service_class, s.account.served, s.arrival, s.choice))
+
+    # Who makes way ------------------------------------------------------------------------------------------------
+
+    def may_make_way(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+        """Rule 4."""
+        return [s for s in running if s.service_class >= growing.service_class]
+
+    def victim(self, candidates: Iterable[Sequence], pressure: Pressure) -> Sequence:
+        """Rule 3."""
+        candidates = list(candidates)
+        lowest = max(s.service_class for s in candidates)
+        candidates = [s for s in candidates if s.service_class == lowest]
+        if len(candidates) == 1:
+            return candidates[0]
+        oldest = min(candidates, key=self.service_order)
+        least = min(s.account.served for s in candidates)
+        wanted = max(1, pressure.lacking)
+
+        def order(s: Sequence) -> tuple[Any, ...]:
+            seconds = self.pause_cost(s, pressure)[0]
+            return (
+                s.is_protected,
+                s is oldest,
+                s.share_left > 0,
+                s.account.served <= least + UNEVEN,
+                seconds / max(1, min(wanted, len(s.page_table))),
+                -s.arrival,
+                -s.choice,
+            )
+
+        return min(candidates, key=order)
+
+    def why_victim(self, victim: Sequence) -> str:
+        """Rule 3."""
+        if victim.is_protected:
+            return "nobody else could be paused, though its claim to a minimum share was not over"
+        return "of the lowest class that ran, pausing it cost the least"
+
+    # What was done ------------------------------------------------------------------------------------------------
+
+    def started(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:
+        """Its prompt is charged; who comes back has a minimum share before it is paused again, if another can be."""
+        if fresh_tokens:
+            sequence.account.charge(PROMPT_WEIGHT * fresh_tokens)
+        sequence.share_left, sequence.has_claim = (self.config.min_share if is_resumed else 0), False
+
+    def served(self, sequences: Iterable[Sequence]) -> None:
+        """A token each, charged; the share of who has one runs down."""
+        for sequence in sequences:
+            account = sequence.account
+            account.served += OUTPUT_WEIGHT / account.weight
+            if sequence.share_left:
+                if sequence.has_claim:
+                    self._overdue.account(sequence).charge(OUTPUT_WEIGHT)
+                sequence.share_left -= 1
+
+    def paused(self, sequence: Sequence) -> None:
+        """Its share is over."""
+        sequence.share_left, sequence.has_claim = 0, False
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _due(self, sequence: Sequence) -> float:
+        return sequence.waiting_since + self._max_wait[sequence.service_class]
+
+    def _is_overdue(self, sequence: Sequence, now: float, *, times: int = 1) -> bool:
+        """It has waited, or sat in its slot without its share, for its class's bound (or `times` that)."""
+        return now - sequence.waiting_since >= times * self._max_wait[sequence.service_class]
+
+    def _has_overdue_slot(self, stage: Stage) -> bool:
+        return sum(s.is_protected for s in stage.running) < self._overdue_slots
+
+    def _may_be_moved(self, stage: Stage, from_class: int) -> list[Sequence]:
+        if from_class > ServiceClass.BATCH:
+            return []
+        return [s for s in stage.movable() if s.service_class >= from_class and not s.is_protected]

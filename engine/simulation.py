@@ -1,0 +1,139 @@
+"""A discrete-event simulator around the very same engine: scheduler, policies, pages and events are the real ones; only
+the forward pass is a formula for its time. What it foretells is held against the live engine by
+`benchmarks/scheduling.py`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.scheduling.batch import Batch, Outcome, Sampled
+from engine.scheduling.costs import Costs
+from engine.scheduling.policies import make_policy
+from engine.scheduling.scheduler import Scheduler
+from engine.types import Event, ModelInfo, Request
+
+SOME_TOKEN = Sampled(7)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step: a sum over what it does. Fitted to measured steps, or given."""
+
+    step: float  # whatever is in it
+    decode: float  # for each sequence that decodes
+    prompt: float  # for each prompt token
+    context: float = 0.0  # for each token of context that a decode reads
+    swapped_page: float = 0.0  # one way
+
+    def costs(self, page_size: int) -> Costs:
+        """What the scheduler is told of such a machine at start."""
+        chunk = 128
+        return Costs(
+            swap_pages_per_second=1 / self.swapped_page if self.swapped_page else 1e9,
+            prefill_tokens_per_second=chunk / (self.step + chunk * self.prompt),
+            decode_seconds=self.step + self.decode,
+            row_seconds=self.decode,
+        )
+
+
+class Clock:
+    """Seconds that pass only when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedRunner:
+    """Samples one token over and over; its steps take what `cost` says, on `clock`."""
+
+    runs_ahead = False
+
+    def __init__(self, slots: int, cost: StepCost, clock: Clock) -> None:
+        self._cost = cost
+        self._clock = clock
+        self._lengths = array("q", [0]) * slots
+
+    def launch(self, batch: Batch) -> Callable[[], Outcome]:
+        """Time passes when the outcome is asked for."""
+        cost, lengths = self._cost, self._lengths
+        for join in batch.joins:
+            lengths[join.slot] = len(join.tokens)
+        seconds = cost.step + cost.decode * len(batch.decodes)
+        if batch.chunks:
+            seconds += cost.prompt * sum(chunk.length for chunk in batch.chunks)
+        if batch.swap_in or batch.swap_out:
+            seconds += cost.swapped_page * (len(batch.swap_in) + len(batch.swap_out))
+        if cost.context:
+            seconds += cost.context * sum([lengths[slot] for slot in batch.decodes])
+        sampled = len(batch.decodes)
+        for slot in batch.decodes:
+            lengths[slot] += 1
+        for chunk in batch.chunks:
+            if chunk.samples:
+                lengths[chunk.slot] += 1
+                sampled += 1
+
+        def outcome() -> Outcome:
+            self._clock.now += seconds
+            return Outcome((SOME_TOKEN,) * sampled)
+
+        return outcome
+
+
+def simulate(
+    config: EngineConfig,
+    cost: StepCost,
+    arrivals: Iterable[tuple[float, Request]],
+    take: Callable[[list[Event], float], None],
+    *,
+    num_pages: int,
+    host_pages: int = 0,
+    max_len: int = 4096,
+) -> Engine:
+    """Serve `arrivals` (seconds, in order) to the end; `take` gets each step's events and the time at its end. Returns
+    the engine, for its books."""
+    clock = Clock()
+    scheduler = Scheduler(
+        config,
+        make_policy(config, cost.costs(config.page_size)),
+        num_pages=num_pages,
+        host_pages=host_pages,
+        max_len=max_len,
+    )
+    info = ModelInfo(
+        name="simulated",
+        vocab_size=1 << 20,
+        max_model_len=max_len,
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_num_seqs=config.max_num_seqs,
+        device="none",
+        dtype="none",
+        parameters=0,
+    )
+    engine = Engine(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
+    coming = iter(arrivals)
+    upcoming = next(coming, None)
+    while upcoming is not None or engine.has_work:
+        while upcoming is not None and upcoming[0] <= clock.now:
+            engine.submit(upcoming[1])
+            upcoming = next(coming, None)
+        seconds = engine.seconds_to_step()
+        if seconds:  # it waits for a batch to be complete
+            clock.now += seconds
+            if upcoming is not None:
+                clock.now = min(clock.now, max(upcoming[0], clock.now - seconds))
+        elif seconds is None:
+            if upcoming is not None:
+                clock.now = upcoming[0]
+        else:
+            take(engine.step(), clock.now)
+    return engine

@@ -1,0 +1,62 @@
+"""Tenants in the configuration file, and what a key may ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.settings import SettingsError, parse
+from app.tenants import owner_id
+from engine.types import ServiceClass
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return str(folder)
+
+
+def read(tmp_path, model: str, text: str, *flags: str):
+    path = tmp_path / "carousel.toml"
+    path.write_text(text)
+    return parse([model, "--config", str(path), *flags], {}).tenants
+
+
+def test_a_tenant_has_a_name_a_weight_and_limits(tmp_path, model):
+    """As the file says."""
+    text = '[tenants.night]\nkey = "k"\nweight = 0.5\ntiers = ["flex"]\ndeadline_ms = 5\nmax_queue = 7\n'
+    (tenant,) = read(tmp_path, model, text)
+    assert (tenant.name, tenant.weight, tenant.deadline_ms, tenant.max_queue) == ("night", 0.5, 5, 7)
+    assert tenant.id == owner_id("k")
+    assert tenant.highest is ServiceClass.BATCH
+    assert not tenant.may(ServiceClass.STANDARD)
+
+
+def test_further_keys_are_tenants_of_their_own(tmp_path, model):
+    """A key that the file names keeps what is said of it."""
+    tenants = read(tmp_path, model, '[tenants.a]\nkey = "one"\nweight = 3\n', "--api-key", "one,two")
+    assert [(t.key, t.weight) for t in tenants] == [("one", 3.0), ("two", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[tenants.a]\nweight = 1\n", "tenants.a needs a key"),
+        ('[tenants.a]\nkey = "k"\nweight = 0\n', "weight"),
+        ('[tenants.a]\nkey = "k"\nweight = nan\n', "weight"),
+        ('[tenants.a]\nkey = "k"\ntiers = ["gold"]\n', "tiers"),
+        ('[tenants.a]\nkey = "k"\ntiers = []\n', "tiers"),
+        ('[tenants.a]\nkey = "k"\ndeadline_ms = 0\n', "deadline_ms"),
+        ('[tenants.a]\nkey = "k"\nmax_queue = -1\n', "max_queue"),
+        ('[tenants.a]\nkey = "k"\ncolour = "red"\n', "colour"),
+        ("[tenants.a]\nkey = 5\n", "tenants.a"),
+        ('[tenants.a]\nkey = "k"\n[tenants.b]\nkey = "k"\n', "same key"),
+        ('tenants = "all"\n', "tenants"),
+        ("[tenants]\na = 5\n", "tenants.a"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(tmp_path, model, text: str, names: str):
+    """With the tenant and the limit."""
+    with pytest.raises(SettingsError, match=names):
+        read(tmp_path, model, text)

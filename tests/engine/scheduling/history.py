@@ -1,0 +1,120 @@
+"""An engine on a made-up model, driven by hand through a history of its own; what every history must end in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from app.audit import Audit
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import RequestRefused
+from engine.scheduling.costs import Costs
+from engine.scheduling.policies import make_policy
+from engine.scheduling.scheduler import Scheduler
+from engine.types import EndEvent, FinishReason, Mechanism, Phase, Request, SamplingParams, StatusEvent, TokenEvent
+from tests.engine.scheduling.test_scheduler_machine import model_info
+from tests.fakes import MemoryRunner, text_alone
+
+SIZE = 4
+STEP = 0.01  # seconds
+
+
+class History:
+    """Requests arrive, are aborted and paused, steps are made; `end` says whether all promises were kept."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        pages: int,
+        host: int = 8,
+        swap_speed: float = 1e9,
+        row_seconds: float = 0.0,
+        runs_ahead: bool = False,
+        **options,
+    ) -> None:
+        options = {"max_num_batched_tokens": slots + 4, "page_size": SIZE, "min_share": 2} | options
+        self.config = EngineConfig(model="fake", max_num_seqs=slots, **options).validate()
+        self.now = 0.0
+        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds))
+        self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=64)
+        runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
+        self.engine = Engine(self.config, model_info(pages, slots), self.scheduler, runner, clock=lambda: self.now)
+        self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.expected: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], FinishReason] = {}
+        self.audits: dict[str, Audit] = {}
+        self.may_be_cut: set[tuple[str, int]] = set()
+        self.told: dict[str, list[StatusEvent]] = defaultdict(list)
+        self.arrived = 0
+
+    def arrive(self, prompt: list[int], tokens: int, *, stop: tuple[int, ...] = (), **more) -> str:
+        """A request comes; returns its id."""
+        self.arrived += 1
+        name = f"r{self.arrived}"
+        sampling = SamplingParams(max_tokens=tokens, stop_token_ids=stop)
+        request = Request(id=name, prompt=tuple(prompt), sampling=sampling, **more)
+        try:
+            self.engine.submit(request)
+        except RequestRefused:
+            assert len(prompt) + tokens > self.engine.info.num_pages * SIZE
+            return ""
+        self.audits[name] = Audit(request.n, self.now)
+        for choice in range(request.n):
+            self.expected[name, choice] = text_alone(prompt, choice, tokens, stop)
+            if request.deadline is not None:
+                self.may_be_cut.add((name, choice))
+        return name
+
+    def abort(self, name: str) -> None:
+        """Its caller is gone."""
+        self.may_be_cut |= {(name, sequence.choice) for sequence in self.scheduler.requests.get(name, ())}
+        self.engine.abort(name)
+
+    def pause(self, at: int, mechanism: Mechanism) -> None:
+        """Whoever runs in place `at` is paused."""
+        sequence = self.scheduler.running[at]
+        if mechanism is Mechanism.SWAP and len(sequence.page_table) > self.scheduler.host.available:
+            mechanism = Mechanism.RECOMPUTE
+        self.scheduler.pause(sequence, self.now, mechanism=mechanism)
+
+    def step(self) -> None:
+        """One step, and the books are held against everybody."""
+        self.now += STEP
+        for event in self.engine.step():
+            key = (event.request_id, event.choice)
+            assert key not in self.ends, "nothing follows a terminal event"
+            if isinstance(event, StatusEvent):
+                self.audits[event.request_id].take(event)
+                self.told[event.request_id].append(event)
+            elif isinstance(event, TokenEvent):
+                self.texts[key].append(event.token_id)
+            if isinstance(event, (TokenEvent, EndEvent)) and event.finish is not None:
+                self.ends[key] = event.finish
+        self.scheduler.check_integrity()
+
+    def end(self) -> None:
+        """Arrivals stop: everybody finishes, with the text it would have had alone, and nothing is left behind."""
+        for _ in range(4000):  # every step computes at least one token, and there are not that many
+            if not self.engine.has_work:
+                break
+            self.now += self.engine.seconds_to_step() or 0.0
+            self.step()
+        self.step()
+        assert not self.engine.has_work, "no progress although arrivals stopped"
+        assert self.ends.keys() == self.expected.keys()
+        for key, expected in self.expected.items():
+            if key in self.may_be_cut:
+                assert expected[: len(self.texts[key])] == self.texts[key]
+            else:
+                assert self.texts[key] == expected, key
+        for audit in self.audits.values():
+            for intervals in audit.choices:
+                assert intervals[0].began == audit.arrived
+                assert all(a.ended == b.began for a, b in pairwise(intervals)), intervals
+                assert intervals[-1].ended is not None, intervals
+                waits = [i for i in intervals if i.phase in (Phase.QUEUED, Phase.PAUSED)]
+                assert all(i.cause is not None for i in waits), "who waits is told why"
+        assert self.scheduler.pool.held == 0
+        assert self.scheduler.host.used == 0

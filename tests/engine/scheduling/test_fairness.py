@@ -1,0 +1,157 @@
+"""Tenants of a class take turns by the service they had."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.scheduling.fairness import DEADLINE_SLACK, OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
+from engine.scheduling.sequence import Sequence
+from engine.types import Cause, Request, SamplingParams, ServiceClass
+from tests.engine.scheduling.history import History
+
+B = ServiceClass.BATCH
+
+
+def sequence(number: int, tenant: str, *, weight: float = 1.0, deadline: float | None = None) -> Sequence:
+    request = Request(
+        id=str(number),
+        prompt=(1, 2, 3),
+        sampling=SamplingParams(max_tokens=4),
+        tenant=tenant,
+        weight=weight,
+        deadline=deadline,
+    )
+    return Sequence(request, 0, number, 0.0, 4, 64)
+
+
+def line() -> FairLine:
+    return FairLine(lambda s: (s.request.deadline or 1e9, s.arrival))
+
+
+def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) -> dict[str, float]:
+    """Weighted tokens that each tenant had so far: the prompts of those that started, and all that was said."""
+    total = dict.fromkeys(tenant.values(), 0.0)
+    for (name, _), tokens in history.texts.items():
+        total[tenant[name]] += OUTPUT_WEIGHT * len(tokens) + PROMPT_WEIGHT * prompts[name]
+    return total
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), slots=st.integers(1, 4), weight=st.sampled_from([1.0, 2.0, 3.0]))
+def test_the_service_of_two_backlogged_tenants_differs_by_no_more_than_the_published_bound(seed, slots, weight):
+    """Theorem 4.4 of VTC, whatever the lengths: twice the most that one admission can cost, by weight."""
+    dice = random.Random(seed)
+    history = History(slots=slots, pages=64, enable_prefix_caching=False, max_wait_batch=float("inf"))
+    tenant: dict[str, str] = {}
+    prompts: dict[str, int] = {}
+    for number in range(60):
+        for whose in ("a", "b") if number % 2 else ("b", "a"):
+            prompt = [dice.randint(0, 9) for _ in range(dice.randint(1, 12 if whose == "a" else 5))]
+            weights = {"a": weight, "b": 1.0}
+            name = history.arrive(
+                prompt,
+                dice.randint(1, 10 if whose == "a" else 16),
+                service_class=B,
+                tenant=whose,
+                weight=weights[whose],
+            )
+            tenant[name], prompts[name] = whose, len(prompt)
+    longest_prompt, most_running = 12, slots * (12 + 16)
+    bound = 2 * max(PROMPT_WEIGHT * longest_prompt, OUTPUT_WEIGHT * most_running)
+    while all(sum(tenant[s.request.id] == w for s in history.scheduler.policy.in_order()) > slots for w in "ab"):
+        history.step()
+        had = served(history, tenant, prompts)
+        assert abs(had["a"] / weight - had["b"]) <= bound
+    history.end()
+
+
+def test_a_flood_does_not_keep_another_tenant_waiting():
+    """A hundred requests of one tenant stand before the only one of another; it is next."""
+    history = History(slots=1, pages=16)
+    for _ in range(100):
+        history.arrive([1, 2, 3], 4, tenant="flood")
+    for _ in range(3):
+        history.step()
+    name = history.arrive([4, 5], 2, tenant="calm")
+    for _ in range(8):
+        history.step()
+    assert len(history.texts[name, 0]) == 2
+    history.end()
+
+
+def test_who_waits_for_others_turns_is_told_so():
+    """It came first, and its tenant had more."""
+    history = History(slots=1, pages=16)
+    flood = [history.arrive([1, 2, 3], 4, tenant="flood") for _ in range(4)]
+    history.step()
+    history.arrive([4, 5], 2, tenant="calm")
+    history.arrive([4, 5], 2, tenant="calm")
+    history.now += 1.0
+    history.step()
+    assert history.told[flood[2]][-1].cause is Cause.FAIRNESS
+    history.end()
+
+
+def test_what_was_not_asked_for_is_not_saved_up():
+    """Who comes back after a while starts level with those who waited all along."""
+    fair = line()
+    first = fair.push(sequence(0, "old"))
+    fair.push(sequence(1, "busy")).charge(10_000.0)
+    fair.remove(fair.head())
+    assert first.served == 0.0
+    assert fair.push(sequence(2, "old")).served == 10_000.0
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_turns():
+    """Its service counts half."""
+    fair, turns = line(), []
+    for number in range(60):
+        fair.push(sequence(2 * number, "heavy", weight=2.0))
+        fair.push(sequence(2 * number + 1, "light"))
+    for _ in range(30):
+        head = fair.head()
+        turns.append(head.request.tenant)
+        fair.account(head).charge(10.0)
+        fair.remove(head)
+    assert turns.count("heavy") == 20
+
+
+@pytest.mark.parametrize(("ahead", "first"), [(DEADLINE_SLACK, "urgent"), (DEADLINE_SLACK + 1, "calm")])
+def test_a_deadline_goes_first_only_while_its_tenant_is_not_far_ahead(ahead: float, first: str):
+    """Else it would be a lever against others."""
+    fair = line()
+    fair.push(sequence(0, "calm"))
+    fair.push(sequence(1, "urgent", deadline=5.0)).charge(ahead)
+    assert fair.head().request.tenant == first
+
+
+@settings(max_examples=200, deadline=None)
+@given(acts=st.lists(st.tuples(st.sampled_from("pprc"), st.integers(0, 3), st.integers(1, 50)), max_size=60))
+def test_the_line_s_head_is_always_of_the_tenant_that_had_least(acts):
+    """Held against looking at everybody."""
+    fair, waiting, serial = line(), [], 0
+    for act, tenant, amount in acts:
+        if act == "p":
+            serial += 1
+            waiting.append(sequence(serial, str(tenant)))
+            fair.push(waiting[-1])
+        elif act == "c" and waiting:
+            fair.account(waiting[amount % len(waiting)]).charge(float(amount))
+        elif act == "r" and waiting:
+            fair.remove(waiting.pop(amount % len(waiting)))
+        head = fair.head()
+        assert len(fair) == len(waiting)
+        assert sorted(s.arrival for s in fair.in_order()) == [
+            s.arrival for s in sorted(waiting, key=lambda s: s.arrival)
+        ]
+        if not waiting:
+            assert head is None
+            continue
+        least = min(fair.account(s).served for s in waiting)
+        mine = [s.arrival for s in waiting if s.request.tenant == head.request.tenant]
+        assert fair.account(head).served == least
+        assert head.arrival == min(mine)
