@@ -325,7 +325,7 @@ def simulated(
             )
 
     began = time.perf_counter()
-    engine = simulate(config, cost, arrivals(), tally.take, num_pages=pages, host_pages=pages)
+    engine = simulate(config, cost, arrivals(), tally.take, num_pages=pages, host_pages=16 * pages)
     busy = engine.load().busy_seconds
     found = tally.figures(max(busy, 1e-9)) | {"took": time.perf_counter() - began}
     counters = engine.load().counters

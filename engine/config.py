@@ -40,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # Promises to those who are not first in line: engine/scheduling/policies/carousel.py says how they are kept.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
+    stretch: float = 1.4  # times longer that a step may take for those of lower classes who ride along
     min_share: int = 64  # tokens a sequence may generate once it has its slot back, before it is paused again
 
     def validate(self) -> EngineConfig:
@@ -71,6 +72,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
         if self.swap_space < 0:
             raise ConfigError(f"swap_space must not be negative, not {self.swap_space}")
+        if not self.stretch >= 1:  # refuses NaN too; infinity means that they ride whatever it costs
+            raise ConfigError(f"stretch must be at least 1, not {self.stretch}")
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:
             raise ConfigError(f"batch_size ({self.batch_size}) exceeds max_num_seqs ({self.max_num_seqs})")
         if self.batching == "continuous" and (self.batch_size is not None or self.batch_timeout):

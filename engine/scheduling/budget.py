@@ -43,9 +43,11 @@ def _chunks(sequences: Iterable[Sequence], budget: int, longest: int) -> list[Ch
     """The next uncomputed tokens of each, as long as the budget lasts."""
     chunks: list[Chunk] = []
     for sequence in sequences:
+        if budget <= 0:
+            break
         length = min(sequence.num_uncomputed, budget, longest)
-        if length > 0 and sequence.slot is not None:
-            samples = length == sequence.num_uncomputed
-            chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples))
-            budget -= length
+        assert sequence.slot is not None
+        samples = length == sequence.num_uncomputed
+        chunks.append(Chunk(sequence.slot, sequence.num_computed, length, samples))
+        budget -= length
     return chunks

@@ -64,6 +64,11 @@ class FairLine:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def num_tenants(self) -> int:
+        """That ever waited here."""
+        return len(self._accounts)
+
     def account(self, sequence: Sequence) -> Account:
         """Of the tenant of `sequence`."""
         request = sequence.request

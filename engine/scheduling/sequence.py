@@ -40,6 +40,7 @@ class Sequence:
         "arrival",
         "cause",
         "choice",
+        "due",
         "has_claim",
         "high_water",
         "host_pages",
@@ -59,6 +60,7 @@ class Sequence:
         "quantum",
         "request",
         "rode",
+        "service_class",
         "share_left",
         "siblings",
         "slot",
@@ -72,6 +74,7 @@ class Sequence:
     def __init__(self, request: Request, choice: int, arrival: int, now: float, page_size: int, max_len: int) -> None:
         self.request = request
         self.choice = choice
+        self.service_class = request.service_class
         self.arrival = arrival
         self.tokens = list(request.prompt)  # the known ones
         self.num_tokens = self.prompt_len = len(request.prompt)
@@ -92,6 +95,7 @@ class Sequence:
         self.mechanism: Mechanism | None = None
         # A policy's own.
         self.account: Account  # of its tenant
+        self.due = 0.0  # when it will have waited too long
         self.is_overdue = False  # waits, and has waited too long
         self.share_left = 0  # tokens that it should have generated before it is paused again
         self.has_claim = False  # and must
@@ -102,11 +106,6 @@ class Sequence:
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
         self._page_size = page_size
         self._digests: list[bytes] = []
-
-    @property
-    def service_class(self) -> ServiceClass:
-        """The class of its request."""
-        return self.request.service_class
 
     @property
     def num_generated(self) -> int:

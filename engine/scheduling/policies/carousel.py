@@ -21,8 +21,8 @@
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
    a class share them by their tenants' turns.
 8. While anybody of a higher class is served, those of lower ones ride along as far as they stretch a step by no more
-   than `STRETCH`, by the measured cost of a row; at least one in `OVERDUE_SHARE` does, in turn, and so do a few tokens
-   of their prompts. Where a row costs next to nothing, as on a GPU, all ride.
+   than `config.stretch`, by the measured cost of a row; at least one in `OVERDUE_SHARE` does, in turn, and so do a few
+   tokens of their prompts. Where a row costs next to nothing, as on a GPU, all ride.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from engine.scheduling.policy import Policy, Pressure, Shares, Stage
 from engine.scheduling.sequence import Sequence, State
 from engine.types import Cause, ServiceClass
 
+BATCH = ServiceClass.BATCH
 OVERDUE_SHARE = 8
 UNEVEN = 1024.0  # weighted tokens
-STRETCH = 1.3  # of a step's time, by those of lower classes who ride along
 LEAST_RIDING = 8  # prompt tokens of theirs; a step that is made anyway reads them for little
 
 
@@ -71,7 +71,7 @@ class Carousel(Policy):
         self._overdue_slots = max(1, config.max_num_seqs // OVERDUE_SHARE)
         self._lines = {c: FairLine(_order) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
-        self._overdue = FairLine(lambda s: (self._due(s), s.arrival, s.choice))
+        self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice))
         # When each becomes overdue, soonest first. Entries of those who left are dropped when they come to the top.
         self._alarms: list[tuple[float, int, Sequence]] = []
         self._serial = count()
@@ -81,9 +81,9 @@ class Carousel(Policy):
     def push(self, sequence: Sequence) -> None:
         """In its class; its clock runs from `waiting_since`."""
         sequence.account = self._lines[sequence.service_class].push(sequence)
-        due = self._due(sequence)
-        if due < math.inf:
-            heapq.heappush(self._alarms, (due, next(self._serial), sequence))
+        sequence.due = sequence.waiting_since + self._max_wait[sequence.service_class]
+        if sequence.due < math.inf:
+            heapq.heappush(self._alarms, (sequence.due, next(self._serial), sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """From its class, and from those who are overdue."""
@@ -118,7 +118,7 @@ class Carousel(Policy):
         while self._alarms:
             due, _, sequence = self._alarms[0]
             waits = sequence.state in (State.WAITING, State.PAUSED)
-            if waits and not sequence.is_overdue and due == self._due(sequence):
+            if waits and not sequence.is_overdue and due == sequence.due:
                 if due > now:
                     return
                 sequence.is_overdue = True
@@ -134,7 +134,7 @@ class Carousel(Policy):
                 if stage.try_start(overdue, self._may_be_moved(stage, overdue.service_class)):
                     overdue.share_left, overdue.has_claim = self.config.min_share, True
                     continue
-                if overdue.cause is Cause.PAGES and self._is_overdue(overdue, now, times=2):
+                if overdue.cause is Cause.PAGES and now >= overdue.due + self._max_wait[overdue.service_class]:
                     return
             sequence = next((line.head() for line in self._lines.values() if line), None)
             if sequence is None:
@@ -150,11 +150,10 @@ class Carousel(Policy):
         """Rules 6 to 8."""
         highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # they come by class
         lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
-        paced = (
-            sum(s.service_class < ServiceClass.BATCH for s in decodes) if highest < ServiceClass.BATCH else len(decodes)
-        )
-        budget = self.prompt_tokens(paced)
-        overdue = [s for s in prefilling if s.is_protected or self._is_overdue(s, now)]
+        paced = [s for s in decodes if s.service_class < BATCH] if highest < BATCH else decodes
+        budget = self.prompt_tokens(len(paced))
+        # Who was let in in time is not overdue for a while: most steps have nobody in this list.
+        overdue = [s for s in prefilling if s.is_protected or now >= s.due]
         others = [s for s in prefilling if s not in overdue] if overdue else prefilling
         first = [s for s in others if s.service_class == highest]
         after = others[len(first) :]
@@ -163,23 +162,22 @@ class Carousel(Policy):
         if not self.costs.row_seconds or not (lower or after) or (len(lower) == len(decodes) and not first):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
         tokens = min(budget, sum(s.num_uncomputed for s in first))
-        spare = (STRETCH - 1) * self.costs.step_seconds(len(decodes) - len(lower), tokens)
-        rows = max(-(-len(lower) // OVERDUE_SHARE), int(spare / self.costs.row_seconds))
+        spare = (self.config.stretch - 1) * self.costs.step_seconds(len(decodes) - len(lower), tokens)
+        rows = max(-(-len(lower) // OVERDUE_SHARE), int(min(spare / self.costs.row_seconds, len(lower))))
         spare -= rows * self.costs.row_seconds
-        prompts.append((self._in_turn(after), max(LEAST_RIDING, int(spare * self.costs.prefill_tokens_per_second))))
+        tokens = int(min(spare * self.costs.prefill_tokens_per_second, budget))
+        prompts.append((self._in_turn(after), max(LEAST_RIDING, tokens)))
         if rows >= len(lower):
             return Shares(decodes, [], prompts)
         lower.sort(key=lambda s: (s.rode, s.service_class))
-        held_back = lower[rows:]
         for sequence in lower[:rows]:
             sequence.rode = step
-        waits = {id(s) for s in held_back}
-        return Shares([s for s in decodes if id(s) not in waits], held_back, prompts)
+        waits = {id(s) for s in lower[rows:]}
+        return Shares([s for s in decodes if id(s) not in waits], lower[rows:], prompts)
 
-    @staticmethod
-    def _in_turn(prefilling: list[Sequence]) -> list[Sequence]:
+    def _in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Classes in order, in each whose tenant had least."""
-        if len({id(s.account) for s in prefilling}) < 2:
+        if len(prefilling) < 2 or all(line.num_tenants < 2 for line in self._lines.values()):
             return prefilling
         return sorted(prefilling, key=lambda s: (s.service_class, s.account.served, s.arrival, s.choice))
 
@@ -244,17 +242,10 @@ class Carousel(Policy):
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _due(self, sequence: Sequence) -> float:
-        return sequence.waiting_since + self._max_wait[sequence.service_class]
-
-    def _is_overdue(self, sequence: Sequence, now: float, *, times: int = 1) -> bool:
-        """It has waited, or sat in its slot without its share, for its class's bound (or `times` that)."""
-        return now - sequence.waiting_since >= times * self._max_wait[sequence.service_class]
-
     def _has_overdue_slot(self, stage: Stage) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
 
     def _may_be_moved(self, stage: Stage, from_class: int) -> list[Sequence]:
-        if from_class > ServiceClass.BATCH:
+        if from_class > BATCH:
             return []
         return [s for s in stage.movable() if s.service_class >= from_class and not s.is_protected]

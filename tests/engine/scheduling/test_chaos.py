@@ -33,6 +33,7 @@ def chaos(dice: random.Random) -> None:
         max_num_batched_tokens=slots + dice.randint(1, 8),
         max_wait_standard=dice.choice([0.02, 0.5]),
         max_wait_batch=dice.choice([0.05, 1.0]),
+        stretch=dice.choice([1.0, 1.4, float("inf")]),
         min_share=dice.choice([1, 2, 5]),
         **options,
     )

@@ -1,0 +1,188 @@
+"""Bulk work rides along with people as far as it does not hold them up; what is paused keeps what it can."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.scheduling.policies.carousel import OVERDUE_SHARE
+from engine.types import Cause, Mechanism, Phase, ServiceClass
+from tests.engine.scheduling.history import STEP, History
+
+I, S, B = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH  # noqa: E741
+
+
+def crowd(bulk: int, **options) -> tuple[History, list[str]]:
+    """Bulk work that decodes, each row costing as much as a step with one."""
+    history = History(slots=bulk + 1, pages=8 * bulk, row_seconds=STEP, max_num_batched_tokens=200, **options)
+    names = [history.arrive([number, 2], 20, service_class=B) for number in range(bulk)]
+    history.step()
+    history.step()
+    return history, names
+
+
+def said(history: History, names: list[str]) -> list[int]:
+    return [len(history.texts[name, 0]) for name in names]
+
+
+def test_rows_of_bulk_work_that_would_hold_a_person_up_wait_for_their_turn():
+    """A step may last 1.4 times as long for them: none fits, and one in eight rides all the same."""
+    history, names = crowd(16, stretch=1.4)
+    person = history.arrive([7], 9, service_class=I)
+    history.step()
+    before = said(history, names)
+    for _ in range(4):
+        history.step()
+    gained = [after - b for after, b in zip(said(history, names), before, strict=True)]
+    assert len(history.texts[person, 0]) == 5
+    assert sum(gained) == 4 * 16 // OVERDUE_SHARE
+    assert max(gained) == 1, "they take turns"
+    history.end()
+
+
+def test_all_ride_again_when_the_person_has_left():
+    """And what held them back is told once when it begins and once when it ends, not at every step."""
+    history, names = crowd(4)
+    history.arrive([7], 6, service_class=I)
+    for _ in range(7):
+        history.step()
+    before = said(history, names)
+    history.step()
+    assert [after - b for after, b in zip(said(history, names), before, strict=True)] == [1] * 4
+    told = [e for e in history.told[names[0]] if e.phase is Phase.DECODE]
+    assert [e.cause for e in told] == [None, Cause.BUDGET, None]
+    history.end()
+
+
+@pytest.mark.parametrize(("row_seconds", "stretch"), [(0.0, 1.0), (STEP, float("inf")), (STEP / 100, 1.4)])
+def test_all_ride_where_they_cost_next_to_nothing_or_may_cost_what_they_like(row_seconds: float, stretch: float):
+    """As on a GPU, which waits for weights and not for rows."""
+    history = History(slots=9, pages=64, row_seconds=row_seconds, stretch=stretch, max_num_batched_tokens=200)
+    names = [history.arrive([number, 2], 20, service_class=B) for number in range(8)]
+    history.step()
+    history.arrive([7], 6, service_class=I)
+    history.step()
+    history.step()
+    assert said(history, names) == [3] * 8
+    history.end()
+
+
+def test_nobody_is_held_back_for_an_equal():
+    """People among themselves, or bulk work among itself."""
+    history = History(slots=8, pages=64, row_seconds=STEP, max_num_batched_tokens=200)
+    names = [history.arrive([number, 2], 20) for number in range(8)]
+    for _ in range(3):
+        history.step()
+    assert said(history, names) == [3] * 8
+    history.end()
+
+
+def test_a_long_bulk_prompt_is_read_in_small_bites_beside_a_person_and_still_is_read():
+    """Eight tokens at the least ride in each step."""
+    history = History(slots=2, pages=64, row_seconds=STEP, max_num_batched_tokens=200, stretch=1.0)
+    person = history.arrive([7], 20, service_class=I)
+    history.step()
+    bulk = history.arrive(list(range(40)), 2, service_class=B)
+    for _ in range(5):
+        assert said(history, [bulk]) == [0]
+        history.step()
+    assert said(history, [person, bulk]) == [6, 1]
+    history.end()
+
+
+def test_a_claim_to_a_minimum_share_is_not_held_back():
+    """It waited past its bound; its turn is its turn."""
+    history = History(slots=2, pages=64, row_seconds=STEP, max_wait_batch=0.05, min_share=5)
+    busy = [history.arrive([number], 40, service_class=I) for number in range(2)]
+    old = history.arrive([9, 9], 12, service_class=B)
+    for _ in range(10):
+        history.step()
+        if old in {s.request.id for s in history.scheduler.running}:
+            break
+    else:
+        history.abort(busy[0])
+        history.step()
+    before = said(history, [old])[0]
+    for _ in range(3):
+        history.step()
+    assert said(history, [old])[0] - before == 3
+    history.end()
+
+
+def test_a_paused_sequence_takes_up_again_what_the_cache_still_has_and_copies_only_the_rest():
+    """Swapped out, with nobody after its pages: nothing comes back from host memory."""
+    history = History(slots=1, pages=16, host=16, max_num_batched_tokens=200)
+    name = history.arrive(list(range(12)), 8)
+    for _ in range(3):
+        history.step()
+    history.pause(0, Mechanism.SWAP)
+    batches = []
+    launch = history.engine._runner.launch
+    history.engine._runner.launch = lambda batch: batches.append(batch) or launch(batch)
+    history.step()
+    assert len(batches[0].swap_out) == 4
+    assert len(batches[0].swap_in) == 1, "three full pages are in the cache; the last is not full"
+    history.end()
+    assert len(history.texts[name, 0]) == 8
+
+
+def test_memory_that_is_short_costs_a_paused_sequence_its_tail_and_not_its_beginning():
+    """Dropped pages stay in the cache until they are taken, the last first."""
+    history = History(slots=2, pages=10, host=0, swap_speed=1e-9)
+    bulk = history.arrive(list(range(24)), 10, service_class=B)
+    for _ in range(9):
+        history.step()
+    person = history.arrive(list(range(50, 60)), 2, service_class=I)
+    history.step()
+    assert history.told[bulk][-1].mechanism is Mechanism.PARTIAL
+    while (person, 0) not in history.ends:
+        history.step()
+    before = history.scheduler.load().counters.recomputed_tokens
+    history.end()
+    recomputed = history.scheduler.load().counters.recomputed_tokens - before
+    assert 0 < recomputed < 16
+
+
+def test_the_victim_is_the_one_whose_pause_costs_least():
+    """Of three of a class, the one that came in the middle has done least."""
+    history = History(slots=3, pages=64, host=0, enable_prefix_caching=False, max_num_batched_tokens=200)
+    for length in (30, 4, 20):
+        history.arrive([length] * length, 30, service_class=B)
+        for _ in range(6):
+            history.step()
+    history.arrive([7], 2, service_class=I)
+    history.step()
+    assert [s.request.id for s in history.scheduler.running] == ["r4", "r1", "r3"]
+    history.end()
+
+
+def test_who_came_back_runs_its_share_before_it_is_paused_again_if_another_can_be():
+    """However little it would cost."""
+    history = History(slots=3, pages=64, host=0, min_share=6, enable_prefix_caching=False, max_num_batched_tokens=200)
+    for length in (20, 4, 20):
+        history.arrive([length] * length, 30, service_class=B)
+    history.step()
+    for expected in ("r2", "r3"):
+        person = history.arrive([7], 2, service_class=I)
+        history.step()
+        assert expected not in [s.request.id for s in history.scheduler.running]
+        while (person, 0) not in history.ends:
+            history.step()
+        history.step()
+    history.end()
+
+
+def test_of_tenants_that_had_more_than_others_theirs_make_way_first():
+    """Though pausing the other would cost less."""
+    history = History(slots=2, pages=400, host=0, max_num_batched_tokens=2000, enable_prefix_caching=False)
+    for number in range(60):
+        history.arrive([number] * 30, 8, service_class=B, tenant="greedy")
+    while len(history.ends) < 59:
+        history.step()
+    history.arrive([1, 2, 3], 8, service_class=B, tenant="modest")
+    history.arrive([1, 2, 3], 8, service_class=B, tenant="greedy")
+    while {s.request.tenant for s in history.scheduler.running} != {"greedy", "modest"}:
+        history.step()
+    history.arrive([7], 2, service_class=I)
+    history.step()
+    assert "modest" in {s.request.tenant for s in history.scheduler.running}
+    history.end()
