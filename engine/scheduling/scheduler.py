@@ -250,10 +250,12 @@ class Scheduler:
         ride again: in between it takes turns."""
         decoding = False
         for sequence in passed_over:
-            decoding = decoding or sequence.phase is Phase.DECODE
-            if sequence.cause is not Cause.BUDGET:
+            decodes = sequence.num_uncomputed <= 1
+            decoding = decoding or decodes
+            # Whose pages are still on their way hears it when they are there.
+            if sequence.cause is not Cause.BUDGET and sequence.phase is not Phase.SWAPPING:
                 self._news.tell(sequence, sequence.phase, now, Cause.BUDGET)
-                if sequence.phase is Phase.DECODE:
+                if decodes:
                     self._held_back.append(sequence)
         if self._held_back and not decoding:
             for sequence in self._held_back:
