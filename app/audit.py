@@ -14,6 +14,7 @@ from engine.types import Cause, Mechanism, Phase, ServiceClass, StatusEvent
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
 DELIVERY = "delivery"  # from the engine's last word to the end of the answer
+BEHIND = 0.05  # seconds after its end for which an answer's reader is said to have been behind
 
 
 @dataclass(slots=True)
@@ -51,15 +52,17 @@ class Audit:
     def __init__(self, choices: int, arrived: float) -> None:
         self.arrived = arrived
         self.ended: float | None = None
+        self._closed_at: float | None = None
         # The first choice waits for the next step, the others for the first to have read the prompt.
         causes = [Cause.STEP, *[Cause.ORDER] * (choices - 1)]
         self.choices = [[Interval(arrived, Phase.QUEUED, cause)] for cause in causes]
+        self._last = self.choices[0]  # once closed: those of the choice that ended last
 
     def take(self, event: StatusEvent) -> None:
         """What happened to one choice. Once more the same opens no new interval."""
         intervals = self.choices[event.choice]
         last = intervals[-1]
-        if self.ended is not None or last.ended is not None:
+        if last.ended is not None:
             return
         now = (event.phase, event.cause, event.by, event.mechanism)
         if now == (last.phase, last.cause, last.by, last.mechanism):
@@ -68,18 +71,30 @@ class Audit:
         if event.phase is not Phase.ENDED:
             intervals.append(Interval(last.ended, event.phase, event.cause, event.by, event.mechanism, event.why))
 
-    def close(self, now: float) -> None:
-        """The answer is complete, or given up: nothing follows."""
-        if self.ended is not None:
+    def close(self, now: float, *, is_read: bool = False) -> None:
+        """The answer is complete, or given up: the engine has no part in what follows. While it `is_read` it is not
+        over: its reader may have a part of it still to take."""
+        if self._closed_at is not None:
             return
-        self.ended = now
+        self._closed_at = now
         for intervals in self.choices:
             if intervals[-1].ended is None:
                 intervals[-1].ended = now
-        latest = max(self.choices, key=lambda intervals: intervals[-1].ended or 0.0)
-        behind = latest[-1].ended or now
-        if behind < now:
-            latest.append(Interval(behind, DELIVERY, ended=now))
+        self._last = max(self.choices, key=lambda intervals: intervals[-1].ended or 0.0)
+        behind = self._last[-1].ended or now
+        if behind < now or is_read:
+            self._last.append(Interval(behind, DELIVERY, ended=None if is_read else now))
+        if not is_read:
+            self.ended = now
+
+    def delivered(self, now: float) -> None:
+        """Its last reader has taken all of it, or is gone."""
+        if self._closed_at is None or self.ended is not None:
+            return
+        self.ended = self._last[-1].ended = now
+        if now - self._closed_at > BEHIND:
+            self._last[-1].ended = self._closed_at
+            self._last.append(Interval(self._closed_at, DELIVERY, Cause.READER, ended=now))
 
     @property
     def slot_seconds(self) -> float:

@@ -18,6 +18,7 @@ CAUSES = {
     "fairness": "others of its class had had less",
     "deadline": "an earlier deadline went first",
     "batch": "a batch was not complete",
+    "reader": "it was complete; its reader had not taken it all",
 }
 KEPT = {
     "swap": "its pages kept in host memory",

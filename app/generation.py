@@ -136,9 +136,11 @@ class Generation:
 
     def reader_left(self) -> None:
         """Called when a reader is gone. The last one takes the request with it, after the grace that was asked for."""
-        if self.log.readers or self.log.is_closed:
+        if self.log.readers:
             return
-        if self.grace <= 0:
+        if self.log.is_closed:
+            self.audit.delivered(time.monotonic())
+        elif self.grace <= 0:
             self._abandon()
         else:
             self._keep()
@@ -210,7 +212,7 @@ class Generation:
         self.log.append(Finished(index, reason, stop))
         if all(c.finished for c in self._choices):
             now = time.monotonic()
-            self.audit.close(now)
+            self.audit.close(now, is_read=self.log.readers > 0)
             spent = self.audit.totals(now)
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
 
@@ -221,6 +223,6 @@ class Generation:
 
     def _close(self, record: Usage | Failure) -> None:
         self._keep()
-        self.audit.close(time.monotonic())
+        self.audit.close(time.monotonic(), is_read=self.log.readers > 0)
         self.log.append(record)
         self._on_end(self)

@@ -51,6 +51,7 @@ class Cause(enum.StrEnum):
     BUDGET = "budget"  # it has its slot; the tokens of a step go to others first
     FAIRNESS = "fairness"  # its tenant had more than others of its class who wait
     DEADLINE = "deadline"  # an earlier deadline goes first
+    READER = "reader"  # nothing: it is complete, and whoever reads it has not taken all of it
     BATCH = "batch"  # the engine takes a batch at a time, and this one is not complete
 
 

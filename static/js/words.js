@@ -7,6 +7,9 @@ const CAUSES = {
   pages: "memory for its text is taken",
   budget: "running answers keep their pace first",
   fairness: "others had less so far",
+  deadline: "an earlier deadline goes first",
+  batch: "its batch is not complete",
+  reader: "it was complete, and waited to be read",
 };
 
 /** 1 -> 1st. @param {number} n */

@@ -131,6 +131,22 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
         assert {interval.phase for interval in intervals} >= {Phase.QUEUED, Phase.DECODE}
 
 
+@pytest.mark.parametrize(("late", "expected"), [(0.01, [None]), (3.0, [None, "reader"])])
+def test_a_reader_that_is_behind_when_all_is_said_has_that_time_to_its_own_account(late: float, expected):
+    """The answer is not over until it is taken; a moment more is what handing it over takes."""
+    audit = Audit(1, 10.0)
+    audit.take(StatusEvent("r", 0, Phase.DECODE, at=11.0))
+    audit.take(StatusEvent("r", 0, Phase.ENDED, at=12.0))
+    audit.close(12.5, is_read=True)
+    assert audit.view(13.0)["wall_ms"] == 3000.0, "while it is read its time goes on"
+    audit.delivered(12.5 + late)
+    audit.delivered(99.0)
+    (intervals,) = audit.choices
+    assert [i.cause for i in intervals if i.phase == "delivery"] == expected
+    assert sum(i.ended - i.began for i in intervals) == pytest.approx(2.5 + late)
+    assert audit.ended == 12.5 + late
+
+
 def test_the_account_of_a_request_is_its_owner_s(locked):  # noqa: F811
     """By the answer's id or the stream's, while it can be read; to anybody else it does not exist."""
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
