@@ -95,7 +95,10 @@ OPTIONS = (
     Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
     Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),
     Option("max-num-seqs", int, "slots: sequences that run at once", engine=True),
-    Option("max-num-batched-tokens", int, "token budget of one step; default: what is read in 0.03 s", engine=True),
+    Option(
+        "max-num-batched-tokens", int, "token budget of one step; default: what is read in --step-time", engine=True
+    ),
+    Option("step-time", float, "seconds a step may take for prompts; default: from measured costs", engine=True),
     Option("prefill-chunk", int, "most prompt tokens of one sequence in one step", engine=True),
     Option("page-size", int, "tokens in a KV page", engine=True),
     Option("num-pages", int, "KV pages; default: sized from memory", engine=True),

@@ -20,7 +20,7 @@ import statistics
 import time
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from benchmarks.results import FOLDER, save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.scheduling.policies import POLICIES
 from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
@@ -334,6 +335,128 @@ def simulated(
     return found
 
 
+# The simulator against the live engine ----------------------------------------------------------------------------
+
+CHECKED = ("uniform", "sharegpt", "bursts", "mixed")
+CHECK_SCALE = Scale(rate=6.0, prompt=64, output=48, longest=256)
+
+
+def requests_of(name: str, count: int, scale: Scale, seed: int) -> list[tuple[float, Request]]:
+    """A workload with prompts that nobody else has."""
+    asked = [(number, one) for number, one in enumerate(workload(name, count, scale, seed))]
+    return [
+        (
+            one.at,
+            Request(
+                id=str(number),
+                prompt=tuple(prompt_ids(one, 7919 * seed + number, 4096)),
+                sampling=SamplingParams(max_tokens=one.output_tokens, temperature=0.0),
+                service_class=TIERS[one.tier],
+                tenant=one.tenant,
+            ),
+        )
+        for number, one in asked
+    ]
+
+
+def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tally, list[list[float]], float]:
+    """Serve `arrivals` at their times -> what came of it, each busy step (1, decodes, prompt tokens, context, pages
+    swapped, seconds), and the seconds from the first arrival to the last token."""
+    tally, steps, clock = Tally(), [], time.perf_counter
+    began, at, ended = clock(), 0, 0.0
+    swapped = engine.load().counters.swapped_tokens
+    while at < len(arrivals) or engine.has_work:
+        now = clock() - began
+        while at < len(arrivals) and arrivals[at][0] <= now:
+            engine.submit(tally.arrive(*arrivals[at])[1])
+            at += 1
+        if not engine.has_work:
+            time.sleep(max(0.0, arrivals[at][0] - now))
+            continue
+        started = clock()
+        events = engine.step()
+        ended = clock()
+        tally.take(events, ended - began)
+        load = engine.load()
+        moved = load.counters.swapped_tokens - swapped
+        swapped = load.counters.swapped_tokens
+        context = sum(s.num_computed for s in engine.scheduler.running)
+        pages = 2 * -(-moved // engine.config.page_size)
+        steps.append([1.0, load.decode_rows, load.prefill_tokens, context, pages, ended - started])
+    return tally, steps, ended - began
+
+
+def fit(steps: list[list[float]]) -> StepCost:
+    """Least squares without negative costs: what comes out negative is left out and the rest fitted again."""
+    import numpy as np
+
+    table = np.array(steps)
+    kept = [c for c in range(5) if table[:, c].any()]
+    while True:
+        found, *_ = np.linalg.lstsq(table[:, kept], table[:, 5], rcond=None)
+        if (found >= 0).all():
+            break
+        kept.pop(int(found.argmin()))
+    by_column = dict(zip(kept, map(float, found), strict=True))
+    return StepCost(*(by_column.get(column, 0.0) for column in range(5)))
+
+
+def check(options: argparse.Namespace) -> None:
+    """Costs are fitted to one seed of a workload, and foretell another."""
+    from engine.build import build_engine
+
+    config = EngineConfig(model=options.model, max_num_seqs=SLOTS, max_model_len=CONTEXT).validate()
+    engine = build_engine(config, lambda *_: None)
+    info, scheduler = engine.info, engine.scheduler
+    scale = replace(CHECK_SCALE, rate=options.rate)
+    rows: list[dict[str, Any]] = []
+    for run in range(options.runs):
+        for name in CHECKED:
+            _, steps, _ = run_live(engine, requests_of(name, options.requests, scale, 2 * run))
+            cost = fit(steps)
+            arrivals = requests_of(name, options.requests, scale, 2 * run + 1)
+            live_tally, _, took = run_live(engine, arrivals)
+            tally = Tally()
+            times: list[float] = []
+
+            def take(events: list[Event], now: float, tally: Tally = tally, times: list[float] = times) -> None:
+                tally.take(events, now)
+                times[:] = [now]
+
+            simulate(
+                config,
+                cost,
+                (tally.arrive(*arrival) for arrival in arrivals),
+                take,
+                num_pages=info.num_pages,
+                host_pages=scheduler.host.total,
+                max_len=info.max_model_len,
+                costs=scheduler.policy.costs,
+            )
+            row: dict[str, Any] = {"run": run, "workload": name, "cost": asdict(cost)}
+            for kind, found, seconds in (("live", live_tally, took), ("simulated", tally, times[0])):
+                firsts = [first for some in found.firsts for first in some]
+                row[kind] = {
+                    "tokens_per_second": found.tokens / seconds,
+                    "ttft_p50": 1000 * statistics.median(firsts),
+                    "ttft_p99": 1000 * percentile(firsts, 0.99),
+                }
+            row["ratio"] = {key: row["simulated"][key] / row["live"][key] for key in row["live"]}
+            rows.append(row)
+            print(json.dumps({k: v for k, v in row.items() if k != "cost"}), flush=True)
+    summary = {
+        name: {
+            key: spread([r["ratio"][key] for r in rows if r["workload"] == name])
+            for key in ("tokens_per_second", "ttft_p50", "ttft_p99")
+        }
+        for name in CHECKED
+    }
+    print(json.dumps(summary, indent=1))
+    save("scheduling_check", vars(options) | {"slots": SLOTS}, rows, summary)
+
+
+# A million ---------------------------------------------------------------------------------------------------------
+
 MILLION: dict[str, dict[str, Any]] = {
     **{policy: {"scheduling_policy": policy} for policy in POLICIES},
     "static": {"scheduling_policy": "orca", "batching": "static"},
@@ -398,6 +521,12 @@ def main() -> None:
         command.add_argument("--policies", default=",".join(ROWS))
         command.add_argument("--serve", nargs="*", default=[], metavar="OPTION", help="model and options of the server")
         command.set_defaults(run=run)
+    command = commands.add_parser("check")
+    command.add_argument("--model", default="models/demo")
+    command.add_argument("--runs", type=int, default=3)
+    command.add_argument("--requests", type=int, default=150)
+    command.add_argument("--rate", type=float, default=CHECK_SCALE.rate)
+    command.set_defaults(run=check)
     command = commands.add_parser("million")
     command.add_argument("--requests", type=int, default=1_000_000)
     command.add_argument("--workload", choices=sorted(WORKLOADS), default="mixed")

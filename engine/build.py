@@ -80,6 +80,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     runner.record(lambda done, total: progress("graphs", done, total))
     costs = _warm_up(config, runner, num_pages, host_pages, max_len)
     progress("warm-up", 1, 1)
+    policy = make_policy(config, costs)
     info = ModelInfo(
         name=Path(config.model).name,
         vocab_size=model.vocab_size,
@@ -90,10 +91,9 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
+        step_seconds=policy.step_seconds,
     )
-    scheduler = Scheduler(
-        config, make_policy(config, costs), num_pages=num_pages, host_pages=host_pages, max_len=max_len
-    )
+    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
     return Engine(config, info, scheduler, runner)
 
 

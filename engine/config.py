@@ -25,7 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
-    max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in 0.03 s
+    max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in `step_time`
+    step_time: float | None = None  # seconds a step may take for prompts; None = four decode steps, 0.01 to 0.03
     prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
     page_size: int = 32  # tokens
     num_pages: int | None = None  # None = sized from memory
@@ -72,6 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
         if self.swap_space < 0:
             raise ConfigError(f"swap_space must not be negative, not {self.swap_space}")
+        if self.step_time is not None and not 0 < self.step_time < float("inf"):
+            raise ConfigError(f"step_time must be a positive number of seconds, not {self.step_time}")
         if not self.stretch >= 1:  # refuses NaN too; infinity means that they ride whatever it costs
             raise ConfigError(f"stretch must be at least 1, not {self.stretch}")
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:

@@ -30,7 +30,7 @@ class StepCost:
     context: float = 0.0  # for each token of context that a decode reads
     swapped_page: float = 0.0  # one way
 
-    def costs(self, page_size: int) -> Costs:
+    def costs(self) -> Costs:
         """What the scheduler is told of such a machine at start."""
         chunk = 128
         return Costs(
@@ -97,13 +97,14 @@ def simulate(
     num_pages: int,
     host_pages: int = 0,
     max_len: int = 4096,
+    costs: Costs | None = None,
 ) -> Engine:
     """Serve `arrivals` (seconds, in order) to the end; `take` gets each step's events and the time at its end. Returns
-    the engine, for its books."""
+    the engine, for its books. `costs`: what the scheduler believes of the machine, where it is not what `cost` says."""
     clock = Clock()
     scheduler = Scheduler(
         config,
-        make_policy(config, cost.costs(config.page_size)),
+        make_policy(config, costs or cost.costs()),
         num_pages=num_pages,
         host_pages=host_pages,
         max_len=max_len,

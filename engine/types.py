@@ -255,3 +255,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     parameters: int
+    step_seconds: float = 0.0  # what a step may take for the prompts in it

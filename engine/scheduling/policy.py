@@ -19,7 +19,8 @@ from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
 from engine.types import Cause, Mechanism
 
-STEP_SECONDS = 0.03
+# What a step may take for the prompts in it: some decode steps, within what people notice as even.
+STEPS_WORTH, LEAST_SECONDS, MOST_SECONDS = 4, 0.01, 0.03
 LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
 
 
@@ -65,6 +66,15 @@ class Policy(ABC):
         self.config = config
         self.costs = costs
 
+    @property
+    def step_seconds(self) -> float:
+        """What a step may take for the prompts in it, as configured or from the measured costs."""
+        if self.config.step_time is not None:
+            return self.config.step_time
+        if not self.costs.decode_seconds:
+            return MOST_SECONDS
+        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * self.costs.decode_seconds))
+
     # Who waits ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -102,10 +112,10 @@ class Policy(ABC):
 
     def prompt_tokens(self, decodes: int) -> int:
         """How many prompt tokens go with `decodes` rows that decode: what was configured, or what is read in
-        `STEP_SECONDS`; while nobody decodes, in twice that."""
+        `step_seconds`; while nobody decodes, in twice that."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        in_step = int(self.costs.prefill_tokens_per_second * STEP_SECONDS)
+        in_step = int(self.costs.prefill_tokens_per_second * self.step_seconds)
         in_time = in_step - decodes if decodes else 2 * in_step
         return max(LEAST_PROMPT_TOKENS, min(MOST_TOKENS - decodes, in_time))
 

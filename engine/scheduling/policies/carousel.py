@@ -17,7 +17,7 @@
    are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt gets one
    in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on unless it had
    generated its share: being let in and thrown out again is no service.
-7. A step takes no more tokens than are read in `STEP_SECONDS`, unless told otherwise: nobody's stream halts for longer
+7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
    a class share them by their tenants' turns.
 8. While anybody of a higher class is served, those of lower ones ride along as far as they stretch a step by no more
