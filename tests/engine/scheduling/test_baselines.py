@@ -68,6 +68,20 @@ def test_vllm_pauses_the_last_by_priority_when_memory_runs_short_and_swaps_nobod
     history.end()
 
 
+def test_vllm_lets_nobody_in_in_the_step_in_which_memory_ran_short():
+    """The one that was paused is not let in again at once, nor anybody else."""
+    history = History(slots=4, pages=5, scheduling_policy="vllm", enable_prefix_caching=False)
+    history.arrive([1, 2, 3], 12, service_class=I)
+    history.arrive([4, 5, 6], 12, service_class=I)
+    while not pauses(history):
+        small = history.arrive([9], 1, service_class=I) if len(history.texts["r1", 0]) >= 5 else ""
+        before = set(running(history))
+        history.step()
+    assert (small and small not in history.told) or history.told[small][-1].state == "queued"
+    assert set(running(history)) < before
+    history.end()
+
+
 def test_sglang_pauses_a_lower_priority_for_who_waits():
     """As its priority scheduling does beyond the threshold."""
     history = History(slots=1, pages=9, scheduling_policy="sglang")
@@ -117,6 +131,7 @@ def test_a_batch_waits_until_it_is_full_or_its_time_is_up(batching: str):
     history.step()
     assert running(history) == ["r1", "r2"]
     history.arrive([3], 4)
+    history.now += 2.0
     history.step()
     assert running(history) == ["r1", "r2"], "nobody joins a batch that runs"
     history.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduling.policies.carousel import OVERDUE_SHARE
+from engine.scheduling.policies.carousel import OVERDUE_SHARE, UNEVEN
 from engine.types import Cause, Mechanism, Phase, ServiceClass
 from tests.engine.scheduling.history import STEP, History
 
@@ -90,21 +90,27 @@ def test_a_long_bulk_prompt_is_read_in_small_bites_beside_a_person_and_still_is_
 
 
 def test_a_claim_to_a_minimum_share_is_not_held_back():
-    """It waited past its bound; its turn is its turn."""
-    history = History(slots=2, pages=64, row_seconds=STEP, max_wait_batch=0.05, min_share=5)
-    busy = [history.arrive([number], 40, service_class=I) for number in range(2)]
-    old = history.arrive([9, 9], 12, service_class=B)
-    for _ in range(10):
+    """It waited past its bound; its turn is its turn, and the others take theirs."""
+    history = History(
+        slots=9, pages=200, row_seconds=STEP, max_wait_batch=0.05, min_share=9, max_num_batched_tokens=200
+    )
+    people = [history.arrive([number], 50, service_class=I) for number in range(8)]
+    history.arrive([8], 50, service_class=B)
+    history.step()
+    old = history.arrive([9, 9], 20, service_class=B)
+    for _ in range(7):
         history.step()
-        if old in {s.request.id for s in history.scheduler.running}:
-            break
-    else:
-        history.abort(busy[0])
-        history.step()
+    assert history.scheduler.running[-1].request.id == old
+    for name in people[1:]:
+        history.abort(name)
+    others = [history.arrive([number, 5], 30, service_class=B) for number in range(7)]
+    history.step()
+    history.step()
     before = said(history, [old])[0]
     for _ in range(3):
         history.step()
     assert said(history, [old])[0] - before == 3
+    assert sum(said(history, others)) < 3 * 7
     history.end()
 
 
@@ -171,18 +177,33 @@ def test_who_came_back_runs_its_share_before_it_is_paused_again_if_another_can_b
     history.end()
 
 
+def test_the_oldest_of_a_class_is_spared_though_its_pause_would_cost_least():
+    """It always gets on, so memory that is short cannot stop everybody in turn."""
+    history = History(slots=2, pages=8, host=0, enable_prefix_caching=False, max_num_batched_tokens=200)
+    history.arrive([1] * 2, 20, service_class=B)
+    history.arrive([2] * 12, 12, service_class=B)
+    while not history.scheduler.waiting.count(B, paused=True):
+        history.step()
+    assert [s.request.id for s in history.scheduler.running] == ["r1"]
+    history.end()
+
+
 def test_of_tenants_that_had_more_than_others_theirs_make_way_first():
-    """Though pausing the other would cost less."""
-    history = History(slots=2, pages=400, host=0, max_num_batched_tokens=2000, enable_prefix_caching=False)
+    """Though pausing the other would cost less, and it came last."""
+    history = History(slots=3, pages=400, host=0, max_num_batched_tokens=2000, enable_prefix_caching=False)
     for number in range(60):
         history.arrive([number] * 30, 8, service_class=B, tenant="greedy")
-    while len(history.ends) < 59:
+    while len(history.ends) < 57:
         history.step()
-    history.arrive([1, 2, 3], 8, service_class=B, tenant="modest")
-    history.arrive([1, 2, 3], 8, service_class=B, tenant="greedy")
-    while {s.request.tenant for s in history.scheduler.running} != {"greedy", "modest"}:
+    history.arrive([1], 30, service_class=B, tenant="idle")  # spared as the oldest
+    history.arrive([1] * 30, 30, service_class=B, tenant="greedy")
+    history.step()
+    modest = history.arrive([1, 2, 3], 30, service_class=B, tenant="modest")
+    while [s.request.tenant for s in history.scheduler.running] != ["idle", "greedy", "modest"]:
         history.step()
+    greedy = history.scheduler.running[1]
+    greedy.account.charge(4 * UNEVEN)
     history.arrive([7], 2, service_class=I)
     history.step()
-    assert "modest" in {s.request.tenant for s in history.scheduler.running}
+    assert modest in {s.request.id for s in history.scheduler.running}
     history.end()
