@@ -1,4 +1,4 @@
-"""The `carousel` command: serve a model, or say where the time of a request went."""
+"""The `carousel` command: serve a model, say where the time of a request went, or what was used."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     account.add_argument("id", help="of the request: an answer's id, or its X-Request-Id header")
     account.add_argument("--url", default="http://127.0.0.1:8000", help="of the server; default: %(default)s")
     account.add_argument("--api-key", help="the key that the request was made with")
+    usage = commands.add_parser("usage", help="sum up what was used, from the file of `serve --metering`")
+    given = sys.argv[1:] if arguments is None else arguments
+    if "usage" in given[:1]:  # imported for whoever asks for it, so that a server starts as fast without it
+        from app.usage import add_arguments as add_usage_arguments
+
+        add_usage_arguments(usage)
     options = parser.parse_args(arguments)
     try:
         if options.command == "explain":
             print(explain(options.url, options.id, options.api_key))
             return 0
+        if options.command == "usage":
+            return _usage(options)
         settings = resolve(vars(options), download=_download)
         return _serve(settings)
     except NoAccount as error:
@@ -47,6 +55,18 @@ def _serve(settings: Settings) -> int:
 
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return run(settings)
+
+
+def _usage(options: argparse.Namespace) -> int:
+    from app.metering import MeteringRefused
+    from app.usage import report
+
+    try:
+        print(report(options))
+    except MeteringRefused as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _download(name: str) -> Path:

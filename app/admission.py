@@ -47,13 +47,19 @@ class Queue:
 
     def seconds_until(self, requests: float, tokens: float, now: float) -> float:
         """Until no more than that waits, at the rate it drains; infinity while that is not known."""
+        seconds = 0.0
+        over = (self.requests - requests, self.tokens - tokens)
+        for too_many, rate in zip(over, self.rates(now), strict=True):
+            if too_many > 0:
+                seconds = max(seconds, too_many / rate if rate > 0 else math.inf)
+        return seconds
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Requests and tokens that leave in a second, of late; 0 while nothing has left."""
         self._fade(now)
         window = MEMORY * (1 - math.exp(-(now - self._since) / MEMORY)) if self._since is not None else 0.0
-        seconds = 0.0
-        for over, drained in ((self.requests - requests, self._drained[0]), (self.tokens - tokens, self._drained[1])):
-            if over > 0:
-                seconds = max(seconds, over * max(window, 1.0) / drained if drained > 0 else math.inf)
-        return seconds
+        requests, tokens = self._drained
+        return requests / max(window, 1.0), tokens / max(window, 1.0)
 
     def _fade(self, now: float) -> None:
         factor = math.exp(-max(0.0, now - self._seen_at) / MEMORY)

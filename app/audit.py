@@ -52,7 +52,7 @@ class Audit:
     def __init__(self, choices: int, arrived: float) -> None:
         self.arrived = arrived
         self.ended: float | None = None
-        self._closed_at: float | None = None
+        self.closed_at: float | None = None  # when the engine had done with it
         # The first choice waits for the next step, the others for the first to have read the prompt.
         causes = [Cause.STEP, *[Cause.ORDER] * (choices - 1)]
         self.choices = [[Interval(arrived, Phase.QUEUED, cause)] for cause in causes]
@@ -74,9 +74,9 @@ class Audit:
     def close(self, now: float, *, is_read: bool = False) -> None:
         """The answer is complete, or given up: the engine has no part in what follows. While it `is_read` it is not
         over: its reader may have a part of it still to take."""
-        if self._closed_at is not None:
+        if self.closed_at is not None:
             return
-        self._closed_at = now
+        self.closed_at = now
         for intervals in self.choices:
             if intervals[-1].ended is None:
                 intervals[-1].ended = now
@@ -89,12 +89,12 @@ class Audit:
 
     def delivered(self, now: float) -> None:
         """Its last reader has taken all of it, or is gone."""
-        if self._closed_at is None or self.ended is not None:
+        if self.closed_at is None or self.ended is not None:
             return
         self.ended = self._last[-1].ended = now
-        if now - self._closed_at > BEHIND:
-            self._last[-1].ended = self._closed_at
-            self._last.append(Interval(self._closed_at, DELIVERY, Cause.READER, ended=now))
+        if now - self.closed_at > BEHIND:
+            self._last[-1].ended = self.closed_at
+            self._last.append(Interval(self.closed_at, DELIVERY, Cause.READER, ended=now))
 
     @property
     def slot_seconds(self) -> float:

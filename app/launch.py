@@ -71,6 +71,8 @@ class _Server(uvicorn.Server):
         # The doors stay open meanwhile, so that whoever asks is told, and WebSockets hear the end of their answers.
         await self._service.drain(DRAIN_SECONDS, lambda: self.force_exit)
         await super().shutdown(sockets)
+        # Here too: after a second signal uvicorn leaves the lifespan where it is, and the signal ends the process next.
+        await asyncio.to_thread(self._service.close)
 
 
 async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:

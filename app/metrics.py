@@ -1,31 +1,28 @@
-"""Prometheus metrics: vLLM's names, so that existing dashboards work, plus a class label.
+"""Prometheus metrics: vLLM's names, so that existing dashboards work, plus class and tenant labels.
 
-Counters and gauges of the engine are read from its last frame when somebody scrapes; histograms are fed as tokens come.
+Owns what requests feed as they come, go and are refused. What is read when somebody scrapes is in app/collectors.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from app.client import EngineClient, Phase
+from app.client import EngineClient
+from app.collectors import ENGINE_LABELS, EngineCollector
 from app.generation import ABANDONED, Generation
 from app.settings import Settings
 from app.streams import Failure, Finished
-from app.tenants import ANYBODY
-from engine.types import Mechanism, ServiceClass
+from app.tenants import ANYBODY, Tenant
+from engine.types import ServiceClass
 
 # From a millisecond: what is smooth for a person differs below where vLLM's buckets begin.
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
     1, 1.5, 2.5, 5, 10, 20, 40, 80, 160,
 )  # fmt: skip
-ENGINE_LABELS = ("model_name", "service_class")
 LABELS = (*ENGINE_LABELS, "tenant")
 
 
@@ -35,7 +32,9 @@ class Metrics:
     def __init__(self, client: EngineClient, settings: Settings) -> None:
         self.registry = CollectorRegistry()
         self._model = settings.model_name
-        self.registry.register(_EngineCollector(client, settings.model_name))
+        self._client = client
+        self._price_per_hour = settings.price_per_hour
+        self.registry.register(EngineCollector(client, settings.model_name))
 
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"vllm:{name}", text, LABELS, buckets=SECONDS, registry=self.registry)
@@ -49,9 +48,10 @@ class Metrics:
         )
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens received.", LABELS, registry=self.registry)
         self._generated = Counter("vllm:generation_tokens", "Tokens generated.", LABELS, registry=self.registry)
-        self.refused = Counter(
-            "carousel:requests_refused", "Refused because as much waited as may.", registry=self.registry
-        )
+        self._refused = Counter(
+            "carousel:requests_refused", "Refused before they waited, by the error's code.", (*LABELS, "code"),
+            registry=self.registry,
+        )  # fmt: skip
         self._good = Counter(
             "carousel:requests_within_slo",
             "Requests whose first token and mean gap between tokens were within the objectives.",
@@ -64,7 +64,19 @@ class Metrics:
         self._slot_seconds = Counter(
             "carousel:slot_seconds", "Time in slots, all choices together.", LABELS, registry=self.registry
         )
-        self._names = {tenant.id: tenant.name for tenant in (ANYBODY, *settings.tenants)}
+        self._cost = Counter(
+            "carousel:cost",
+            "Of the time in slots, at --price-per-hour for all of them, in the operator's currency.",
+            LABELS,
+            registry=self.registry,
+        )
+        objectives = Gauge(
+            "carousel:slo_seconds", "What counts as good.", ("model_name", "objective"), registry=self.registry
+        )
+        objectives.labels(self._model, "ttft").set(settings.slo_ttft)
+        objectives.labels(self._model, "itl").set(settings.slo_itl)
+        # By what stands for them inside.
+        self.names = {tenant.id: tenant.name for tenant in (ANYBODY, *settings.tenants)}
         self._slo = settings.slo_ttft, settings.slo_itl
         self._uncounted: list[tuple[tuple[ServiceClass, str], float | None, float]] = []
         # What every token feeds, looked up once: by labels it would cost more than all else that a token costs here.
@@ -95,7 +107,11 @@ class Metrics:
                 itl.observe(gap)
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
-        return self._model, service_class.label, self._names[tenant]
+        return self._model, service_class.label, self.names[tenant]
+
+    def refused(self, tenant: Tenant, service_class: ServiceClass, code: str) -> None:
+        """A request was not taken in."""
+        self._refused.labels(*self._labels(service_class, tenant.id), code).inc()
 
     def ended(self, generation: Generation) -> None:
         """A request ended, whatever way."""
@@ -103,7 +119,10 @@ class Metrics:
         labels = self._labels(request.service_class, request.tenant)
         self._prompt.labels(*labels).inc(len(request.prompt))
         self._cached.labels(*labels).inc(generation.cached_tokens)
-        self._slot_seconds.labels(*labels).inc(generation.audit.slot_seconds)
+        slot_seconds = generation.audit.slot_seconds
+        self._slot_seconds.labels(*labels).inc(slot_seconds)
+        slots = self._client.info.max_num_seqs if self._client.info else 1
+        self._cost.labels(*labels).inc(slot_seconds / slots * self._price_per_hour / 3600)
         self._e2e.labels(*labels).observe(time.monotonic() - timing.submitted)
         if timing.started is not None:
             self._queue.labels(*labels).observe(timing.started - timing.submitted)
@@ -128,71 +147,3 @@ class Metrics:
         """The exposition."""
         self._count()
         return generate_latest(self.registry)
-
-
-class _EngineCollector(Collector):
-    """Reads the engine's last books."""
-
-    def __init__(self, client: EngineClient, model: str) -> None:
-        self._client = client
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        load = self._client.load
-        up = GaugeMetricFamily("carousel:engine_up", "1 while the engine serves.")
-        up.add_metric([], float(self._client.phase is Phase.READY))
-        yield up
-        if load is None:
-            return
-        for name, text, values in (
-            ("num_requests_running", "Requests in slots.", load.running),
-            ("num_requests_waiting", "Requests that wait for their first slot.", load.waiting),
-            ("num_requests_paused", "Requests that were paused and wait to go on.", load.paused),
-        ):
-            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such thing
-            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=ENGINE_LABELS)
-            for service_class in ServiceClass:
-                gauge.add_metric([self._model, service_class.label], values[service_class])
-            yield gauge
-        pages, counters = load.pages, load.counters
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV pages held.", labels=("model_name",))
-        usage.add_metric([self._model], pages.held / pages.total)
-        yield usage
-        state = GaugeMetricFamily("carousel:kv_pages", "KV pages by state.", labels=("model_name", "state"))
-        for label in ("held", "cached", "free", "swapped"):
-            state.add_metric([self._model, label], getattr(pages, label))
-        yield state
-        totals = {
-            "vllm:num_preemptions": ("Sequences paused.", sum(map(counters.paused_by, Mechanism))),
-            "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", counters.prompt_tokens),
-            "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
-            "carousel:computed_tokens": ("Tokens put through the model.", counters.computed_tokens),
-            "carousel:recomputed_tokens": ("Tokens put through the model again.", counters.recomputed_tokens),
-            "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
-            "carousel:deadlines_missed": ("Requests given up as too late.", counters.late),
-            "carousel:steps": ("Engine steps.", counters.steps),
-            "carousel:busy_seconds": ("With a step under way.", load.busy_seconds),
-        }
-        for name, (text, value) in totals.items():
-            total = CounterMetricFamily(name, text, labels=("model_name",))
-            total.add_metric([self._model], value)
-            yield total
-        preempted = CounterMetricFamily(
-            "carousel:preemptions", "Sequences paused, by class and by how.", labels=(*ENGINE_LABELS, "mechanism")
-        )
-        for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
-            for mechanism, count in zip(Mechanism, counts, strict=True):
-                preempted.add_metric([self._model, service_class.label, mechanism.value], count)
-        yield preempted
-        info = self._client.info
-        slots = GaugeMetricFamily("carousel:slots", "Slots, taken and in all.", labels=("model_name", "state"))
-        slots.add_metric([self._model, "taken"], sum(load.running))
-        slots.add_metric([self._model, "total"], info.max_num_seqs if info else 0)
-        yield slots
-        step = GaugeMetricFamily("carousel:step_rows", "What the last step carried.", labels=("model_name", "kind"))
-        step.add_metric([self._model, "decodes"], load.decode_rows)
-        step.add_metric([self._model, "prompt_tokens"], load.prefill_tokens)
-        yield step
-        seconds = GaugeMetricFamily("carousel:step_seconds", "Of the last step.", labels=("model_name",))
-        seconds.add_metric([self._model], load.step_seconds)
-        yield seconds

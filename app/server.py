@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,6 +20,8 @@ from starlette.staticfiles import StaticFiles
 
 from app.admission import Admission
 from app.client import EngineClient
+from app.collectors import AdmissionCollector, EnergyCollector, MeteringCollector
+from app.energy import Energy
 from app.errors import ApiError, error_body
 from app.metrics import Metrics
 from app.registry import StreamRegistry
@@ -27,11 +32,15 @@ from app.service import Service
 from app.settings import Settings
 from app.text import TextModel
 
+if TYPE_CHECKING:
+    from app.metering import Metering
+
 log = logging.getLogger("carousel.server")
 
 
 def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Starlette:
-    """The ASGI application. It starts `client` with the server and stops it with it."""
+    """The ASGI application. It starts `client` with the server and stops it with it. Raises `SettingsError` when what
+    it was told to write to cannot be written."""
     service = Service(
         settings=settings,
         client=client,
@@ -39,16 +48,23 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
         registry=StreamRegistry(ttl=settings.resume_ttl),
         metrics=Metrics(client, settings),
         admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic),
+        energy=Energy(),
+        metering=_metering(settings),
         started=int(time.time()),  # deliberately the wall clock: it is shown to clients
     )
 
+    _collect(service)
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        if service.metering is not None:
+            service.metering.start()
         await client.start()
         try:
             yield
         finally:
             await client.stop()
+            await asyncio.to_thread(service.close)
 
     app = Starlette(
         routes=[
@@ -79,6 +95,23 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
     )
     app.state.service = service
     return app
+
+
+def _metering(settings: Settings) -> Metering | None:
+    if not settings.metering:
+        return None
+    from app.metering import Metering  # SQLite, for those who asked for it
+
+    return Metering(Path(settings.metering))
+
+
+def _collect(service: Service) -> None:
+    """Add to /metrics what is read when somebody scrapes."""
+    registry, model = service.metrics.registry, service.settings.model_name
+    registry.register(AdmissionCollector(service.admission, model))
+    registry.register(EnergyCollector(service.energy, model))
+    if service.metering is not None:
+        registry.register(MeteringCollector(service.metering, model))
 
 
 class _Assets(StaticFiles):

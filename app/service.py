@@ -7,9 +7,11 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.admission import Admission
 from app.client import EngineClient, EngineUnavailable, Phase
+from app.energy import Energy
 from app.errors import ApiError
 from app.generation import Generation
 from app.metrics import Metrics
@@ -21,6 +23,9 @@ from app.tenants import Tenant
 from app.text import TemplateRefused, TextModel
 from engine.errors import RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
+
+if TYPE_CHECKING:
+    from app.metering import Metering
 
 ENGINE_GONE = "the engine is not available; the server's log says why"
 THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
@@ -37,6 +42,8 @@ class Service:
     registry: StreamRegistry
     metrics: Metrics
     admission: Admission
+    energy: Energy
+    metering: Metering | None
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
     encoding: int = 0  # long texts that are being tokenised
@@ -58,12 +65,20 @@ class Service:
         """The class in which `tenant`'s request may wait: the one it asked for, or else standard or what it may have.
         Raises `ApiError` while nothing new is taken (503), when it may not ask for that (403), or when too much waits
         already (429, 503). Asked before anything expensive is done for a request, and again when it is queued."""
+        if asked is None:
+            asked = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
+        try:
+            self._check(tenant, asked, tokens)
+        except ApiError as error:
+            self.metrics.refused(tenant, asked, error.code or "other")
+            raise
+        return asked
+
+    def _check(self, tenant: Tenant, asked: ServiceClass, tokens: int) -> None:
         _ = self.info
         if self.draining:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
-        if asked is None:
-            asked = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
-        elif not tenant.may(asked):
+        if not tenant.may(asked):
             tiers = ", ".join(tenant.tiers)
             raise ApiError(
                 403,
@@ -71,12 +86,7 @@ class Service:
                 param="service_tier",
                 code="tier_not_allowed",
             )
-        try:
-            self.admission.check(tenant, asked, tokens, self.encoding)
-        except ApiError:
-            self.metrics.refused.inc()
-            raise
-        return asked
+        self.admission.check(tenant, asked, tokens, self.encoding)
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
@@ -184,6 +194,7 @@ class Service:
         try:
             self.client.submit(request, generation.take)
         except RequestRefused as error:
+            self.metrics.refused(tenant, service_class, error.code)
             raise ApiError(400, str(error), param=error.param, code=error.code) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
@@ -203,6 +214,11 @@ class Service:
         for generation in self.registry.live():
             generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
+    def close(self) -> None:
+        """Have on the disk what is to be there. Blocks; once more does nothing."""
+        if self.metering is not None:
+            self.metering.close()
+
     def _started(self, generation: Generation) -> None:
         request = generation.request
         self.admission.leave(request.tenant, request.service_class, len(request.prompt))
@@ -212,3 +228,7 @@ class Service:
             self._started(generation)
         self.registry.finish(generation)
         self.metrics.ended(generation)
+        if self.metering is not None:
+            name = self.metrics.names[generation.request.tenant]
+            slots = self.client.info.max_num_seqs if self.client.info else 1
+            self.metering.ended(generation, name, self.settings.model_name, slots)

@@ -41,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resume_ttl: float = 300.0
     slo_ttft: float = 1.0
     slo_itl: float = 0.1
+    metering: str | None = None  # a file; none: no rows are kept
+    price_per_hour: float = 0.0
     log_level: str = "info"
 
 
@@ -77,6 +79,10 @@ OPTIONS = (
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
     Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
     Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
+    Option(
+        "metering", str, "SQLite file for a row of every request, to bill from (see `carousel usage`); default: none"
+    ),
+    Option("price-per-hour", float, "of the whole machine, for the cost in /metrics"),
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
     Option("dtype", str, "what is computed in", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
@@ -180,6 +186,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("resume_ttl", 0),
         ("slo_ttft", 0),
         ("slo_itl", 0),
+        ("price_per_hour", 0),
     )
     for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too

@@ -89,4 +89,6 @@ async def health(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """GET /metrics, for Prometheus."""
-    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    service = service_of(request)
+    await asyncio.to_thread(service.energy.read)
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

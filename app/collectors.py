@@ -1,0 +1,155 @@
+"""What is read when somebody scrapes /metrics: the engine's last books, the queues, the meters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.admission import Admission
+from app.client import EngineClient, Phase
+from app.energy import Energy
+from engine.types import Mechanism, ServiceClass
+
+if TYPE_CHECKING:
+    from app.metering import Metering
+
+ENGINE_LABELS = ("model_name", "service_class")
+
+
+class EngineCollector(Collector):
+    """Reads the engine's last books."""
+
+    def __init__(self, client: EngineClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._client.load
+        up = GaugeMetricFamily("carousel:engine_up", "1 while the engine serves.")
+        up.add_metric([], float(self._client.phase is Phase.READY))
+        yield up
+        if load is None:
+            return
+        for name, text, values in (
+            ("num_requests_running", "Requests in slots.", load.running),
+            ("num_requests_waiting", "Requests that wait for their first slot.", load.waiting),
+            ("num_requests_paused", "Requests that were paused and wait to go on.", load.paused),
+        ):
+            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such thing
+            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=ENGINE_LABELS)
+            for service_class in ServiceClass:
+                gauge.add_metric([self._model, service_class.label], values[service_class])
+            yield gauge
+        pages, counters = load.pages, load.counters
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV pages held.", labels=("model_name",))
+        usage.add_metric([self._model], pages.held / pages.total)
+        yield usage
+        state = GaugeMetricFamily("carousel:kv_pages", "KV pages by state.", labels=("model_name", "state"))
+        for label in ("held", "cached", "free", "swapped"):
+            state.add_metric([self._model, label], getattr(pages, label))
+        yield state
+        totals = {
+            "vllm:num_preemptions": ("Sequences paused.", sum(map(counters.paused_by, Mechanism))),
+            "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", counters.prompt_tokens),
+            "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
+            "carousel:computed_tokens": ("Tokens put through the model.", counters.computed_tokens),
+            "carousel:recomputed_tokens": ("Tokens put through the model again.", counters.recomputed_tokens),
+            "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
+            "carousel:deadlines_missed": ("Requests given up as too late.", counters.late),
+            "carousel:steps": ("Engine steps.", counters.steps),
+            "carousel:busy_seconds": ("With a step under way.", load.busy_seconds),
+        }
+        for name, (text, value) in totals.items():
+            total = CounterMetricFamily(name, text, labels=("model_name",))
+            total.add_metric([self._model], value)
+            yield total
+        preempted = CounterMetricFamily(
+            "carousel:preemptions", "Sequences paused, by class and by how.", labels=(*ENGINE_LABELS, "mechanism")
+        )
+        for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
+            for mechanism, count in zip(Mechanism, counts, strict=True):
+                preempted.add_metric([self._model, service_class.label, mechanism.value], count)
+        yield preempted
+        info = self._client.info
+        slots = GaugeMetricFamily("carousel:slots", "Slots, taken and in all.", labels=("model_name", "state"))
+        slots.add_metric([self._model, "taken"], sum(load.running))
+        slots.add_metric([self._model, "total"], info.max_num_seqs if info else 0)
+        yield slots
+        step = GaugeMetricFamily("carousel:step_rows", "What the last step carried.", labels=("model_name", "kind"))
+        step.add_metric([self._model, "decodes"], load.decode_rows)
+        step.add_metric([self._model, "prompt_tokens"], load.prefill_tokens)
+        yield step
+        seconds = GaugeMetricFamily("carousel:step_seconds", "Of the last step.", labels=("model_name",))
+        seconds.add_metric([self._model], load.step_seconds)
+        yield seconds
+        target = GaugeMetricFamily(
+            "carousel:step_seconds_target", "What a step may take for the prompts in it.", labels=("model_name",)
+        )
+        target.add_metric([self._model], info.step_seconds if info else 0.0)
+        yield target
+
+
+class AdmissionCollector(Collector):
+    """Reads what waits, and how fast that was seen to become less."""
+
+    def __init__(self, admission: Admission, model: str) -> None:
+        self._admission = admission
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = GaugeMetricFamily(
+            "carousel:waiting_prompt_tokens", "Prompt tokens of the requests that wait.", labels=ENGINE_LABELS
+        )
+        rate = GaugeMetricFamily(
+            "carousel:drain_rate",
+            "What left a queue in a second, of late: Retry-After is worked out from it.",
+            labels=(*ENGINE_LABELS, "unit"),
+        )
+        for service_class in ServiceClass:
+            queue = self._admission.waiting(service_class)
+            tokens.add_metric([self._model, service_class.label], queue.tokens)
+            for unit, drained in zip(("requests", "tokens"), queue.rates(time.monotonic()), strict=True):
+                rate.add_metric([self._model, service_class.label, unit], drained)
+        yield tokens
+        yield rate
+
+
+class MeteringCollector(Collector):
+    """Reads how far the rows of metering have come."""
+
+    def __init__(self, metering: Metering, model: str) -> None:
+        self._metering = metering
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily(
+            "carousel:metering_rows_waiting", "Rows of usage that are not on the disk yet.", labels=("model_name",)
+        )
+        waiting.add_metric([self._model], self._metering.waiting)
+        yield waiting
+        lost = CounterMetricFamily(
+            "carousel:metering_rows_lost", "Rows of usage that found no room in memory.", labels=("model_name",)
+        )
+        lost.add_metric([self._model], self._metering.lost)
+        yield lost
+
+
+class EnergyCollector(Collector):
+    """Reads what the machine has used; says nothing where it does not tell."""
+
+    def __init__(self, energy: Energy, model: str) -> None:
+        self._energy = energy
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "carousel:energy_joules", "Used by the machine since the first scrape.", labels=("model_name", "source")
+        )
+        for source, joules in self._energy.joules().items():
+            family.add_metric([self._model, source], joules)
+        if family.samples:
+            yield family
