@@ -33,6 +33,8 @@ class NoAccount(Exception):
 
 def explain(url: str, request_id: str, api_key: str | None) -> str:
     """Ask the server for its account. Raises `NoAccount`."""
+    if "://" not in url:  # as fingers type it
+        url = f"http://{url}"
     asked = urllib.request.Request(f"{url.rstrip('/')}/v1/requests/{quote(request_id, safe='')}")
     if api_key:
         asked.add_header("Authorization", f"Bearer {api_key}")
