@@ -2,6 +2,7 @@
 
     python -m benchmarks.scheduling live        # the mixed load on a real server, policies interleaved
     python -m benchmarks.scheduling tenants     # one tenant floods, the other asks now and then
+    python -m benchmarks.scheduling overload    # ten times more than fits: how soon is who told to come again
     python -m benchmarks.scheduling check       # the simulator against the live engine
     python -m benchmarks.scheduling million     # every policy through a million simulated requests, and a plot
 
@@ -38,7 +39,7 @@ from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEven
 SLOTS, CONTEXT = 8, 512
 PERSON = {"prompt": 128, "answer": 32}
 BULK = {"prompt": 48, "answer": 96}
-PEOPLE_PER_SECOND, SECONDS = 1.0, 30.0
+PEOPLE_PER_SECOND, SECONDS = 3.0, 30.0
 ROWS: dict[str, tuple[str, ...]] = {
     "carousel": (),
     "fcfs": ("--scheduling-policy", "orca"),
@@ -133,7 +134,8 @@ class Live:
         before, began = await asyncio.to_thread(self.books), time.perf_counter()
         row: dict[str, Any] = {}
         if people:
-            row |= figures(*await self.people(seconds, seed))
+            row["raw"] = await self.people(seconds, seed)
+            row |= figures(*row["raw"])
         else:
             await asyncio.sleep(seconds)
         after, took = await asyncio.to_thread(self.books), time.perf_counter() - began
@@ -147,6 +149,7 @@ class Live:
 def live(options: argparse.Namespace) -> None:
     """People alone, bulk work alone, and both, for each policy; interleaved `runs` times."""
     rows: list[dict[str, Any]] = []
+    pooled: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     serve = [*options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
     for run in range(options.runs):
         for name in options.policies.split(","):
@@ -154,12 +157,26 @@ def live(options: argparse.Namespace) -> None:
                 client = Live(server, options.vocabulary)
                 for part, people, bulk in (("people", True, 0), ("bulk", False, 3 * SLOTS), ("both", True, 3 * SLOTS)):
                     measured = asyncio.run(client.window(options.seconds, people=people, bulk=bulk, seed=run))
+                    if people:
+                        firsts, gaps = measured.pop("raw")
+                        pool = pooled.setdefault((name, part), ([], []))
+                        pool[0].extend(firsts)
+                        pool[1].extend(gaps)
                     rows.append({"run": run, "policy": name, "part": part, **measured})
                     shown = {k: round(v, 2) for k, v in measured.items()}
                     print(f"run {run}, {name}, {part}: {shown}", flush=True)
-    summary = {name: _compare([r for r in rows if r["policy"] == name]) for name in options.policies.split(",")}
-    for name, found in summary.items():
-        print(name, json.dumps({k: {m: round(x, 2) for m, x in v.items()} for k, v in found.items()}))
+    summary: dict[str, Any] = {}
+    for name in options.policies.split(","):
+        alone, both = figures(*pooled[name, "people"]), figures(*pooled[name, "both"])
+        ratios = {key: both[key] / alone[key] for key in alone if key != "requests"}
+        summary[name] = {
+            "people alone": alone,
+            "people beside bulk work": both,
+            "ratio, all runs together": ratios,
+            "ratio, run by run": _compare([r for r in rows if r["policy"] == name]),
+        }
+        bulk = summary[name]["ratio, run by run"]["bulk"]
+        print(name, {key: round(value, 2) for key, value in ratios.items()}, "bulk", bulk)
     save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, rows, summary)
 
 
@@ -240,6 +257,69 @@ def tenants(options: argparse.Namespace) -> None:
             summary[f"{name}, {figure}"] = spread([a / b for a, b in pairs])
     print(json.dumps(summary, indent=1))
     save("scheduling_tenants", vars(options), rows, summary)
+
+
+# Overload ---------------------------------------------------------------------------------------------------------
+
+
+async def _knock(host: str, port: int, asked: dict[str, Any]) -> tuple[int, float, bool]:
+    """Status of a request, seconds until it was known, and whether it says when to come again."""
+    payload = json.dumps(asked).encode()
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode() + payload)
+    headers = await reader.readuntil(b"\r\n\r\n")
+    seconds = time.perf_counter() - began
+    while await reader.read(1 << 16):
+        pass
+    writer.close()
+    return int(headers.split(b" ", 2)[1]), seconds, b"retry-after:" in headers.lower()
+
+
+async def _overloaded(server: Serving, options: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
+    dice, knocks, number = random.Random(seed), [], seed * 1_000_000
+    end = time.perf_counter() + options.seconds
+    due = time.perf_counter()
+    while due < end:
+        number += 1
+        asked = body("bulk", number, BULK["prompt"], BULK["answer"], options.vocabulary) | {"service_tier": "default"}
+        knocks.append(asyncio.create_task(_knock(server.host, server.port, asked)))
+        due += dice.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    answers = await asyncio.gather(*knocks)
+    refused = [seconds for status, seconds, _ in answers if status in (429, 503)]
+    return {
+        "rate": rate,
+        "asked": len(answers),
+        "served": sum(status == 200 for status, _, _ in answers),
+        "refused": len(refused),
+        "refused_without_retry_after": sum(s in (429, 503) and not says for s, _, says in answers),
+        "other": sum(status not in (200, 429, 503) for status, _, _ in answers),
+        "refusal_ms": {
+            "p50": 1000 * percentile(refused, 0.5),
+            "p99": 1000 * percentile(refused, 0.99),
+            "max": 1000 * max(refused),
+        },
+    }
+
+
+def overload(options: argparse.Namespace) -> None:
+    """What is served at most is measured first; then ten times as much is asked for."""
+    rows = []
+    serve = [*options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT), "--max-queue", "32"]
+    for run in range(options.runs):
+        with Serving(*serve) as server:
+            client = Live(server, options.vocabulary)
+            alone = asyncio.run(client.window(5.0, people=False, bulk=2 * SLOTS, seed=run))
+            capacity = alone["bulk_tokens_per_second"] / BULK["answer"]
+            rows.append(
+                {"run": run, "capacity": capacity} | asyncio.run(_overloaded(server, options, 10 * capacity, run))
+            )
+        print(rows[-1], flush=True)
+    summary = {key: spread([r["refusal_ms"][key] for r in rows]) for key in ("p50", "p99", "max")}
+    summary["served over capacity"] = spread([r["served"] / r["capacity"] / options.seconds for r in rows])
+    save("scheduling_overload", vars(options), rows, summary)
 
 
 # Simulated --------------------------------------------------------------------------------------------------------
@@ -459,6 +539,7 @@ def check(options: argparse.Namespace) -> None:
 
 MILLION: dict[str, dict[str, Any]] = {
     **{policy: {"scheduling_policy": policy} for policy in POLICIES},
+    "carousel, --stretch inf": {"stretch": float("inf")},
     "static": {"scheduling_policy": "orca", "batching": "static"},
     "dynamic": {"scheduling_policy": "orca", "batching": "dynamic", "batch_timeout": 0.05},
 }
@@ -472,9 +553,8 @@ def _one_of_million(job: tuple[str, str, int, float]) -> dict[str, Any]:
 
 
 def million(options: argparse.Namespace) -> None:
-    """All policies through `requests` simulated requests, on two processes, and a plot."""
-    each = options.requests // len(MILLION)
-    jobs = [(policy, options.workload, each, options.rate) for policy in MILLION]
+    """Each policy through `requests` simulated requests, on two processes, and a plot."""
+    jobs = [(policy, options.workload, options.requests, options.rate) for policy in MILLION]
     began = time.perf_counter()
     rows = []
     with ProcessPoolExecutor(2) as pool:
@@ -482,7 +562,7 @@ def million(options: argparse.Namespace) -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
     took = time.perf_counter() - began
-    print(f"{each * len(MILLION):,} requests in {took:.0f} s")
+    print(f"{options.requests:,} requests through each of {len(MILLION)} policies in {took:.0f} s")
     save("scheduling_million", vars(options) | {"cost": asdict(GIVEN)}, rows, {"took": took})
     plot_million(rows, FOLDER / "scheduling_million.svg")
 
@@ -513,7 +593,7 @@ def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, run in (("live", live), ("tenants", tenants)):
+    for name, run in (("live", live), ("tenants", tenants), ("overload", overload)):
         command = commands.add_parser(name)
         command.add_argument("--runs", type=int, default=5)
         command.add_argument("--seconds", type=float, default=SECONDS)
@@ -530,7 +610,7 @@ def main() -> None:
     command = commands.add_parser("million")
     command.add_argument("--requests", type=int, default=1_000_000)
     command.add_argument("--workload", choices=sorted(WORKLOADS), default="mixed")
-    command.add_argument("--rate", type=float, default=250.0)
+    command.add_argument("--rate", type=float, default=150.0)
     command.set_defaults(run=million)
     options = parser.parse_args()
     run = options.run

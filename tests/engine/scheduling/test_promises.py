@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -19,6 +23,7 @@ from engine.types import (
     StatusEvent,
     TokenEvent,
 )
+from tests.engine.scheduling.history import STEP, History
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
 
@@ -344,3 +349,37 @@ def test_a_long_prompt_is_read_in_pieces_of_the_budget_while_streams_go_on():
     stage.step()
     assert len(stage.tokens("long")) == 1
     stage.finish()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    slots=st.integers(1, 8),
+    bulk=st.integers(1, 6),
+    share=st.integers(1, 6),
+    row_seconds=st.sampled_from([0.0, 0.01]),
+)
+def test_nobody_is_overtaken_for_longer_than_the_stated_bound(seed, slots, bulk, share, row_seconds):
+    """People never stop coming and always fill every slot. Bulk work that waited its bound goes first, one at a time:
+    each starts after the shares of those before it, and once somebody's answer has ended: it pauses no person."""
+    dice = random.Random(seed)
+    wait, longest = 0.5, 10
+    history = History(
+        slots=slots, pages=64, row_seconds=row_seconds, max_wait_batch=wait, min_share=share, max_num_batched_tokens=200
+    )
+    arrived: dict[str, float] = {}
+    late = [dice.uniform(0.0, 0.3) for _ in range(bulk)]
+    for step in range(400):
+        if history.scheduler.waiting.count(I, paused=False) < 2:
+            for _ in range(slots):
+                history.arrive(
+                    [dice.randint(0, 99)] * dice.randint(1, 6), dice.randint(1, longest - 1), service_class=I
+                )
+        while late and min(late) <= step * STEP:
+            late.remove(min(late))
+            tokens = dice.randint(1, 3 * share)
+            arrived[history.arrive([dice.randint(0, 99)] * 5, tokens, service_class=B)] = history.now
+        history.step()
+    for place, (name, at) in enumerate(arrived.items()):
+        started = next(e.at for e in history.told[name] if e.state == "running")
+        assert started <= at + wait + (place + 1) * (share + 1 + longest) * STEP

@@ -1,0 +1,70 @@
+"""The simulator: the same engine, with a formula for the time of a step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.scheduling.policies import POLICIES
+from engine.simulation import StepCost, simulate
+from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
+
+COST = StepCost(step=0.010, decode=0.001, prompt=0.0001)
+
+
+def ask(number: int, prompt: int = 10, tokens: int = 5, **more) -> Request:
+    return Request(id=f"r{number}", prompt=tuple(range(prompt)), sampling=SamplingParams(max_tokens=tokens), **more)
+
+
+def run(arrivals: list[tuple[float, Request]], **options) -> list[tuple[float, str]]:
+    """When each token came, and whose it was."""
+    config = EngineConfig(model="none", **{"max_num_seqs": 4, **options}).validate()
+    tokens: list[tuple[float, str]] = []
+
+    def take(events: list[Event], now: float) -> None:
+        tokens.extend((now, event.request_id) for event in events if isinstance(event, TokenEvent))
+
+    engine = simulate(config, COST, arrivals, take, num_pages=64, host_pages=64, max_len=256)
+    engine.scheduler.check_integrity()
+    assert not engine.has_work
+    return tokens
+
+
+def test_a_lone_request_takes_what_the_formula_says():
+    """A step for its prompt, and one for each further token."""
+    times = [at for at, _ in run([(1.0, ask(1))])]
+    assert times == pytest.approx([1.0 + 0.010 + 0.001 + i * 0.011 for i in range(5)])
+
+
+def test_those_who_run_together_share_steps_and_pay_for_their_rows():
+    """Two rows in a step cost one row more."""
+    times = [at for at, who in run([(0.0, ask(1)), (0.0, ask(2, prompt=11))]) if who == "r1"]
+    assert [b - a for a, b in pairwise(times)] == pytest.approx([0.012] * 4)
+
+
+def test_time_in_which_nobody_is_there_passes_at_once():
+    """An hour between two requests is no step."""
+    tokens = run([(0.0, ask(1)), (3600.0, ask(2))])
+    assert next(at for at, who in tokens if who == "r2") == pytest.approx(3600.0110)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_ends_every_request_and_the_same_twice(policy: str):
+    """There is no clock and no randomness in it but what it is given."""
+    arrivals = [
+        (number / 100, ask(number, 5 + number % 30, 3 + number % 9, service_class=ServiceClass(number % 3)))
+        for number in range(60)
+    ]
+    first = run(arrivals, scheduling_policy=policy)
+    assert len(first) == sum(3 + number % 9 for number in range(60))
+    assert run(arrivals, scheduling_policy=policy) == first
+
+
+def test_a_batch_waits_for_its_time_in_the_simulator_too():
+    """Nothing else happens until it is up, and who comes meanwhile is in it."""
+    tokens = run([(0.0, ask(1)), (0.4, ask(2))], batching="static", batch_timeout=0.5, scheduling_policy="orca")
+    first = min(at for at, _ in tokens)
+    assert first == pytest.approx(0.5 + 0.012)
+    assert {who for at, who in tokens if at == first} == {"r1", "r2"}
