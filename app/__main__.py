@@ -1,4 +1,4 @@
-"""The `carousel` command: serve a model, or say where the time of a request went."""
+"""The `carousel` command: serve a model, measure a server, or say where the time of a request went."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app import __version__
+from app.bench.options import Options, check
+from app.bench.options import add_arguments as add_bench_arguments
 from app.explain import NoAccount, explain
 from app.settings import Settings, SettingsError, add_arguments, resolve
 from engine.errors import ConfigError
@@ -25,8 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     account.add_argument("id", help="of the request: an answer's id, or its X-Request-Id header")
     account.add_argument("--url", default="http://127.0.0.1:8000", help="of the server; default: %(default)s")
     account.add_argument("--api-key", help="the key that the request was made with")
+    add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
     options = parser.parse_args(arguments)
     try:
+        if options.command == "bench":
+            return _bench(check(vars(options)))
         if options.command == "explain":
             print(explain(options.url, options.id, options.api_key))
             return 0
@@ -47,6 +52,19 @@ def _serve(settings: Settings) -> int:
 
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return run(settings)
+
+
+def _bench(options: Options) -> int:
+    from app.bench.client import NoServer  # numpy and what else a server starts faster without
+    from app.bench.command import bench
+
+    try:
+        told, status = bench(options)
+    except NoServer as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    print(told)
+    return status
 
 
 def _download(name: str) -> Path:
