@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -303,4 +305,7 @@ def error_of(content: bytes) -> tuple[str, str]:
 
 
 def _reason(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    if isinstance(number, int) and number > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(number)  # asyncio's own text says less
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

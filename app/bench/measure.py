@@ -187,7 +187,7 @@ def ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], seed: int
     a, b = [values for values in a if values], [values for values in b if values]
     if not a or not b:
         return None
-    dice = np.random.default_rng(seed)
+    dice = np.random.default_rng(seed % 2**64)
     drawn_a, drawn_b = resampled(a, dice), resampled(b, dice)
     found: dict[str, Any] = {"n_a": len(a), "n_b": len(b)}
     for at, (name, quantile) in enumerate(COMPARED.items()):

@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.bench.workloads import WORKLOADS, Scale
+import msgspec
+
 from app.settings import SettingsError
 
+if TYPE_CHECKING:
+    from app.bench.workloads import Scale
+
+WORKLOADS = ("uniform", "exponential", "sharegpt", "bursts", "mixed", "prefixes", "tenants", "overload")
 TENANTS = ("flood", "calm")  # whom the workload `tenants` knows
 MOST = 1_000_000_000  # requests, tokens
 SLOWEST, FASTEST = 0.001, 1_000_000  # requests a second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be measured, checked."""
 
     workload: str
@@ -43,13 +46,15 @@ class Options:
     @property
     def scale(self) -> Scale:
         """As the workloads want it."""
+        from app.bench.workloads import Scale
+
         return Scale(self.rate, self.prompt_tokens, self.output_tokens, self.max_tokens)
 
     @property
     def view(self) -> dict[str, Any]:
         """What a report may tell: all but the keys."""
         untold = {"api_key", "tenant_keys", "out"} | ({"share_b"} if self.url_b is None else set())
-        return {name: getattr(self, name) for name in self.__slots__ if name not in untold}
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in untold}
 
     def key_of(self, tenant: str) -> str | None:
         """The API key with which a tenant asks."""
@@ -78,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=KEY",
         help=f"of a tenant of the workload 'tenants' ({', '.join(TENANTS)}); once for each",
     )
-    add("--slo-ttft", type=float, default=1.0, metavar="S", help="seconds to the first token that are good")
-    add("--slo-itl", type=float, default=0.1, metavar="S", help="seconds between tokens, on average, that are good")
+    add("--slo-ttft", type=float, default=1.0, metavar="S", help="seconds to the first token that are good; default: %(default)s")
+    add("--slo-itl", type=float, default=0.1, metavar="S", help="mean seconds between tokens that are good; default: %(default)s")
     add("--out", type=Path, metavar="DIR", help="where the report goes; default: bench-WORKLOAD-TIME")
     add("--model", metavar="NAME", help="of those that the server names; default: its first")
     add(
@@ -112,7 +117,7 @@ def check(given: Mapping[str, Any]) -> Options:
         if not (key.isascii() and key.isprintable() and " " not in key):
             raise SettingsError("an API key must be printable ASCII without spaces")  # it goes into a header
     return Options(
-        **{name: given[name] for name in Options.__slots__ if name in given and name != "share_b"},
+        **{name: given[name] for name in Options.__struct_fields__ if name in given and name != "share_b"},
         share_b=(0.5 if share_b is None else share_b) if url_b is not None else 0.0,
         tenant_keys=keys,
     )
