@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=KEY",
         help=f"of a tenant of the workload 'tenants' ({', '.join(TENANTS)}); once for each",
     )
-    add("--slo-ttft", type=float, default=1.0, metavar="S", help="seconds to the first token that are good; default: %(default)s")
-    add("--slo-itl", type=float, default=0.1, metavar="S", help="mean seconds between tokens that are good; default: %(default)s")
+    add("--slo-ttft", type=float, default=1.0, metavar="S", help="good: first token within; default: %(default)s")
+    add("--slo-itl", type=float, default=0.1, metavar="S", help="good: mean between tokens; default: %(default)s")
     add("--out", type=Path, metavar="DIR", help="where the report goes; default: bench-WORKLOAD-TIME")
     add("--model", metavar="NAME", help="of those that the server names; default: its first")
     add(

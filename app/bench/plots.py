@@ -162,10 +162,10 @@ def nothing() -> str:
 def _decade_part(value: float, *, down: bool) -> float:
     """1, 2 or 5 of a decade, at or beyond `value`."""
     size = 10.0 ** math.floor(math.log10(value))
-    steps = [step * size for step in (1, 2, 5, 10)]
+    steps = [step * size for step in (1, 2, 5, 10, 20)]
     if down:
-        return max(step for step in steps if step <= value * 1.001) if value > size else size / 2
-    return min(step for step in steps if step > value * 1.001)
+        return max(step for step in steps if step <= value) if value > size else size / 2
+    return min(step for step in steps if step > value)
 
 
 def _tick_time(value: float) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import islice, pairwise
@@ -108,7 +109,8 @@ def test_requests_are_cut_to_the_context_and_drawn_from_the_known_ids():
         assert len(job.ids) == job.asked.prompt_tokens
         assert len(job.ids) + job.body["max_tokens"] <= 64
         assert set(job.ids) <= set(SERVED.ids)
-    assert [job.ids for job in first] != [job.ids for job in other]
+    # A prompt that began as one of another run would be in the prefix cache.
+    assert sum(one.ids[:2] == two.ids[:2] for one, two in zip(first, other, strict=True)) <= 2
     assert fit(Asked(0, 500, 500), 64) == Asked(0, 63, 1)
 
 
@@ -353,6 +355,13 @@ async def test_the_reason_of_a_server_is_passed_on():
             await ask_json(target, "GET", "/v1/models")
 
 
+async def test_half_an_answer_is_not_taken_for_a_whole_one():
+    """The connection ends before the length that was announced."""
+    async with serving(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}")) as target:
+        with pytest.raises(NoServer, match="in the middle"):
+            await ask_json(target, "GET", "/v1/models")
+
+
 # A run
 
 
@@ -534,6 +543,16 @@ def test_a_curve_goes_up_to_one_with_all_its_values_below(values: list[float]):
     assert points[-1] == (max(values), 1.0)
     assert all(before <= after for before, after in pairwise(points))
     assert all(sum(value <= at for value in values) >= share * len(values) - 1e-6 for at, share in points)
+
+
+@given(st.lists(st.floats(0, 1e6) | st.sampled_from([1e-4, 0.00999999, 1.0, 9.999, 10.0, 1000.0]), min_size=1))
+def test_a_distribution_is_drawn_within_its_plot(values: list[float]):
+    """Whatever the values, also on the border of a decade."""
+    drawn = plots.cdf([plots.Series("x", "x", values)], "x")
+    (path,) = re.findall(r'class="line x" d="([^"]*)"', drawn)
+    across = [float(x) for x in re.findall(r"[MH]([-\d.naif]+)", path)]
+    assert all(plots.LEFT - 0.1 <= x <= plots.WIDTH - plots.RIGHT + 0.1 for x in across)
+    assert drawn.count('class="tick"') > 5  # a percentage at each of five lines, and a time
 
 
 @pytest.mark.parametrize("highest", [1e-9, 0.3, 1, 7, 99, 12_345, 1e12])
