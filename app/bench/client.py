@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from app.bench.measure import BROKEN
 from app.errors import failure_status
 
 CONNECT_SECONDS = 10.0
@@ -240,7 +241,7 @@ async def complete(
             else:
                 await _refused(response, answer)
     except Broken as error:
-        answer.error, answer.message = answer.error or "connection", str(error)
+        answer.error, answer.message = answer.error or BROKEN, str(error)
     except asyncio.CancelledError:
         answer.outcome = "stopped"
         raise

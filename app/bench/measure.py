@@ -15,6 +15,7 @@ Values = NDArray[np.float64]
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
 COMPARED = {"p50": 50, "p99": 99}
 RESAMPLES = 1000
+BROKEN = "connection"  # error of an answer that did not come, or not to its end
 TIERS = ("priority", "default", "flex")
 
 
@@ -249,8 +250,11 @@ def timeline(records: Sequence[Record], bins: int, end: float) -> Timeline:
 
 
 def _why(record: Record) -> str:
-    named = f"{record.status or ''} {record.error or ''}".strip()
-    return named if record.outcome != "stopped" else "stopped"
+    if record.outcome == "stopped":
+        return "stopped"
+    if record.outcome == "failed" and record.error == BROKEN:
+        return "no answer" if record.status is None else "answer cut off"
+    return f"{record.status} {record.error or ''}".strip()
 
 
 def _rate(count: float, seconds: float) -> float:

@@ -347,7 +347,7 @@ def _ratio(ratio: Mapping[str, float | None]) -> str:
 
 
 def _reasons(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{count} {why}" for why, count in row["not_done"].items())
+    return ", ".join(f"{count} × {why}" for why, count in row["not_done"].items())
 
 
 STYLE = """
