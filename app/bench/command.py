@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from app import __version__
 from app.bench import report
 from app.bench.measure import Record, Slo
 from app.bench.options import Options
+from app.bench.page import page
 from app.bench.report import Run
 from app.bench.traffic import Job, Served, Traffic, jobs, look
 from app.settings import SettingsError
@@ -29,7 +32,7 @@ def bench(options: Options) -> tuple[str, int]:
     """Measure and write the report. Returns what to tell, and the exit status: 0 when something was answered, 1 when
     nothing was, 130 when it was stopped. Raises `NoServer` and `SettingsError` (a folder that cannot be written)."""
     run, folder = asyncio.run(_measure(options))
-    told = report.write(run, folder)
+    told = write(run, folder)
     status = INTERRUPTED if run.interrupted else 0 if told["all"]["done"] else 1
     stopped = "Stopped. " if run.interrupted else ""
     return f"{stopped}{report.text(told)}\n\nThe report is in {folder / 'report.html'}", status
@@ -67,6 +70,16 @@ async def _drive(options: Options, servers: dict[str, Served], coming: Iterator[
         finally:
             loop.remove_signal_handler(signal.SIGINT)
     return traffic.records, driving.cancelled()
+
+
+def write(run: Run, folder: Path) -> dict[str, Any]:
+    """The three files; returns the summary. Raises `OSError`."""
+    told = run.summary()
+    lines = (json.dumps(asdict(record)) for record in sorted(run.records, key=lambda record: record.number))
+    (folder / "requests.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
+    (folder / "report.html").write_text(page(run, told), encoding="utf-8")
+    return told
 
 
 def _folder(options: Options) -> Path:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from app.__main__ import main
 from app.bench import measure, options, plots, report
 from app.bench.client import Answer, Broken, Events, NoServer, Target, ask_json, complete
+from app.bench.command import write
 from app.bench.measure import Record, Slo
 from app.bench.traffic import Served, Traffic, fit, goes_to_b, jobs, look
 from app.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
@@ -591,7 +592,7 @@ def test_a_report_can_be_written_of_any_run(tmp_path, servers: int, count: int):
         )
         for number in range(count)
     ]
-    told = report.write(run_of(records, servers), tmp_path)
+    told = write(run_of(records, servers), tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "<script" not in page
     assert "<i>" not in page
