@@ -9,7 +9,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,6 +41,7 @@ class Target:
     port: int
     path: str
     tls: bool
+    address: str | None = None  # of the host, where it is known: else every request looks it up
 
     @classmethod
     def parse(cls, url: str) -> Target:
@@ -131,19 +132,37 @@ class Response:
         return bool(data)
 
 
+async def connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises `Broken` when nobody is there."""
+    tls: dict[str, Any] = {"ssl": True, "server_hostname": target.host} if target.tls else {}
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            return await asyncio.open_connection(target.address or target.host, target.port, **tls)
+    except TimeoutError:
+        raise Broken(f"no connection to {target.url} in {CONNECT_SECONDS:.0f} s") from None
+    except (OSError, UnicodeError) as error:  # a label of a host's name that is too long is a UnicodeError
+        raise Broken(f"no connection to {target.url}: {_reason(error)}") from None
+
+
+async def resolved(target: Target) -> Target:
+    """With the address at which it answers. To look a name up costs a thread's turn, and where it has several addresses
+    a connection that fails: that is not the server's time. Raises `NoServer`."""
+    try:
+        _, writer = await connect(target)
+    except Broken as error:
+        raise NoServer(str(error)) from None
+    peer = writer.get_extra_info("peername")
+    writer.transport.abort()
+    return replace(target, address=peer[0])
+
+
 @asynccontextmanager
 async def request(
     target: Target, method: str, path: str, body: object = None, key: str | None = None
 ) -> AsyncGenerator[Response, None]:
     """Ask; the response, its headers read. Raises `Broken`, also when nobody is there."""
     content = b"" if body is None else msgspec.json.encode(body)
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(target.host, target.port, ssl=target.tls or None)
-    except TimeoutError:
-        raise Broken(f"no connection to {target.url} in {CONNECT_SECONDS:.0f} s") from None
-    except (OSError, UnicodeError) as error:  # a label of a host's name that is too long is a UnicodeError
-        raise Broken(f"no connection to {target.url}: {_reason(error)}") from None
+    reader, writer = await connect(target)
     try:
         writer.write(target.head(method, path, len(content), key) + content)
         response = Response(reader)

@@ -149,7 +149,8 @@ def _compared(told: Mapping[str, Any]) -> str:
     ]
     note = (
         f"Each request went to B with probability {told['options']['share_b']:g}, so rates follow the shares and "
-        "latencies are what to compare. Intervals: bootstrap over requests; one that holds 1.00 shows no difference."
+        "latencies are what to compare. Intervals: bootstrap over requests; one that holds 1.00 shows no difference. "
+        "Those of p99 are too narrow where requests are few: an extreme that did not happen cannot be drawn."
     )
     tables = _table(["", "A", "B", "B/A", "95 % interval"], rows) + _table(["", "A", "B"], counts)
     return f'<div class="pair">{tables}</div><p class="note">{note}</p>'

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.bench.client import Answer, NoServer, Target, ask_json, complete
+from app.bench.client import Answer, NoServer, Target, ask_json, complete, resolved
 from app.bench.measure import Record
 from app.bench.options import Options
 from app.bench.workloads import Asked, prompt_ids, workload
@@ -83,7 +83,7 @@ class Job:
 
 async def look(url: str, name: str | None, key: str | None) -> Served:
     """Ask a server what it serves. Raises `NoServer`."""
-    target = Target.parse(url)
+    target = await resolved(Target.parse(url))
     listed = await ask_json(target, "GET", "/v1/models", key=key)
     try:
         models = {str(model["id"]): model.get("max_model_len") for model in listed["data"]}

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from app.__main__ import main
 from app.bench import measure, options, plots, report
-from app.bench.client import Answer, Broken, Events, NoServer, Target, ask_json, complete
+from app.bench.client import Answer, Broken, Events, NoServer, Target, ask_json, complete, resolved
 from app.bench.command import write
 from app.bench.measure import Record, Slo
 from app.bench.traffic import Served, Traffic, fit, goes_to_b, jobs, look
@@ -482,6 +482,40 @@ def test_the_interval_of_a_ratio_is_decided_by_its_seed_and_holds_the_truth():
         assert found[mark]["low"] < 2 < found[mark]["high"]
     assert found["p50"]["high"] - found["p50"]["low"] < found["p99"]["high"] - found["p99"]["low"]
     assert measure.ratios(a, [[]], 3) is None
+
+
+def test_two_shares_of_the_same_seldom_look_different(monkeypatch: pytest.MonkeyPatch):
+    """Requests that queue behind each other, dealt to A and B by chance: about one interval in twenty misses 1."""
+    monkeypatch.setattr(measure, "RESAMPLES", 200)
+    dice = random.Random(4)
+    waits, wait = [], 0.0
+    for _ in range(300):
+        wait = max(0.0, wait + dice.expovariate(1.0) - dice.expovariate(0.9))
+        waits.append([wait + dice.random()])
+    missed = 0
+    for seed in range(100):
+        sides: tuple[list[list[float]], list[list[float]]] = ([], [])
+        for number, values in enumerate(waits):
+            sides[goes_to_b(seed, number, 0.5)].append(values)
+        found = measure.ratios(*sides, seed)
+        assert found is not None
+        missed += not found["p50"]["low"] <= 1 <= found["p50"]["high"]
+    assert 1 <= missed <= 12
+
+
+async def test_a_name_is_looked_up_once():
+    """Afterwards the address is known; the server is still told the name."""
+    heads: list[str] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await taken(reader))
+        writer.write(chunked(STREAM, 50))
+
+    async with serving(handler) as target:
+        named = await resolved(Target.parse(f"http://localhost:{target.port}"))
+        assert named.address == "127.0.0.1"
+        assert (await asked(named)).outcome == "done"
+    assert f"Host: localhost:{target.port}" in heads[-1]
 
 
 def test_values_of_one_request_are_drawn_together():
