@@ -1,4 +1,4 @@
-"""The `carousel` command: serve a model, say where the time of a request went, or what was used."""
+"""The `carousel` command: serve a model, measure a server, say where the time went and what was used."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app import __version__
+from app.bench.options import Options, check
+from app.bench.options import add_arguments as add_bench_arguments
 from app.explain import NoAccount, explain
 from app.settings import Settings, SettingsError, add_arguments, resolve
 from engine.errors import ConfigError
@@ -31,8 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from app.usage import add_arguments as add_usage_arguments
 
         add_usage_arguments(usage)
+    add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
     options = parser.parse_args(arguments)
     try:
+        if options.command == "bench":
+            return _bench(check(vars(options)))
         if options.command == "explain":
             print(explain(options.url, options.id, options.api_key))
             return 0
@@ -67,6 +72,19 @@ def _usage(options: argparse.Namespace) -> int:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _bench(options: Options) -> int:
+    from app.bench.client import NoServer  # numpy and what else a server starts faster without
+    from app.bench.command import bench
+
+    try:
+        told, status = bench(options)
+    except NoServer as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    print(told)
+    return status
 
 
 def _download(name: str) -> Path:

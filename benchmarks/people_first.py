@@ -34,6 +34,7 @@ def ask(kind: str, number: int, tokens: int) -> dict[str, Any]:
         "temperature": 0.8,
         "seed": number,
         "ignore_eos": True,
+        "min_tokens": tokens,  # special tokens have no text, and what has no text sends no event
         "stream": True,
         "service_tier": "flex" if kind == "bulk" else "priority",
     }

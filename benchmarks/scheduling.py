@@ -77,6 +77,7 @@ def body(kind: str, number: int, prompt: int, answer: int, vocabulary: int) -> d
         "max_tokens": answer,
         "temperature": 0.0,
         "ignore_eos": True,
+        "min_tokens": answer,  # special tokens have no text, and what has no text sends no event
         "stream": True,
         "service_tier": "flex" if kind == "bulk" else "priority",
     }
