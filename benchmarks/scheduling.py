@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from app.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
+from benchmarks.peers.model import SHAPES, make_model
 from benchmarks.results import FOLDER, save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
@@ -39,6 +40,8 @@ from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEven
 SLOTS, CONTEXT = 8, 512
 PERSON = {"prompt": 128, "answer": 32}
 BULK = {"prompt": 48, "answer": 96}
+MODELS = Path.home() / ".cache/carousel/peers/models"
+SHAPE = "llama-12m"  # random weights, every token of which is a word: an event is a token
 PEOPLE_PER_SECOND, SECONDS = 3.0, 30.0
 ROWS: dict[str, tuple[str, ...]] = {
     "carousel": (),
@@ -47,6 +50,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     "sglang priority": ("--scheduling-policy", "sglang"),
     "static": ("--batching", "static", "--scheduling-policy", "orca"),
 }
+
+
+def model() -> str:
+    """The folder of the model, made by the first run."""
+    make_model(MODELS / SHAPE, SHAPE)
+    return str(MODELS / SHAPE)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -77,7 +86,6 @@ def body(kind: str, number: int, prompt: int, answer: int, vocabulary: int) -> d
         "max_tokens": answer,
         "temperature": 0.0,
         "ignore_eos": True,
-        "min_tokens": answer,  # special tokens have no text, and what has no text sends no event
         "stream": True,
         "service_tier": "flex" if kind == "bulk" else "priority",
     }
@@ -151,11 +159,12 @@ def live(options: argparse.Namespace) -> None:
     """People alone, bulk work alone, and both, for each policy; interleaved `runs` times."""
     rows: list[dict[str, Any]] = []
     pooled: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    serve = [*options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
+    serve = [options.model or model(), *options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
     for run in range(options.runs):
         for name in options.policies.split(","):
             with Serving(*serve, *ROWS[name]) as server:
                 client = Live(server, options.vocabulary)
+                asyncio.run(client.window(2.0, people=True, bulk=0, seed=-1))  # so that nobody counted is the first
                 for part, people, bulk in (("people", True, 0), ("bulk", False, 3 * SLOTS), ("both", True, 3 * SLOTS)):
                     measured = asyncio.run(client.window(options.seconds, people=people, bulk=bulk, seed=run))
                     if people:
@@ -216,6 +225,7 @@ async def _tenant_window(server: Serving, options: argparse.Namespace, flood: in
             await ask(FLOOD, BULK)
 
     callers = [asyncio.create_task(flooding()) for _ in range(flood)]
+    await asyncio.gather(*(ask(CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
     await asyncio.sleep(2.0 if flood else 0.0)
     tasks, end = [], time.perf_counter() + options.seconds
     while time.perf_counter() < end:
@@ -234,7 +244,7 @@ async def _tenant_window(server: Serving, options: argparse.Namespace, flood: in
 def tenants(options: argparse.Namespace) -> None:
     """The calm tenant alone on half of the slots, which is its fair share, and beside the flood on all of them."""
     rows: list[dict[str, Any]] = []
-    serve = [*options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
+    serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
     for run in range(options.runs):
         for name, slots, flood, more in (
             ("fair share alone", SLOTS // 2, 0, ()),
@@ -308,7 +318,16 @@ async def _overloaded(server: Serving, options: argparse.Namespace, rate: float,
 def overload(options: argparse.Namespace) -> None:
     """What is served at most is measured first; then ten times as much is asked for."""
     rows = []
-    serve = [*options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT), "--max-queue", "32"]
+    serve = [
+        options.model or model(),
+        *options.serve,
+        "--max-num-seqs",
+        str(SLOTS),
+        "--max-model-len",
+        str(CONTEXT),
+        "--max-queue",
+        "32",
+    ]
     for run in range(options.runs):
         with Serving(*serve) as server:
             client = Live(server, options.vocabulary)
@@ -486,7 +505,7 @@ def check(options: argparse.Namespace) -> None:
     """Costs are fitted to one seed of a workload, and foretell another."""
     from engine.build import build_engine
 
-    config = EngineConfig(model=options.model, max_num_seqs=SLOTS, max_model_len=CONTEXT).validate()
+    config = EngineConfig(model=options.model or model(), max_num_seqs=SLOTS, max_model_len=CONTEXT).validate()
     engine = build_engine(config, lambda *_: None)
     info, scheduler = engine.info, engine.scheduler
     scale = replace(CHECK_SCALE, rate=options.rate)
@@ -598,12 +617,13 @@ def main() -> None:
         command = commands.add_parser(name)
         command.add_argument("--runs", type=int, default=5)
         command.add_argument("--seconds", type=float, default=SECONDS)
-        command.add_argument("--vocabulary", type=int, default=4096)
+        command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")
+        command.add_argument("--vocabulary", type=int, default=SHAPES[SHAPE]["vocab_size"])
         command.add_argument("--policies", default=",".join(ROWS))
-        command.add_argument("--serve", nargs="*", default=[], metavar="OPTION", help="model and options of the server")
+        command.add_argument("--serve", nargs="*", default=[], metavar="OPTION", help="of the server")
         command.set_defaults(run=run)
     command = commands.add_parser("check")
-    command.add_argument("--model", default="models/demo")
+    command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")
     command.add_argument("--runs", type=int, default=3)
     command.add_argument("--requests", type=int, default=150)
     command.add_argument("--rate", type=float, default=CHECK_SCALE.rate)

@@ -18,6 +18,20 @@ from torch import Tensor
 
 BYTES = 256  # the tokens before the first word
 SHAPES: dict[str, dict[str, Any]] = {
+    "llama-12m": {  # quick steps, for benchmarks that need many
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 320,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 64,
+        "intermediate_size": 864,
+        "vocab_size": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "mlp_bias": False,
+    },
     "llama-115m": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
