@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from app.client import EngineClient
 from app.collectors import ENGINE_LABELS, EngineCollector
 from app.generation import ABANDONED, Generation
+from app.recent import Recent
 from app.settings import Settings
 from app.streams import Failure, Finished
 from app.tenants import ANYBODY, Tenant
@@ -77,6 +78,7 @@ class Metrics:
         objectives.labels(self._model, "itl").set(settings.slo_itl)
         # By what stands for them inside.
         self.names = {tenant.id: tenant.name for tenant in (ANYBODY, *settings.tenants)}
+        self.recent = Recent(time.monotonic)
         self._slo = settings.slo_ttft, settings.slo_itl
         self._uncounted: list[tuple[tuple[ServiceClass, str], float | None, float]] = []
         # What every token feeds, looked up once: by labels it would cost more than all else that a token costs here.
@@ -103,8 +105,10 @@ class Metrics:
             generated.inc()
             if since_arrival is not None:
                 ttft.observe(since_arrival)
+                self.recent.first(whose[0], since_arrival)
             else:
                 itl.observe(gap)
+                self.recent.gap(whose[0], gap)
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.names[tenant]
@@ -133,8 +137,9 @@ class Metrics:
             elif isinstance(record, Failure):
                 failed = True
                 self._success.labels(*labels, "abort" if record.code == ABANDONED else "error").inc()
-        if not failed and self._is_within_slo(generation):
-            self._good.labels(*labels).inc()
+        is_good = not failed and self._is_within_slo(generation)
+        self._good.labels(*labels).inc(is_good)
+        self.recent.ended(request.service_class, is_good)
 
     def _is_within_slo(self, generation: Generation) -> bool:
         timing, (ttft, itl) = generation.timing, self._slo

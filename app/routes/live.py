@@ -20,7 +20,7 @@ SHORT = 6  # characters of a request's id: enough to follow it, not enough to as
 async def engine_events(request: Request) -> Response:
     """Server-sent snapshots; several a second while something runs. Tells nobody's words and nobody's key."""
     tenant_of(request)
-    client = service_of(request).client
+    client, recent = service_of(request).client, service_of(request).metrics.recent
     newest: asyncio.Queue[tuple[Snapshot, Load]] = asyncio.Queue(maxsize=1)
 
     def take(snapshot: Snapshot, load: Load) -> None:
@@ -34,7 +34,8 @@ async def engine_events(request: Request) -> Response:
         while True:
             snapshot, load = await newest.get()
             now = loop.time()
-            yield b"data: %s\n\n" % msgspec.json.encode(_view(snapshot, load, now, before))
+            view = _view(snapshot, load, now, before) | {"felt": recent.view()}
+            yield b"data: %s\n\n" % msgspec.json.encode(view)
             before = (now, load)
 
     client.watch(take)
@@ -46,11 +47,12 @@ def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load]
     slots: list[dict[str, Any] | None] = [None] * snapshot.total_slots
     for slot in snapshot.slots:
         slots[slot.slot] = _slot(slot)
-    rate = prefill_rate = 0.0
+    rate = prefill_rate = busy = 0.0
     if before is not None and now > before[0]:
         seconds, earlier = now - before[0], before[1].counters
         generated = counters.generated_tokens - earlier.generated_tokens
         rate = generated / seconds
+        busy = min(1.0, max(0.0, load.busy_seconds - before[1].busy_seconds) / seconds)
         prefill_rate = max(0, counters.computed_tokens - earlier.computed_tokens - generated) / seconds
     looked_up = counters.prompt_tokens
     return {
@@ -70,6 +72,7 @@ def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load]
         "page_size": snapshot.page_size,
         "tokens_per_s": rate,
         "prefill_tokens_per_s": prefill_rate,
+        "busy": busy,
         "step_ms": load.step_seconds * 1000,
         "preemptions": {mechanism.value: counters.paused_by(mechanism) for mechanism in Mechanism},
         "prefix_hit_rate": counters.cached_tokens / looked_up if looked_up else 0.0,

@@ -133,6 +133,27 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def pool(files: list[Path]) -> None:
+    """Print the ratios of every run of several files: to the bound and to the best peer of the same round."""
+    rows = [(at, row) for at, file in enumerate(files) for row in json.loads(file.read_text())["rows"]]
+    for streams in sorted({row["streams"] for _, row in rows}):
+        of_bound, over_best = [], []
+        for key in sorted({(at, row["run"]) for at, row in rows if row["streams"] == streams}):
+            speeds = {
+                row["peer"]: row["tokens_per_s"]
+                for at, row in rows
+                if (at, row["run"], row["streams"]) == (*key, streams)
+            }
+            ours, bound = speeds.pop("carousel"), speeds.pop("bound")
+            of_bound.append(ours / bound)
+            over_best.append(ours / max(speeds.values()))
+        print(
+            f"{streams} streams, {len(of_bound)} runs: {statistics.median(over_best):.2f} x the best peer "
+            f"({min(over_best):.2f}-{max(over_best):.2f}), {statistics.median(of_bound):.0%} of the bound "
+            f"({min(of_bound):.0%}-{max(of_bound):.0%})"
+        )
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,6 +166,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--options", nargs=2, action="append", default=[], metavar=("PEER", "ARGUMENTS"), help="added to its command"
     )
+    parser.add_argument("--pool", nargs="+", type=Path, metavar="FILE", help="measure nothing; put results together")
     options = parser.parse_args()
     options.peers = options.peers.split(",")
     options.streams = [int(number) for number in (options.streams or STREAMS[options.model]).split(",")]
@@ -158,6 +180,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Set up, measure, print, keep."""
     options = arguments()
+    if options.pool:
+        pool(options.pool)
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peers are stopped then too
     versions, failed = set_up(options.home, {PEERS[name][0] or "" for name in options.peers})
     comparison = Comparison(SHAPES[options.model]["vocab_size"])

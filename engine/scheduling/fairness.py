@@ -13,7 +13,7 @@ deadline is no lever against others.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -34,8 +34,8 @@ class Account:
 
     __slots__ = ("is_listed", "serial", "served", "waiting", "weight")
 
-    def __init__(self, serial: int, weight: float, order: Order) -> None:
-        self.serial = serial
+    def __init__(self, weight: float, order: Order) -> None:
+        self.serial = 0  # of equals, who began to wait last goes first: the others have had their turn
         self.weight = weight
         self.served = 0.0  # weighted tokens, divided by `weight`; only grows
         self.waiting: SortedKeyList[Sequence, Any] = SortedKeyList(key=order)
@@ -60,6 +60,7 @@ class FairLine:
         self._deadlines: SortedKeyList[Sequence, Any] = SortedKeyList(key=lambda s: (s.request.deadline, s.arrival))
         self._floor = 0.0  # of who last stopped waiting
         self._length = 0
+        self._begun = 0
 
     def __len__(self) -> int:
         return self._length
@@ -69,12 +70,16 @@ class FairLine:
         """That ever waited here."""
         return len(self._accounts)
 
+    def accounts(self) -> Iterable[Account]:
+        """Of all that ever waited here."""
+        return self._accounts.values()
+
     def account(self, sequence: Sequence) -> Account:
         """Of the tenant of `sequence`."""
         request = sequence.request
         account = self._accounts.get(request.tenant)
         if account is None:
-            account = self._accounts[request.tenant] = Account(len(self._accounts), request.weight, self._order)
+            account = self._accounts[request.tenant] = Account(request.weight, self._order)
         account.weight = request.weight
         return account
 
@@ -82,6 +87,8 @@ class FairLine:
         """Let it wait; returns its tenant's account."""
         account = self.account(sequence)
         if not account.waiting:
+            self._begun += 1
+            account.serial = -self._begun
             least = self._least()
             account.served = max(account.served, least.served if least is not None else self._floor)
             if not account.is_listed:

@@ -85,4 +85,4 @@ def test_goodput_stands_beside_its_objectives():
             series = catalogue(lines)
             assert series["carousel:slo_seconds"].values["objective"] == {"ttft", "itl"}
             found = [line for line in lines.splitlines() if line.startswith("carousel:requests_within_slo_total{")]
-            assert len(found) == good
+            assert [float(line.rsplit(" ", 1)[1]) for line in found] == [good]

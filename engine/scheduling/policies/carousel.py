@@ -1,6 +1,8 @@
 """Ours. The rules, stated:
 
-1. A waiting sequence may pause running ones of a lower class, never of its own.
+1. A waiting sequence may pause running ones of a lower class. Of its own class it may pause those of another tenant
+   that has more slots than its share, as long as its own tenant has less: nobody waits for the end of somebody else's
+   flood. A share is the slots by weight among the tenants of the class that run or wait.
 2. Inside a class tenants take turns by the service they had (`engine.scheduling.fairness`); a tenant's own go by
    priority, then deadline, then arrival.
 3. The victim is of the lowest class. In it the oldest is spared, so that memory pressure cannot livelock; then whoever
@@ -35,7 +37,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
-from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
+from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, Account, FairLine
 from engine.scheduling.policy import Policy, Pressure, Shares, Stage
 from engine.scheduling.sequence import Sequence, State
 from engine.types import Cause, ServiceClass
@@ -139,7 +141,8 @@ class Carousel(Policy):
             sequence = next((line.head() for line in self._lines.values() if line), None)
             if sequence is None:
                 return
-            if not stage.try_start(sequence, self._may_be_moved(stage, sequence.service_class + 1)):
+            movable = self._may_be_moved(stage, sequence.service_class + 1)
+            if not stage.try_start(sequence, movable + self._beyond_their_share(stage, sequence)):
                 return
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -244,6 +247,27 @@ class Carousel(Policy):
 
     def _has_overdue_slot(self, stage: Stage) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
+
+    def _beyond_their_share(self, stage: Stage, sequence: Sequence) -> list[Sequence]:
+        """Rule 1: what tenants of its class run beyond their share, the latest of each, for one that has less."""
+        line, mine = self._lines[sequence.service_class], sequence.account
+        if line.num_tenants < 2:
+            return []
+        running: dict[Account, list[Sequence]] = {}
+        for s in stage.running:
+            if s.service_class == sequence.service_class:
+                running.setdefault(s.account, []).append(s)
+        tenants = {*running, *(account for account in line.accounts() if account.waiting)}
+        slots_by_weight = self.config.max_num_seqs / sum(account.weight for account in tenants)
+        if len(running.get(mine, ())) + 1 > max(1.0, slots_by_weight * mine.weight):
+            return []
+        movable = {id(s) for s in stage.movable() if not s.is_protected}
+        beyond: list[Sequence] = []
+        for account, theirs in running.items():
+            more = len(theirs) - math.ceil(max(1.0, slots_by_weight * account.weight))
+            if account is not mine and more > 0:
+                beyond += [s for s in theirs if id(s) in movable][-more:]
+        return beyond
 
     def _may_be_moved(self, stage: Stage, from_class: int) -> list[Sequence]:
         if from_class > BATCH:

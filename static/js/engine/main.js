@@ -1,7 +1,7 @@
 // Owns the start of the engine page: one snapshot in, every part shown.
 import { setUpTheme } from "../appearance.js";
 import { byId } from "../dom.js";
-import { showFigures, showLine, showPages, showPauses, showTable, summary } from "./panels.js";
+import { showFelt, showFigures, showLine, showPages, showPauses, showTable, summary } from "./panels.js";
 import { Pauses } from "./pauses.js";
 import { Ring } from "./ring.js";
 import { watch } from "./source.js";
@@ -37,6 +37,7 @@ watch(
     if (performance.now() - readAt < READ_EVERY && readAt) return;
     readAt = performance.now();
     byId("ring-label").textContent = summary(snapshot);
+    showFelt(snapshot);
     if (table.open) showTable(snapshot);
   },
   (state) => {

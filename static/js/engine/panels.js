@@ -21,6 +21,7 @@ export function showFigures(snapshot) {
   set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
   set("batch", `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`);
   set("finished", number(finished));
+  set("busy", `${Math.round(snapshot.busy * 100)} %`);
   set("hits", `${Math.round(hits * 100)} %`);
   const busy = slots.filter(Boolean);
   for (const name of CLASSES) set(`count-${name}`, busy.filter((slot) => slot.class === name).length);
@@ -100,6 +101,22 @@ export function showPauses(events, { swap, partial, recompute }) {
   }
   while (list.children.length > MOST_EVENTS) list.lastChild.remove();
   byId("events-none").hidden = list.children.length > 0;
+}
+
+const milliseconds = (ms) => (ms === null ? "–" : ms < 9.95 ? `${ms.toFixed(1)} ms` : ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+
+/** @param {any} snapshot */
+export function showFelt({ felt }) {
+  const body = byId("felt-body");
+  CLASSES.forEach((name, i) => {
+    const row = body.children[i] ?? body.appendChild(h("tr", { "data-class": name }, h("th", { scope: "row" }, h("i", { class: "dot" }), name), ...Array.from({ length: 6 }, () => h("td"))));
+    const { ttft_ms: first, itl_ms: gap, requests, good } = felt[name];
+    const texts = [...first.map(milliseconds), ...gap.map(milliseconds), number(requests), good === null ? "–" : `${Math.round(good * 100)} %`];
+    texts.forEach((text, k) => {
+      const cell = row.children[k + 1];
+      if (cell.textContent !== text) cell.textContent = text;
+    });
+  });
 }
 
 /** @param {any} snapshot */

@@ -6,15 +6,17 @@ export class Smooth {
   #t = -1;
   #decode = 0;
   #prefill = 0;
+  #busy = 0;
 
   /** The snapshot with its rates averaged; everything else stays as the engine said it. @param {any} snapshot */
   read(snapshot) {
-    const { t, tokens_per_s: decode, prefill_tokens_per_s: prefill } = snapshot;
+    const { t, tokens_per_s: decode, prefill_tokens_per_s: prefill, busy = 0 } = snapshot;
     const share = this.#t < 0 || t < this.#t ? 1 : 1 - Math.exp(-(t - this.#t) / SECOND);
     this.#t = t;
     this.#decode += (decode - this.#decode) * share;
     this.#prefill += (prefill - this.#prefill) * share;
+    this.#busy += (busy - this.#busy) * share;
     const calm = (value) => (value < 0.5 ? 0 : value);
-    return { ...snapshot, tokens_per_s: calm(this.#decode), prefill_tokens_per_s: calm(this.#prefill) };
+    return { ...snapshot, tokens_per_s: calm(this.#decode), prefill_tokens_per_s: calm(this.#prefill), busy: this.#busy };
   }
 }

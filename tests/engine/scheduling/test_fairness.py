@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.scheduling.fairness import DEADLINE_SLACK, OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
 from engine.scheduling.sequence import Sequence
-from engine.types import Cause, Request, SamplingParams, ServiceClass
+from engine.types import Cause, Mechanism, Request, SamplingParams, ServiceClass
 from tests.engine.scheduling.history import History
 
 B = ServiceClass.BATCH
@@ -70,7 +70,7 @@ def test_the_service_of_two_backlogged_tenants_differs_by_no_more_than_the_publi
 
 
 def test_a_flood_does_not_keep_another_tenant_waiting():
-    """A hundred requests of one tenant stand before the only one of another; it is next."""
+    """A hundred requests of one tenant stand before the only one of another; it is next, also for a lone slot."""
     history = History(slots=1, pages=16)
     for _ in range(100):
         history.arrive([1, 2, 3], 4, tenant="flood")
@@ -80,6 +80,37 @@ def test_a_flood_does_not_keep_another_tenant_waiting():
     for _ in range(8):
         history.step()
     assert len(history.texts[name, 0]) == 2
+    history.end()
+
+
+def test_a_tenant_that_has_less_than_its_share_of_slots_does_not_wait_for_another_s_to_become_free():
+    """One of the flood's is paused in the very next step, until each tenant has its two of four slots, and no more."""
+    history = History(slots=4, pages=64, max_num_batched_tokens=200)
+    for number in range(8):
+        history.arrive([number], 40, tenant="flood")
+    history.step()
+    calm = [history.arrive([50 + number], 40, tenant="calm") for number in range(3)]
+    history.step()
+    assert len(history.texts[calm[0], 0]) == 1
+    for _ in range(20):
+        history.step()
+    assert [s.request.tenant for s in history.scheduler.running].count("calm") == 2
+    assert sum(map(history.scheduler.load().counters.paused_by, Mechanism)) == 2
+    history.end()
+
+
+@pytest.mark.parametrize(("weight", "slots"), [(1.0, 2), (3.0, 3), (1 / 3, 1)])
+def test_a_share_of_the_slots_is_by_weight_and_at_least_one(weight: float, slots: int):
+    """Four slots in all."""
+    history = History(slots=4, pages=64, max_num_batched_tokens=200)
+    for number in range(8):
+        history.arrive([number], 40, tenant="flood")
+    history.step()
+    for number in range(4):
+        history.arrive([50 + number], 40, tenant="calm", weight=weight)
+    for _ in range(20):
+        history.step()
+    assert [s.request.tenant for s in history.scheduler.running].count("calm") == slots
     history.end()
 
 
