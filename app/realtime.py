@@ -29,7 +29,7 @@ from app.schemas.realtime import (
     SessionUpdate,
     parse_event,
 )
-from app.service import Service
+from app.service import Service, new_stream_id
 from app.status import status_view
 from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
 from app.tenants import Tenant
@@ -212,13 +212,14 @@ class Session:
             self._check_room(0)
         if len(self._responses) >= MAX_RESPONSES:
             raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
-        response = _Response(_new_id("resp"), _Item(_new_id("item"), "assistant", "", "in_progress"), asked)
+        stream_id = new_stream_id()  # its account is found by the response's id
+        response = _Response(f"resp_{stream_id}", _Item(_new_id("item"), "assistant", "", "in_progress"), asked)
         turns = self._turns(asked)
         if in_conversation:
             self._writing = response.id
         self._responses[response.id] = response
         try:
-            response.generation = await self._start(asked, turns)
+            response.generation = await self._start(asked, turns, stream_id)
         except ApiError:
             self._forget(response)
             raise
@@ -243,7 +244,7 @@ class Session:
             raise ApiError(400, "there is nothing to answer: create an item first", code="empty_conversation")
         return turns
 
-    async def _start(self, asked: ResponseFields, turns: list[dict[str, str]]) -> Generation:
+    async def _start(self, asked: ResponseFields, turns: list[dict[str, str]], stream_id: str) -> Generation:
         service_class = self.service.admit(self.tenant, self.tenant.highest)
         prompt = await self.service.encode_chat(turns)
         limit = asked.max_output_tokens or self._fields.max_output_tokens or "inf"
@@ -268,6 +269,7 @@ class Session:
             encoder=_NoEncoder(),
             tenant=self.tenant,
             deadline_ms=asked.deadline_ms,
+            stream_id=stream_id,
         )
 
     def _cancel(self, response_id: str | None) -> None:

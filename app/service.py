@@ -32,6 +32,11 @@ THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thr
 MAX_GRACE = 120.0  # seconds an answer may go on without a reader
 
 
+def new_stream_id() -> str:
+    """That nobody can guess."""
+    return secrets.token_hex(12)
+
+
 @dataclass
 class Service:
     """The server's parts, made in `app.server` and reached by handlers through `request.app.state`."""
@@ -162,10 +167,12 @@ class Service:
         n: int = 1,
         grace: float = 0.0,
         deadline_ms: int | None = None,
+        stream_id: str | None = None,
     ) -> Generation:
-        """Queue a request and make its stream findable. Raises `ApiError`."""
+        """Queue a request and make its stream findable, by `stream_id` where that was told already. Raises
+        `ApiError`."""
         self.admit(tenant, service_class, len(prompt))
-        stream_id = secrets.token_hex(12)
+        stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
         request = Request(
             id=stream_id,

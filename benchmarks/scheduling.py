@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import time
@@ -207,7 +208,9 @@ def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
 CALM, FLOOD = "calm", "flood"
 
 
-async def _tenant_window(server: Serving, options: argparse.Namespace, flood: int, seed: int) -> dict[str, Any]:
+async def _tenant_window(
+    server: Serving, options: argparse.Namespace, flood: int, seed: int
+) -> tuple[list[float], list[float], list[float]]:
     """The calm tenant asks as a Poisson process; `flood` callers of the other never stop."""
     dice, stopping, number = random.Random(seed), False, seed * 1_000_000
 
@@ -234,40 +237,47 @@ async def _tenant_window(server: Serving, options: argparse.Namespace, flood: in
     answers = await asyncio.gather(*tasks)
     stopping = True
     await asyncio.gather(*callers)
-    row = figures(
-        [a[1] - a[0] for a in answers], [b - a for m in answers for a, b in pairwise(m[1 : PERSON["answer"] + 1])]
-    )
-    row["e2e_p99"] = 1000 * percentile([a[PERSON["answer"]] - a[0] for a in answers], 0.99)
-    return row
+    answers = [moments[: PERSON["answer"] + 1] for moments in answers]
+    gaps = [after - before for moments in answers for before, after in pairwise(moments[1:])]
+    return [a[1] - a[0] for a in answers], gaps, [a[-1] - a[0] for a in answers]
 
 
 def tenants(options: argparse.Namespace) -> None:
-    """The calm tenant alone on half of the slots, which is its fair share, and beside the flood on all of them."""
+    """The calm tenant alone on half of the machine (slots and cores), which is its fair share; alone on half of the
+    slots, with all cores; and beside the flood on all of it."""
     rows: list[dict[str, Any]] = []
+    pooled: dict[str, tuple[list[float], list[float], list[float]]] = {}
     serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
+    cores = max(1, len(os.sched_getaffinity(0)) // 2)
+    parts: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
+        ("alone on half of the machine", SLOTS // 2, 0, ("--threads", str(cores))),
+        ("alone on half of the slots", SLOTS // 2, 0, ()),
+        ("beside a flood", SLOTS, 4 * SLOTS, ()),
+        ("beside a flood, fcfs", SLOTS, 4 * SLOTS, ROWS["fcfs"]),
+    )
     for run in range(options.runs):
-        for name, slots, flood, more in (
-            ("fair share alone", SLOTS // 2, 0, ()),
-            ("beside a flood", SLOTS, 4 * SLOTS, ()),
-            ("beside a flood, fcfs", SLOTS, 4 * SLOTS, ROWS["fcfs"]),
-        ):
+        for name, slots, flood, more in parts:
             with Serving(*serve, "--max-num-seqs", str(slots), *more) as server:
-                row = {"run": run, "part": name} | asyncio.run(_tenant_window(server, options, flood, run + 1))
-            rows.append(row)
-            print(row, flush=True)
-    summary: dict[str, Any] = {}
+                measured = asyncio.run(_tenant_window(server, options, flood, run + 1))
+            for pool, values in zip(pooled.setdefault(name, ([], [], [])), measured, strict=True):
+                pool.extend(values)
+            rows.append({"run": run, "part": name, **tenant_figures(*measured)})
+            print(rows[-1], flush=True)
+    summary: dict[str, Any] = {name: tenant_figures(*pooled[name]) for name, *_ in parts}
     for name in ("beside a flood", "beside a flood, fcfs"):
-        for figure in ("ttft_p99", "itl_p99", "e2e_p99"):
-            pairs = [
-                (
-                    next(r for r in rows if r["run"] == run and r["part"] == part)[figure]
-                    for part in (name, "fair share alone")
-                )
-                for run in range(options.runs)
-            ]
-            summary[f"{name}, {figure}"] = spread([a / b for a, b in pairs])
+        for alone in ("alone on half of the machine", "alone on half of the slots"):
+            ratios = {key: summary[name][key] / summary[alone][key] for key in ("ttft_p99", "itl_p99", "e2e_p99")}
+            summary[f"{name}, over {alone}"] = ratios
     print(json.dumps(summary, indent=1))
     save("scheduling_tenants", vars(options), rows, summary)
+
+
+def tenant_figures(firsts: list[float], gaps: list[float], whole: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    return figures(firsts, gaps) | {
+        "e2e_p50": 1000 * statistics.median(whole),
+        "e2e_p99": 1000 * percentile(whole, 0.99),
+    }
 
 
 # Overload ---------------------------------------------------------------------------------------------------------

@@ -20,19 +20,24 @@ QUESTIONS = (
 )
 
 
-def ask(url: str, number: int, tier: str, tokens: int) -> None:
-    """One request of the crowd; its answer is read to the end."""
-    body = {
-        "messages": [{"role": "user", "content": f"Tell me a long story about {number} foxes."}],
-        "max_tokens": tokens,
-        "service_tier": tier,
-        "ignore_eos": True,
-        "seed": number,
-    }
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    urllib.request.urlopen(request).read()
+CROWD = (("flex", 500, 16), ("default", 300, 5), ("priority", 60, 4))  # tier, tokens of an answer, callers
+
+
+def ask(url: str, number: int, tier: str, tokens: int, enough: threading.Event) -> None:
+    """One of the crowd: its next request follows its last answer."""
+    while not enough.is_set():
+        number += 1000
+        body = {
+            "messages": [{"role": "user", "content": f"Tell me a long story about {number} foxes."}],
+            "max_tokens": tokens,
+            "service_tier": tier,
+            "ignore_eos": True,
+            "seed": number,
+        }
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        urllib.request.urlopen(request).read()
 
 
 def chat(page: Page, url: str, name: str) -> None:
@@ -59,19 +64,21 @@ def main() -> None:
         for scheme in ("light", "dark"):
             context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
             chat(context.new_page(), url, f"chat-{scheme}.png")
-            crowd = [("flex", 500, 10), ("default", 300, 4), ("priority", 120, 3)]
+            enough = threading.Event()
             threads = [
-                threading.Thread(target=ask, args=(url, 100 * i + j, tier, tokens))
-                for i, (tier, tokens, count) in enumerate(crowd)
+                threading.Thread(target=ask, args=(url, 100 * i + j, tier, tokens, enough))
+                for i, (tier, tokens, count) in enumerate(CROWD)
                 for j in range(count)
             ]
             page = context.new_page()
+            page.set_viewport_size({"width": 1280, "height": 980})
             page.goto(f"{url}/engine")
             for thread in threads:
                 thread.start()
                 page.wait_for_timeout(120)
-            page.wait_for_timeout(1500)
+            page.wait_for_timeout(4000)
             page.screenshot(path=IMAGES / f"engine-{scheme}.png")
+            enough.set()
             for thread in threads:
                 thread.join()
             context.close()

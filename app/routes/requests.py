@@ -18,7 +18,7 @@ from app.streams import CursorRefused
 async def account_of(request: Request) -> Response:
     """The id is a stream's, or an answer's, which is the same behind a prefix."""
     owner = tenant_of(request).id
-    stream_id = request.path_params["request_id"].rpartition("-")[2]
+    stream_id = request.path_params["request_id"].replace("_", "-").rpartition("-")[2]
     try:
         generation = service_of(request).registry.get(stream_id, owner)
     except CursorRefused:

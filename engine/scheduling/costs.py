@@ -26,10 +26,6 @@ class Costs:
         """Until `tokens` have gone through the model."""
         return tokens / self.prefill_tokens_per_second
 
-    def step_seconds(self, decodes: int, prompt_tokens: int) -> float:
-        """Of a step that carries so much."""
-        return self.decode_seconds + max(0, decodes - 1) * self.row_seconds + self.prefill_seconds(prompt_tokens)
-
     def least_seconds(self, sequence: Sequence, cached_tokens: int = 0) -> float:
         """What is left of `sequence` cannot be done in less, alone on the machine and with luck: what it has said may
         be all but its last token, unless its caller asked for more."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
+from engine.scheduling.pace import Pace
 from engine.scheduling.sequence import Sequence
 from engine.types import Cause, Mechanism
 
@@ -65,6 +66,7 @@ class Policy(ABC):
     def __init__(self, config: EngineConfig, costs: Costs) -> None:
         self.config = config
         self.costs = costs
+        self.pace = Pace(costs)
 
     @property
     def step_seconds(self) -> float:

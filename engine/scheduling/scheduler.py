@@ -186,6 +186,11 @@ class Scheduler:
         self.totals.add("computed_tokens", flight.num_tokens)
         self.totals.add("generated_tokens", len(outcome.sampled))
 
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """How long a step took."""
+        if batch.decodes and not (batch.chunks or batch.swap_in or batch.swap_out or batch.copies):
+            self.policy.pace.observe(len(batch.decodes), seconds)
+
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
         return self._news.take()

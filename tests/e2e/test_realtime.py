@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 
 import openai
 import pytest
@@ -47,6 +48,17 @@ async def raw(server):
         client = Raw(socket)
         await client.until("session.created")
         yield client
+
+
+async def test_the_account_of_a_response_is_found_by_its_id(raw, server):
+    """While it can be read and after."""
+    item = {**LONG, "content": [{"type": "input_text", "text": "Hello!"}]}
+    await raw.send(type="conversation.item.create", item=item)
+    await raw.send(type="response.create")
+    done = await raw.until("response.done")
+    url = f"{server.url}/v1/requests/{done['response']['id']}"
+    account = json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(url).read()))
+    assert (account["class"], account["state"]) == ("interactive", "ended")
 
 
 async def test_openai_s_realtime_client_holds_a_conversation(server):

@@ -23,8 +23,8 @@
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
    a class share them by their tenants' turns.
 8. While anybody of a higher class is served, those of lower ones ride along as far as they stretch a step by no more
-   than `config.stretch`, by the measured cost of a row; at least one in `OVERDUE_SHARE` does, in turn, and so do a few
-   tokens of their prompts. Where a row costs next to nothing, as on a GPU, all ride.
+   than `config.stretch`, by what rows were seen to cost (`engine.scheduling.pace`); at least one in `OVERDUE_SHARE`
+   does, in turn, and so do a few tokens of their prompts. Where a row costs next to nothing, as on a GPU, all ride.
 """
 
 from __future__ import annotations
@@ -162,12 +162,13 @@ class Carousel(Policy):
         after = others[len(first) :]
         prompts = [(overdue, max(1, budget // OVERDUE_SHARE) if others else budget)] if overdue else []
         prompts.append((self._in_turn(first), budget))
-        if not self.costs.row_seconds or not (lower or after) or (len(lower) == len(decodes) and not first):
+        if not self.pace.row_seconds or not (lower or after) or (len(lower) == len(decodes) and not first):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
         tokens = min(budget, sum(s.num_uncomputed for s in first))
-        spare = (self.config.stretch - 1) * self.costs.step_seconds(len(decodes) - len(lower), tokens)
-        rows = max(-(-len(lower) // OVERDUE_SHARE), int(min(spare / self.costs.row_seconds, len(lower))))
-        spare -= rows * self.costs.row_seconds
+        people = self.pace.step_seconds(len(decodes) - len(lower)) + self.costs.prefill_seconds(tokens)
+        spare = (self.config.stretch - 1) * people
+        rows = max(-(-len(lower) // OVERDUE_SHARE), int(min(spare / self.pace.row_seconds, len(lower))))
+        spare -= rows * self.pace.row_seconds
         tokens = int(min(spare * self.costs.prefill_tokens_per_second, budget))
         prompts.append((self._in_turn(after), max(LEAST_RIDING, tokens)))
         if rows >= len(lower):

@@ -1,0 +1,59 @@
+"""What steps cost is learnt from those that were made."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.scheduling.costs import Costs
+from engine.scheduling.pace import Pace
+
+
+def costs(decode: float, row: float) -> Costs:
+    return Costs(1e4, 1e3, decode, row)
+
+
+def test_it_begins_with_what_was_measured_at_start():
+    """A step with one row, and what each further one adds."""
+    pace = Pace(costs(0.010, 0.002))
+    assert [pace.step_seconds(rows) for rows in (1, 2, 8)] == pytest.approx([0.010, 0.012, 0.024])
+
+
+def test_a_first_guess_that_was_wrong_is_put_right_by_the_steps_that_follow():
+    """The machine was twice as slow when it started, and rows looked free."""
+    pace, dice = Pace(costs(0.004, 0.0)), random.Random(1)
+    for _ in range(1500):
+        rows = dice.randint(1, 8)
+        pace.observe(rows, (0.0018 + 0.0003 * rows) * dice.uniform(0.9, 1.2))
+    assert pace.step_seconds(1) == pytest.approx(0.0022, rel=0.1)
+    assert pace.step_seconds(8) == pytest.approx(0.0044, rel=0.1)
+
+
+def test_a_step_that_was_held_up_by_something_else_teaches_nothing():
+    """Nor one that took no time, as in a test."""
+    pace = Pace(costs(0.010, 0.001))
+    for seconds in (1.0, 0.0, -1.0):
+        pace.observe(3, seconds)
+    assert pace.step_seconds(3) == pytest.approx(0.012)
+
+
+def test_the_price_of_a_row_is_kept_where_steps_have_all_the_same_rows():
+    """It cannot be told from them; what a step takes can."""
+    pace = Pace(costs(0.010, 0.001))
+    for _ in range(5000):
+        pace.observe(8, 0.034)
+    assert pace.row_seconds > 0
+    assert pace.step_seconds(8) == pytest.approx(0.034, rel=0.02)
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 64), st.floats(0, 10)), max_size=60), decode=st.floats(0, 1))
+def test_no_history_makes_a_step_or_a_row_cost_less_than_nothing(steps, decode):
+    """Whatever was seen."""
+    pace = Pace(costs(decode, decode / 10))
+    for rows, seconds in steps:
+        pace.observe(rows, seconds)
+        assert pace.row_seconds >= 0
+        assert all(pace.step_seconds(n) >= 0 for n in (1, 8, 64))
