@@ -49,6 +49,8 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.token_latency
 	@$(BIN)/python -m benchmarks.scheduler_cost
+	@for part in live tenants overload check "million --requests 125000"; do \
+		$(BIN)/python -m benchmarks.scheduling $$part || exit 1; done
 	@$(BIN)/python -m benchmarks.start
 
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
