@@ -71,7 +71,7 @@ def main() -> None:
                 for j in range(count)
             ]
             page = context.new_page()
-            page.set_viewport_size({"width": 1280, "height": 980})
+            page.set_viewport_size({"width": 1280, "height": 1130})
             page.goto(f"{url}/engine")
             for thread in threads:
                 thread.start()

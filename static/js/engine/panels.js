@@ -2,7 +2,10 @@
 import { byId, h } from "../dom.js";
 import { sentence } from "./pauses.js";
 
-const CAUSES = { slots: "no free seat", pages: "no free pages", budget: "step is full", fairness: "others had less" };
+const CAUSES = {
+  step: "next step", order: "others first", slots: "no free seat", pages: "no free pages", budget: "step is full",
+  fairness: "others had less", deadline: "an earlier deadline", batch: "batch not complete",
+};
 const CLASSES = ["interactive", "standard", "batch"];
 const MOST_CELLS = 288;
 const MOST_EVENTS = 40;
