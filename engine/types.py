@@ -150,7 +150,9 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     phase: Phase
     position: int = 0  # queued, paused: 1 = next
     cause: Cause | None = None  # queued, paused, prefill: what it waits for
-    by: ServiceClass | None = None  # paused: the class it made room for; None when memory ran short among equals
+    by: ServiceClass | None = (
+        None  # paused: the class of whom it made room for; None when memory ran short among equals
+    )
     mechanism: Mechanism | None = None  # paused
     why: str = ""  # paused: why this one and no other
     cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache

@@ -58,7 +58,7 @@ class Worker:
             for message in self._channel.receive(self._patience()):
                 self._handle(message)
             events: list[Event] = []
-            if self._engine.has_work and not self._engine.seconds_to_step():
+            if self._engine.seconds_to_step() == 0.0:
                 events = self._engine.step()
             events += self._engine.scheduler.take_events()
             events += self._refused

@@ -36,8 +36,15 @@ class News:
             )
         )
 
-    def tell_end(self, sequence: Sequence, now: float, finish: FinishReason, message: str = "", code: str = "") -> None:
-        """It ends without a token. `code` names the parameter that asked for it, where one did."""
+    def tell_end(
+        self,
+        sequence: Sequence,
+        now: float,
+        finish: FinishReason,
+        message: str = "",
+        code: str = "",
+        param: str | None = None,
+    ) -> None:
+        """It ends without a token."""
         self.tell(sequence, Phase.ENDED, now)
-        param = "deadline_ms" if code == "deadline_exceeded" else None
         self.events.append(EndEvent(sequence.request.id, sequence.choice, finish, message, code, param))

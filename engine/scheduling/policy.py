@@ -137,8 +137,9 @@ class Policy(ABC):
         """Whom to pause, of those that may be; there is at least one."""
 
     @abstractmethod
-    def why_victim(self, victim: Sequence) -> str:
-        """Why it and no other, in words that tell nothing of anybody else."""
+    def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
+        """Why it and no other, in words that tell nobody else's name or words. `made_for`: who gets its place, where it
+        is not memory that ran short among equals."""
 
     def mechanism(self, sequence: Sequence, pressure: Pressure) -> Mechanism:
         """How it keeps what it computed: the cheapest way."""

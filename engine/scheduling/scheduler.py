@@ -23,7 +23,7 @@ from engine.scheduling.news import News
 from engine.scheduling.pages import HostPool, PagePool
 from engine.scheduling.policy import Policy, Pressure
 from engine.scheduling.sequence import Sequence, State
-from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, ServiceClass, TokenEvent
+from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, TokenEvent
 
 POSITIONS_TOLD = 32  # how many of those who wait are told their place when it changes
 FORESEEABLE = (Cause.ORDER, Cause.FAIRNESS, Cause.DEADLINE, Cause.BATCH)  # of who is not the first of its line
@@ -99,14 +99,15 @@ class Scheduler:
         sequence: Sequence,
         now: float,
         *,
-        by: ServiceClass | None = None,
+        made_for: Sequence | None = None,
         mechanism: Mechanism | None = None,
         pressure: Pressure | None = None,
     ) -> None:
-        """Take slot and pages from a running sequence; it waits to go on. Without `mechanism` the policy chooses."""
+        """Take slot and pages from a running sequence, for `made_for` or, without, as memory ran short among equals; it
+        waits to go on. Without `mechanism` the policy chooses."""
         assert sequence.state is State.RUNNING and not self.moves.has_joined(sequence.slot), sequence
         mechanism = mechanism or self.policy.mechanism(sequence, pressure or self._pressure(0))
-        why = self.policy.why_victim(sequence)
+        why = self.policy.why_victim(sequence, made_for)
         if mechanism is Mechanism.SWAP:
             written = sequence.page_table[: -(-sequence.num_computed // self.config.page_size)]
             sequence.host_pages = self.host.allocate(len(written))
@@ -117,7 +118,8 @@ class Scheduler:
         self.totals.preempted(sequence.service_class, mechanism)
         self._vacate(sequence)
         sequence.state = State.PAUSED
-        sequence.paused_by, sequence.mechanism, sequence.paused_why = by, mechanism, why
+        sequence.paused_by = made_for.service_class if made_for is not None else None
+        sequence.mechanism, sequence.paused_why = mechanism, why
         sequence.num_published = sequence.told_position = 0
         if sequence.num_generated - sequence.waiting_from >= self.config.min_share:
             sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
@@ -136,7 +138,7 @@ class Scheduler:
         self.moves.spent_host_pages = []
         for sequence, why in self._deadlines.too_late(now):
             self.totals.add("late")
-            self._news.tell_end(sequence, now, FinishReason.ERROR, why, "deadline_exceeded")
+            self._news.tell_end(sequence, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
             self._finish(sequence, now)
         self.policy.begin_step(now)
         # Before anybody grows: who is paused for memory belongs to the batch that runs.
@@ -347,12 +349,8 @@ class Scheduler:
                     continue
                 pressure = self._pressure(1)
                 victim = self.policy.victim(self.policy.may_make_way(sequence, self.running), pressure)
-                self.pause(victim, now, by=self._for_whom(victim, sequence), pressure=pressure)
-
-    @staticmethod
-    def _for_whom(victim: Sequence, sequence: Sequence) -> ServiceClass | None:
-        """The class that `victim` makes room for; None where memory ran short among equals."""
-        return sequence.service_class if victim.service_class > sequence.service_class else None
+                is_lower = victim.service_class > sequence.service_class
+                self.pause(victim, now, made_for=sequence if is_lower else None, pressure=pressure)
 
     def _leave_waiting(self, sequence: Sequence, cause: Cause, now: float) -> bool:
         """It is the first of its line, and lacks something."""
@@ -401,7 +399,7 @@ class Scheduler:
             pressure = self._pressure(lacking() + margin)
             victim = self.policy.victim(movable, pressure)
             movable.remove(victim)
-            self.pause(victim, now, by=self._for_whom(victim, sequence), pressure=pressure)
+            self.pause(victim, now, made_for=sequence, pressure=pressure)
         return True
 
     def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:

@@ -61,7 +61,7 @@ class _Line(Policy):
         """The last by rank."""
         return max(candidates, key=self.rank)
 
-    def why_victim(self, victim: Sequence) -> str:
+    def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
         """By rank."""
         return "it was the last of those who ran"
 

@@ -133,7 +133,8 @@ class Carousel(Policy):
         while True:
             overdue = self._overdue.head() if self._overdue and self._has_overdue_slot(stage) else None
             if overdue is not None:
-                if stage.try_start(overdue, self._may_be_moved(stage, overdue.service_class)):
+                movable = self._movable(stage)
+                if stage.try_start(overdue, [s for s in movable if s.service_class >= overdue.service_class]):
                     overdue.share_left, overdue.has_claim = self.config.min_share, True
                     continue
                 if overdue.cause is Cause.PAGES and now >= overdue.due + self._max_wait[overdue.service_class]:
@@ -141,8 +142,9 @@ class Carousel(Policy):
             sequence = next((line.head() for line in self._lines.values() if line), None)
             if sequence is None:
                 return
-            movable = self._may_be_moved(stage, sequence.service_class + 1)
-            if not stage.try_start(sequence, movable + self._beyond_their_share(stage, sequence)):
+            movable = self._movable(stage)
+            lower = [s for s in movable if s.service_class > sequence.service_class]
+            if not stage.try_start(sequence, lower + self._beyond_their_share(stage, sequence, movable)):
                 return
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -157,7 +159,7 @@ class Carousel(Policy):
         budget = self.prompt_tokens(len(paced))
         # Who was let in in time is not overdue for a while: most steps have nobody in this list.
         overdue = [s for s in prefilling if s.is_protected or now >= s.due]
-        others = [s for s in prefilling if s not in overdue] if overdue else prefilling
+        others = [s for s in prefilling if not (s.is_protected or now >= s.due)] if overdue else prefilling
         first = [s for s in others if s.service_class == highest]
         after = others[len(first) :]
         prompts = [(overdue, max(1, budget // OVERDUE_SHARE) if others else budget)] if overdue else []
@@ -216,10 +218,14 @@ class Carousel(Policy):
 
         return min(candidates, key=order)
 
-    def why_victim(self, victim: Sequence) -> str:
-        """Rule 3."""
+    def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
+        """Rules 1, 3 and 6."""
         if victim.is_protected:
             return "nobody else could be paused, though its claim to a minimum share was not over"
+        if made_for is not None and made_for.service_class == victim.service_class:
+            if made_for.is_overdue:
+                return "one of its class had waited past its bound, and pausing this one cost the least"
+            return "its tenant had more slots than its share while another of its class had less"
         return "of the lowest class that ran, pausing it cost the least"
 
     # What was done ------------------------------------------------------------------------------------------------
@@ -249,7 +255,7 @@ class Carousel(Policy):
     def _has_overdue_slot(self, stage: Stage) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
 
-    def _beyond_their_share(self, stage: Stage, sequence: Sequence) -> list[Sequence]:
+    def _beyond_their_share(self, stage: Stage, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
         """Rule 1: what tenants of its class run beyond their share, the latest of each, for one that has less."""
         line, mine = self._lines[sequence.service_class], sequence.account
         if line.num_tenants < 2:
@@ -262,15 +268,15 @@ class Carousel(Policy):
         slots_by_weight = self.config.max_num_seqs / sum(account.weight for account in tenants)
         if len(running.get(mine, ())) + 1 > max(1.0, slots_by_weight * mine.weight):
             return []
-        movable = {id(s) for s in stage.movable() if not s.is_protected}
+        may_move = {id(s) for s in movable}
         beyond: list[Sequence] = []
         for account, theirs in running.items():
             more = len(theirs) - math.ceil(max(1.0, slots_by_weight * account.weight))
             if account is not mine and more > 0:
-                beyond += [s for s in theirs if id(s) in movable][-more:]
+                beyond += [s for s in theirs if id(s) in may_move][-more:]
         return beyond
 
-    def _may_be_moved(self, stage: Stage, from_class: int) -> list[Sequence]:
-        if from_class > BATCH:
-            return []
-        return [s for s in stage.movable() if s.service_class >= from_class and not s.is_protected]
+    @staticmethod
+    def _movable(stage: Stage) -> list[Sequence]:
+        """Rule 6: not who has a claim."""
+        return [s for s in stage.movable() if not s.is_protected]

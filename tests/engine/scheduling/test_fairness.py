@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.scheduling.fairness import DEADLINE_SLACK, OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
 from engine.scheduling.sequence import Sequence
-from engine.types import Cause, Mechanism, Request, SamplingParams, ServiceClass
+from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass
 from tests.engine.scheduling.history import History
 
 B = ServiceClass.BATCH
@@ -92,6 +92,8 @@ def test_a_tenant_that_has_less_than_its_share_of_slots_does_not_wait_for_anothe
     calm = [history.arrive([50 + number], 40, tenant="calm") for number in range(3)]
     history.step()
     assert len(history.texts[calm[0], 0]) == 1
+    paused = [e for told in history.told.values() for e in told if e.phase is Phase.PAUSED]
+    assert {(e.by, "more slots than its share" in e.why) for e in paused} == {(ServiceClass.STANDARD, True)}
     for _ in range(20):
         history.step()
     assert [s.request.tenant for s in history.scheduler.running].count("calm") == 2
