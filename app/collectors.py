@@ -89,7 +89,7 @@ class EngineCollector(Collector):
         target = GaugeMetricFamily(
             "carousel:step_seconds_target", "What a step may take for the prompts in it.", labels=("model_name",)
         )
-        target.add_metric([self._model], info.step_seconds if info else 0.0)
+        target.add_metric([self._model], load.step_target)
         yield target
 
 

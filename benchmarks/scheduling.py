@@ -18,10 +18,12 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import statistics
 import time
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -244,7 +246,8 @@ async def _tenant_window(
 
 def tenants(options: argparse.Namespace) -> None:
     """The calm tenant alone on half of the machine (slots and cores), which is its fair share; alone on half of the
-    slots, with all cores; and beside the flood on all of it."""
+    slots, with all cores, which is more; and beside the flood on all of it. All servers are up all the time and take
+    turns of a few seconds, so that the machine's slow moments meet each of them as often."""
     rows: list[dict[str, Any]] = []
     pooled: dict[str, tuple[list[float], list[float], list[float]]] = {}
     serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
@@ -255,14 +258,17 @@ def tenants(options: argparse.Namespace) -> None:
         ("beside a flood", SLOTS, 4 * SLOTS, ()),
         ("beside a flood, fcfs", SLOTS, 4 * SLOTS, ROWS["fcfs"]),
     )
-    for run in range(options.runs):
-        for name, slots, flood, more in parts:
-            with Serving(*serve, "--max-num-seqs", str(slots), *more) as server:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(Serving(*serve, "--max-num-seqs", str(slots), *more)) for _, slots, _, more in parts
+        ]
+        for run in range(options.runs):
+            for (name, _, flood, _), server in zip(parts, servers, strict=True):
                 measured = asyncio.run(_tenant_window(server, options, flood, run + 1))
-            for pool, values in zip(pooled.setdefault(name, ([], [], [])), measured, strict=True):
-                pool.extend(values)
-            rows.append({"run": run, "part": name, **tenant_figures(*measured)})
-            print(rows[-1], flush=True)
+                for pool, values in zip(pooled.setdefault(name, ([], [], [])), measured, strict=True):
+                    pool.extend(values)
+                rows.append({"run": run, "part": name, **tenant_figures(*measured)})
+                print(rows[-1], flush=True)
     summary: dict[str, Any] = {name: tenant_figures(*pooled[name]) for name, *_ in parts}
     for name in ("beside a flood", "beside a flood, fcfs"):
         for alone in ("alone on half of the machine", "alone on half of the slots"):
@@ -630,7 +636,7 @@ def main() -> None:
         command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")
         command.add_argument("--vocabulary", type=int, default=SHAPES[SHAPE]["vocab_size"])
         command.add_argument("--policies", default=",".join(ROWS))
-        command.add_argument("--serve", nargs="*", default=[], metavar="OPTION", help="of the server")
+        command.add_argument("--serve", type=shlex.split, default=[], metavar="OPTIONS", help='of the server: "--x 1"')
         command.set_defaults(run=run)
     command = commands.add_parser("check")
     command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")

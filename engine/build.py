@@ -91,7 +91,6 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         device=str(device),
         dtype=str(model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
-        step_seconds=policy.step_seconds,
     )
     scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
     return Engine(config, info, scheduler, runner)

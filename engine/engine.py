@@ -102,6 +102,7 @@ class Engine:
             decode_rows=decode_rows,
             prefill_tokens=prefill_tokens,
             step_seconds=seconds,
+            step_target=self.scheduler.policy.step_seconds,
             busy_seconds=self._busy_seconds,
         )
 

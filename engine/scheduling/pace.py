@@ -2,40 +2,60 @@
 a machine that may have been busy just then.
 
 A step of decodes alone takes a base and so much for each row: a least-squares line whose memory fades (recursive least
-squares with a forgetting factor). Nothing but how much rides along with whom depends on it; no text does.
+squares with a forgetting factor). What a step with prompts takes beyond that is laid to their tokens. Nothing but how
+much rides along with whom depends on it; no text does.
 """
 
 from __future__ import annotations
 
 from engine.scheduling.costs import Costs
 
-FADE = 0.998  # of what is known, with each step: half of it is forgotten in 350
+FADE = 0.998  # of what is known, with each step of decodes alone: half of it is forgotten in 350
+FADE_PROMPTS = 0.98  # with each step that reads prompts, which are fewer
 GUESS = 20.0  # steps that the costs measured at start count for
+GUESS_TOKENS = 128  # in each of them
 STRAY = 4.0  # times what was foreseen, beyond which a step was held up by something else
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 
 
 class Pace:
-    """Seconds of a step by its rows."""
+    """Seconds of a step by its rows and prompt tokens."""
 
     def __init__(self, costs: Costs) -> None:
         self.row_seconds = costs.row_seconds
+        self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
         self._base = costs.decode_seconds - costs.row_seconds
         # Sums over the steps seen, fading: their number, rows, seconds, rows squared, rows times seconds.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         if costs.decode_seconds:
             for rows in (1, 8):
                 self._add(rows, self.step_seconds(rows), GUESS / 2)
+        # Of the steps with prompts: tokens squared, and tokens times seconds.
+        self._tt = GUESS * GUESS_TOKENS**2
+        self._ts = self._tt * self.token_seconds
 
     def step_seconds(self, rows: int) -> float:
         """Of a step in which so many decode."""
         return max(0.0, self._base + rows * self.row_seconds)
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step of `rows` decodes and nothing else took that long."""
-        foreseen = self.step_seconds(rows)
-        if seconds <= 0.0 or rows < 1 or (foreseen and seconds > STRAY * foreseen):
+    def prompt_seconds(self, tokens: int) -> float:
+        """What so many prompt tokens add to a step."""
+        return tokens * self.token_seconds
+
+    def observe(self, rows: int, tokens: int, seconds: float) -> None:
+        """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""
+        foreseen = self.step_seconds(rows) + self.prompt_seconds(tokens)
+        if seconds <= 0.0 or (foreseen and seconds > STRAY * foreseen):
             return
+        if tokens:
+            extra = max(0.0, seconds - self.step_seconds(rows))
+            self._tt = FADE_PROMPTS * self._tt + tokens * tokens
+            self._ts = FADE_PROMPTS * self._ts + tokens * extra
+            self.token_seconds = self._ts / self._tt
+        elif rows:
+            self._learn_rows(rows, seconds)
+
+    def _learn_rows(self, rows: int, seconds: float) -> None:
         self._n, self._x, self._y = FADE * self._n, FADE * self._x, FADE * self._y
         self._xx, self._xy = FADE * self._xx, FADE * self._xy
         self._add(rows, seconds, 1.0)

@@ -70,12 +70,11 @@ class Policy(ABC):
 
     @property
     def step_seconds(self) -> float:
-        """What a step may take for the prompts in it, as configured or from the measured costs."""
+        """What a step may take for the prompts in it, as configured or from what steps are seen to take."""
         if self.config.step_time is not None:
             return self.config.step_time
-        if not self.costs.decode_seconds:
-            return MOST_SECONDS
-        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * self.costs.decode_seconds))
+        decode = self.pace.step_seconds(1)
+        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * decode)) if decode else MOST_SECONDS
 
     # Who waits ----------------------------------------------------------------------------------------------------
 
@@ -117,9 +116,9 @@ class Policy(ABC):
         `step_seconds`; while nobody decodes, in twice that."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        in_step = int(self.costs.prefill_tokens_per_second * self.step_seconds)
-        in_time = in_step - decodes if decodes else 2 * in_step
-        return max(LEAST_PROMPT_TOKENS, min(MOST_TOKENS - decodes, in_time))
+        seconds = self.step_seconds if decodes else 2 * self.step_seconds
+        in_time = seconds / max(self.pace.token_seconds, 1e-9)
+        return max(LEAST_PROMPT_TOKENS, int(min(MOST_TOKENS - decodes, in_time)))
 
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
         """What goes into step number `step`, of those who could decode and those whose prompts are to be read, each in
@@ -158,7 +157,7 @@ class Policy(ABC):
         kept = 0
         if self.config.enable_prefix_caching:
             kept = min(computed // size, max(0, pages - max(0, pressure.expected)))
-        drop = costs.prefill_seconds(computed - kept * size), Mechanism.PARTIAL if kept else Mechanism.RECOMPUTE
+        drop = self.pace.prompt_seconds(computed - kept * size), Mechanism.PARTIAL if kept else Mechanism.RECOMPUTE
         written = -(-computed // size)
         if written > pressure.host:
             return drop
@@ -171,6 +170,9 @@ class Policy(ABC):
 
     def served(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Each of them got a token."""
+
+    def vacated(self, sequence: Sequence) -> None:  # noqa: B027
+        """It has no slot any longer: it has ended, or gives way."""
 
     def paused(self, sequence: Sequence) -> None:  # noqa: B027
         """It gave way, and is pushed again."""

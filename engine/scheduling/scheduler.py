@@ -190,8 +190,8 @@ class Scheduler:
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """How long a step took."""
-        if batch.decodes and not (batch.chunks or batch.swap_in or batch.swap_out or batch.copies):
-            self.policy.pace.observe(len(batch.decodes), seconds)
+        if not (batch.swap_in or batch.swap_out or batch.copies):
+            self.policy.pace.observe(len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
@@ -477,6 +477,7 @@ class Scheduler:
         self.slots[sequence.slot] = None
         self.free_slots.append(sequence.slot)
         self.running.remove(sequence)
+        self.policy.vacated(sequence)
         sequence.page_table, sequence.slot = [], None
 
     def _finish(self, sequence: Sequence, now: float) -> None:

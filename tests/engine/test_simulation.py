@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from itertools import pairwise
 
 import pytest
@@ -68,3 +70,43 @@ def test_a_batch_waits_for_its_time_in_the_simulator_too():
     first = min(at for at, _ in tokens)
     assert first == pytest.approx(0.5 + 0.012)
     assert {who for at, who in tokens if at == first} == {"r1", "r2"}
+
+
+LIKE_A_CPU = StepCost(step=0.0016, decode=0.00013, prompt=0.00015, context=5e-7, swapped_page=1e-5)
+HALF_AS_FAST = StepCost(step=0.0032, decode=0.00026, prompt=0.0003, context=1e-6, swapped_page=2e-5)
+
+
+def calm(cost: StepCost, slots: int, flood: int) -> tuple[list[float], list[float]]:
+    """Times to first token of a tenant that asks three times a second, and its gaps; beside `flood` requests of
+    another, which all stand there from the beginning and outlast it."""
+    dice, at, arrivals = random.Random(1), 0.0, []
+    for number in range(flood):
+        sampling = SamplingParams(max_tokens=96)
+        arrivals.append((0.0, Request(id=f"f{number}", prompt=(number,) * 48, sampling=sampling, tenant="flood")))
+    for number in range(120):
+        at += dice.expovariate(3.0)
+        sampling = SamplingParams(max_tokens=32)
+        arrivals.append((at, Request(id=f"c{number}", prompt=(5000 + number,) * 128, sampling=sampling, tenant="calm")))
+    came = {request.id: at for at, request in arrivals}
+    said: dict[str, list[float]] = defaultdict(list)
+
+    def take(events: list[Event], now: float) -> None:
+        for event in events:
+            if isinstance(event, TokenEvent):
+                said[event.request_id].append(now)
+
+    config = EngineConfig(model="none", max_num_seqs=slots).validate()
+    simulate(config, cost, arrivals, take, num_pages=64 * slots, host_pages=256 * slots, max_len=512)
+    assert not flood or max(times[-1] for name, times in said.items() if name[0] == "f") > arrivals[-1][0]
+    answers = {name: times for name, times in said.items() if name[0] == "c"}
+    gaps = [after - before for times in answers.values() for before, after in pairwise(times)]
+    return sorted(times[0] - came[name] for name, times in answers.items()), sorted(gaps)
+
+
+@pytest.mark.parametrize("fair_share", [HALF_AS_FAST, LIKE_A_CPU], ids=["half of the speed", "all of the speed"])
+def test_a_flood_costs_another_tenant_little_against_having_half_of_the_slots_to_itself(fair_share: StepCost):
+    """Within 1.5 times at p99: against a machine half as fast, which is its fair share, and even against one as fast.
+    Time is a formula here, so this is no timing."""
+    alone, beside = calm(fair_share, slots=4, flood=0), calm(LIKE_A_CPU, slots=8, flood=1000)
+    for mine, theirs in zip(beside, alone, strict=True):
+        assert mine[int(0.99 * len(mine))] <= 1.5 * theirs[int(0.99 * len(theirs))]

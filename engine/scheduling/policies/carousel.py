@@ -3,8 +3,8 @@
 1. A waiting sequence may pause running ones of a lower class. Of its own class it may pause those of another tenant
    that has more slots than its share, as long as its own tenant has less: nobody waits for the end of somebody else's
    flood. A share is the slots by weight among the tenants of the class that run or wait.
-2. Inside a class tenants take turns by the service they had (`engine.scheduling.fairness`); a tenant's own go by
-   priority, then deadline, then arrival.
+2. Inside a class tenants take turns by the service they had, whoever lacks slots first within a slack
+   (`engine.scheduling.fairness`); a tenant's own go by priority, then deadline, then arrival.
 3. The victim is of the lowest class. In it the oldest is spared, so that memory pressure cannot livelock; then whoever
    came back from a pause and has not run its minimum share; then, of tenants that had `UNEVEN` more service than
    another that runs, theirs go first; then whoever's pause costs the machine the least time for each page that is
@@ -71,9 +71,9 @@ class Carousel(Policy):
             ServiceClass.BATCH: config.max_wait_batch,
         }
         self._overdue_slots = max(1, config.max_num_seqs // OVERDUE_SHARE)
-        self._lines = {c: FairLine(_order) for c in ServiceClass}
+        self._lines = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
-        self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice))
+        self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
         # When each becomes overdue, soonest first. Entries of those who left are dropped when they come to the top.
         self._alarms: list[tuple[float, int, Sequence]] = []
         self._serial = count()
@@ -144,7 +144,7 @@ class Carousel(Policy):
                 return
             movable = self._movable(stage)
             lower = [s for s in movable if s.service_class > sequence.service_class]
-            if not stage.try_start(sequence, lower + self._beyond_their_share(stage, sequence, movable)):
+            if not stage.try_start(sequence, lower + self._beyond_their_share(sequence, movable)):
                 return
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -167,11 +167,11 @@ class Carousel(Policy):
         if not self.pace.row_seconds or not (lower or after) or (len(lower) == len(decodes) and not first):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
         tokens = min(budget, sum(s.num_uncomputed for s in first))
-        people = self.pace.step_seconds(len(decodes) - len(lower)) + self.costs.prefill_seconds(tokens)
+        people = self.pace.step_seconds(len(decodes) - len(lower)) + self.pace.prompt_seconds(tokens)
         spare = (self.config.stretch - 1) * people
         rows = max(-(-len(lower) // OVERDUE_SHARE), int(min(spare / self.pace.row_seconds, len(lower))))
         spare -= rows * self.pace.row_seconds
-        tokens = int(min(spare * self.costs.prefill_tokens_per_second, budget))
+        tokens = int(min(spare / max(self.pace.token_seconds, 1e-9), budget))
         prompts.append((self._in_turn(after), max(LEAST_RIDING, tokens)))
         if rows >= len(lower):
             return Shares(decodes, [], prompts)
@@ -232,6 +232,7 @@ class Carousel(Policy):
 
     def started(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:
         """Its prompt is charged; who comes back has a minimum share before it is paused again, if another can be."""
+        self._lines[sequence.service_class].started(sequence)
         if fresh_tokens:
             sequence.account.charge(PROMPT_WEIGHT * fresh_tokens)
         sequence.share_left, sequence.has_claim = (self.config.min_share if is_resumed else 0), False
@@ -246,8 +247,9 @@ class Carousel(Policy):
                     self._overdue.account(sequence).charge(OUTPUT_WEIGHT)
                 sequence.share_left -= 1
 
-    def paused(self, sequence: Sequence) -> None:
-        """Its share is over."""
+    def vacated(self, sequence: Sequence) -> None:
+        """Its minimum share is over."""
+        self._lines[sequence.service_class].vacated(sequence)
         sequence.share_left, sequence.has_claim = 0, False
 
     # Inside -------------------------------------------------------------------------------------------------------
@@ -255,25 +257,20 @@ class Carousel(Policy):
     def _has_overdue_slot(self, stage: Stage) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
 
-    def _beyond_their_share(self, stage: Stage, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
+    def _beyond_their_share(self, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
         """Rule 1: what tenants of its class run beyond their share, the latest of each, for one that has less."""
-        line, mine = self._lines[sequence.service_class], sequence.account
-        if line.num_tenants < 2:
+        line = self._lines[sequence.service_class]
+        if line.num_tenants < 2 or not line.is_below_share(sequence.account):
             return []
-        running: dict[Account, list[Sequence]] = {}
-        for s in stage.running:
-            if s.service_class == sequence.service_class:
-                running.setdefault(s.account, []).append(s)
-        tenants = {*running, *(account for account in line.accounts() if account.waiting)}
-        slots_by_weight = self.config.max_num_seqs / sum(account.weight for account in tenants)
-        if len(running.get(mine, ())) + 1 > max(1.0, slots_by_weight * mine.weight):
-            return []
-        may_move = {id(s) for s in movable}
+        of_class: dict[Account, list[Sequence]] = {}
+        for s in movable:
+            if s.service_class == sequence.service_class and s.account is not sequence.account:
+                of_class.setdefault(s.account, []).append(s)
         beyond: list[Sequence] = []
-        for account, theirs in running.items():
-            more = len(theirs) - math.ceil(max(1.0, slots_by_weight * account.weight))
-            if account is not mine and more > 0:
-                beyond += [s for s in theirs if id(s) in may_move][-more:]
+        for account, theirs in of_class.items():
+            more = account.running - math.ceil(line.share_of(account))
+            if more > 0:
+                beyond += theirs[-more:]
         return beyond
 
     @staticmethod

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
 from engine.scheduling.pace import Pace
+from engine.scheduling.policies import make_policy
+from engine.scheduling.policy import LEAST_PROMPT_TOKENS, MOST_SECONDS
 
 
 def costs(decode: float, row: float) -> Costs:
@@ -27,7 +30,7 @@ def test_a_first_guess_that_was_wrong_is_put_right_by_the_steps_that_follow():
     pace, dice = Pace(costs(0.004, 0.0)), random.Random(1)
     for _ in range(1500):
         rows = dice.randint(1, 8)
-        pace.observe(rows, (0.0018 + 0.0003 * rows) * dice.uniform(0.9, 1.2))
+        pace.observe(rows, 0, (0.0018 + 0.0003 * rows) * dice.uniform(0.9, 1.2))
     assert pace.step_seconds(1) == pytest.approx(0.0022, rel=0.1)
     assert pace.step_seconds(8) == pytest.approx(0.0044, rel=0.1)
 
@@ -36,7 +39,7 @@ def test_a_step_that_was_held_up_by_something_else_teaches_nothing():
     """Nor one that took no time, as in a test."""
     pace = Pace(costs(0.010, 0.001))
     for seconds in (1.0, 0.0, -1.0):
-        pace.observe(3, seconds)
+        pace.observe(3, 0, seconds)
     assert pace.step_seconds(3) == pytest.approx(0.012)
 
 
@@ -44,16 +47,42 @@ def test_the_price_of_a_row_is_kept_where_steps_have_all_the_same_rows():
     """It cannot be told from them; what a step takes can."""
     pace = Pace(costs(0.010, 0.001))
     for _ in range(5000):
-        pace.observe(8, 0.034)
+        pace.observe(8, 0, 0.034)
     assert pace.row_seconds > 0
     assert pace.step_seconds(8) == pytest.approx(0.034, rel=0.02)
 
 
-@given(steps=st.lists(st.tuples(st.integers(0, 64), st.floats(0, 10)), max_size=60), decode=st.floats(0, 1))
-def test_no_history_makes_a_step_or_a_row_cost_less_than_nothing(steps, decode):
+def test_a_token_of_a_prompt_is_charged_what_steps_with_prompts_took_beyond_their_rows():
+    """The machine was busy with something else when its prefill speed was measured."""
+    pace = Pace(costs(0.002, 0.0001))
+    dice = random.Random(2)
+    for _ in range(400):
+        rows, tokens = dice.randint(0, 8), dice.randint(8, 128)
+        pace.observe(rows, tokens, pace.step_seconds(rows) + 0.0002 * tokens * dice.uniform(0.9, 1.1))
+    assert pace.prompt_seconds(100) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_step_may_take_what_decode_steps_are_seen_to_take_not_what_one_took_at_start():
+    """Twice as many prompt tokens go into it when a token turns out to cost half."""
+    policy = make_policy(EngineConfig(model="none").validate(), costs(0.020, 0.0))
+    assert policy.step_seconds == MOST_SECONDS
+    assert policy.prompt_tokens(1) == LEAST_PROMPT_TOKENS
+    for _ in range(3000):
+        policy.pace.observe(1, 0, 0.005)
+        policy.pace.observe(1, 100, 0.025)
+    assert policy.step_seconds == pytest.approx(0.020, rel=0.05)
+    assert policy.prompt_tokens(1) == pytest.approx(100, abs=5)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64), st.floats(0, 10)), max_size=60),
+    decode=st.floats(0, 1),
+)
+def test_no_history_makes_a_step_a_row_or_a_token_cost_less_than_nothing(steps, decode):
     """Whatever was seen."""
     pace = Pace(costs(decode, decode / 10))
-    for rows, seconds in steps:
-        pace.observe(rows, seconds)
+    for rows, tokens, seconds in steps:
+        pace.observe(rows, tokens, seconds)
         assert pace.row_seconds >= 0
+        assert pace.token_seconds >= 0
         assert all(pace.step_seconds(n) >= 0 for n in (1, 8, 64))
