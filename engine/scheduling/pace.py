@@ -23,6 +23,7 @@ class Pace:
 
     def __init__(self, costs: Costs) -> None:
         self.row_seconds = costs.row_seconds
+        self.fastest_seconds = costs.decode_seconds  # of a step of decodes: a lone one's, without its neighbours' noise
         self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
         self._base = costs.decode_seconds - costs.row_seconds
         # Sums over the steps seen, fading: their number, rows, seconds, rows squared, rows times seconds.
@@ -54,6 +55,8 @@ class Pace:
             self.token_seconds = self._ts / self._tt
         elif rows:
             self._learn_rows(rows, seconds)
+            if foreseen < STRAY * seconds < STRAY * self.fastest_seconds:
+                self.fastest_seconds = seconds
 
     def _learn_rows(self, rows: int, seconds: float) -> None:
         self._n, self._x, self._y = FADE * self._n, FADE * self._x, FADE * self._y

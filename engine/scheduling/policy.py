@@ -73,8 +73,9 @@ class Policy(ABC):
         """What a step may take for the prompts in it, as configured or from what steps are seen to take."""
         if self.config.step_time is not None:
             return self.config.step_time
-        decode = self.pace.step_seconds(1)
-        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * decode)) if decode else MOST_SECONDS
+        if not self.pace.fastest_seconds:
+            return MOST_SECONDS
+        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * self.pace.fastest_seconds))
 
     # Who waits ----------------------------------------------------------------------------------------------------
 
@@ -113,10 +114,13 @@ class Policy(ABC):
 
     def prompt_tokens(self, decodes: int) -> int:
         """How many prompt tokens go with `decodes` rows that decode: what was configured, or what is read in
-        `step_seconds`; while nobody decodes, in twice that."""
+        `step_seconds`, against which rows beyond the first count up to half of it; while nobody decodes, in twice
+        that."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        seconds = self.step_seconds if decodes else 2 * self.step_seconds
+        seconds = self.step_seconds
+        rows = max(0.0, self.pace.step_seconds(decodes) - self.pace.fastest_seconds)
+        seconds = seconds - min(seconds / 2, rows) if decodes else 2 * seconds
         in_time = seconds / max(self.pace.token_seconds, 1e-9)
         return max(LEAST_PROMPT_TOKENS, int(min(MOST_TOKENS - decodes, in_time)))
 

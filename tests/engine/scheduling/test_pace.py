@@ -74,6 +74,20 @@ def test_a_step_may_take_what_decode_steps_are_seen_to_take_not_what_one_took_at
     assert policy.prompt_tokens(1) == pytest.approx(100, abs=5)
 
 
+def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts():
+    """Down to half of it: who reads is not starved by who speaks."""
+    policy = make_policy(EngineConfig(model="none", step_time=0.020).validate(), Costs(1e4, 10_000.0, 0.005, 0.001))
+    assert [policy.prompt_tokens(rows) for rows in (1, 6, 11, 50)] == [200, 150, 100, 100]
+
+
+def test_a_neighbour_s_noise_makes_no_step_longer():
+    """The fastest step seen says what a decode takes; one that cannot have been, does not."""
+    pace = Pace(costs(0.005, 0.0))
+    for seconds in (0.008, 0.004, 0.009, 0.0005):
+        pace.observe(1, 0, seconds)
+    assert pace.fastest_seconds == 0.004
+
+
 @given(
     steps=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64), st.floats(0, 10)), max_size=60),
     decode=st.floats(0, 1),
