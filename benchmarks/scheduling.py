@@ -208,6 +208,7 @@ def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
 # Tenants ----------------------------------------------------------------------------------------------------------
 
 CALM, FLOOD = "calm", "flood"
+LOUD = 0.02  # of the time of our cores, in any part of a round
 
 
 async def _tenant_window(
@@ -244,12 +245,24 @@ async def _tenant_window(
     return [a[1] - a[0] for a in answers], gaps, [a[-1] - a[0] for a in answers]
 
 
+def stolen() -> tuple[float, float]:
+    """Seconds of this machine's cores that others had instead of it, and seconds in all (Linux; else nothing)."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    per_second = os.sysconf("SC_CLK_TCK")
+    return ticks[7] / per_second, sum(ticks) / per_second
+
+
 def tenants(options: argparse.Namespace) -> None:
     """The calm tenant alone on half of the machine (slots and cores), which is its fair share; alone on half of the
     slots, with all cores, which is more; and beside the flood on all of it. All servers are up all the time and take
-    turns of a few seconds, so that the machine's slow moments meet each of them as often."""
+    turns of a few seconds, so that the machine's slow moments meet each of them as often. Rounds in which the host gave
+    much of our cores to others are also left out, all parts of them: two threads that wait for each other feel it more
+    than one does."""
     rows: list[dict[str, Any]] = []
-    pooled: dict[str, tuple[list[float], list[float], list[float]]] = {}
+    measured: dict[tuple[str, int], tuple[list[float], list[float], list[float]]] = {}
     serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
     cores = max(1, len(os.sched_getaffinity(0)) // 2)
     parts: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
@@ -264,18 +277,35 @@ def tenants(options: argparse.Namespace) -> None:
         ]
         for run in range(options.runs):
             for (name, _, flood, _), server in zip(parts, servers, strict=True):
-                measured = asyncio.run(_tenant_window(server, options, flood, run + 1))
-                for pool, values in zip(pooled.setdefault(name, ([], [], [])), measured, strict=True):
-                    pool.extend(values)
-                rows.append({"run": run, "part": name, **tenant_figures(*measured)})
-                print(rows[-1], flush=True)
-    summary: dict[str, Any] = {name: tenant_figures(*pooled[name]) for name, *_ in parts}
-    for name in ("beside a flood", "beside a flood, fcfs"):
-        for alone in ("alone on half of the machine", "alone on half of the slots"):
-            ratios = {key: summary[name][key] / summary[alone][key] for key in ("ttft_p99", "itl_p99", "e2e_p99")}
-            summary[f"{name}, over {alone}"] = ratios
+                before = stolen()
+                measured[name, run] = asyncio.run(_tenant_window(server, options, flood, run + 1))
+                lost, passed = (after - began for after, began in zip(stolen(), before, strict=True))
+                share = lost / passed if passed else 0.0
+                rows.append({"run": run, "part": name, "stolen": share, **tenant_figures(*measured[name, run])})
+                print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
+    loud = {row["run"] for row in rows if row["stolen"] > LOUD}
+    summary: dict[str, Any] = {"left out as loud": sorted(loud)}
+    for which, runs in (("all rounds", set(range(options.runs))), ("quiet rounds", set(range(options.runs)) - loud)):
+        if runs:
+            summary[which] = _tenant_summary(measured, [name for name, *_ in parts], runs)
     print(json.dumps(summary, indent=1))
-    save("scheduling_tenants", vars(options), rows, summary)
+    save("scheduling_tenants", vars(options) | {"loud": LOUD}, rows, summary)
+
+
+def _tenant_summary(
+    measured: dict[tuple[str, int], tuple[list[float], list[float], list[float]]], parts: list[str], runs: set[int]
+) -> dict[str, Any]:
+    """Percentiles over all requests of these rounds, and their ratios."""
+    found: dict[str, Any] = {}
+    for name in parts:
+        windows = [measured[name, run] for run in sorted(runs)]
+        firsts, gaps, whole = ([v for window in windows for v in window[kind]] for kind in range(3))
+        found[name] = tenant_figures(firsts, gaps, whole)
+    for name in (part for part in parts if "flood" in part):
+        for alone in (part for part in parts if "alone" in part):
+            ratios = {key: found[name][key] / found[alone][key] for key in ("ttft_p99", "itl_p99", "e2e_p99")}
+            found[f"{name}, over {alone}"] = ratios
+    return found
 
 
 def tenant_figures(firsts: list[float], gaps: list[float], whole: list[float]) -> dict[str, float]:

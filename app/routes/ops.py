@@ -17,30 +17,32 @@ from app.schemas.common import parse
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from app.security import read_json_body
 from app.service import ENGINE_GONE, Service
+from app.tenants import TIER_OF_CLASS, Tenant
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service, tenant: Tenant) -> dict[str, Any]:
     return {
         "id": service.settings.model_name,
         "object": "model",
         "created": service.started,
         "owned_by": "carousel",
         "max_model_len": service.info.max_model_len,
+        "service_tiers": [tier for service_class, tier in TIER_OF_CLASS.items() if tenant.may(service_class)],
     }
 
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    tenant_of(request)
-    return JSONResponse({"object": "list", "data": [_model(service_of(request))]})
+    tenant = tenant_of(request)
+    return JSONResponse({"object": "list", "data": [_model(service_of(request), tenant)]})
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes."""
-    tenant_of(request)
+    tenant = tenant_of(request)
     service = service_of(request)
     service.check_model(request.path_params["model_id"])
-    return JSONResponse(_model(service))
+    return JSONResponse(_model(service, tenant))
 
 
 async def tokenize(request: Request) -> Response:

@@ -78,7 +78,7 @@ export function retryAfter(headers) {
   return Number.isFinite(ms) ? Math.max(0, ms) : null;
 }
 
-/** @returns {Promise<{ id: string, max_model_len?: number }[]>} */
+/** @returns {Promise<{ id: string, max_model_len?: number, service_tiers?: string[] }[]>} */
 export const listModels = async () => (await (await call("/v1/models")).json()).data;
 
 /** Opens an answer. @param {object} body @param {AbortSignal} signal */

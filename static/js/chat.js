@@ -10,6 +10,8 @@ const FRESH = 10 * 60_000; // an answer left longer ago than this has certainly 
 
 export class Chat {
   #models = [MODEL];
+  /** What answers are asked with: somebody waits for them, so the best that the key may ask for. */
+  tier = "priority";
 
   /**
    * @param {{ store: import("./store.js").Store, runs: import("./runs.js").Runs, thread: import("./thread.js").Thread,
@@ -82,7 +84,7 @@ export class Chat {
   #answer() {
     const { current } = this;
     const now = Date.now();
-    const body = requestFor(current, current.messages, current.model);
+    const body = requestFor(current, current.messages, current.model, this.tier);
     const message = this.#add({ id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: current.model });
     current.updated = now;
     this.store.put(current);

@@ -95,6 +95,7 @@ async function loadModels() {
   try {
     const models = await listModels();
     modelLengths = Object.fromEntries(models.map(({ id, max_model_len: length }) => [id, length]));
+    chat.tier = models[0]?.service_tiers?.[0] ?? "priority";
     if (models.length) chat.setModels(models.map(({ id }) => id));
   } catch (error) {
     if (/** @type {any} */ (error).status === 401) askKey("This server asks for an API key. It stays in this tab and is forgotten when you close it.");

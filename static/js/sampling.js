@@ -39,8 +39,9 @@ export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n
  * @param {import("./store.js").Conversation} conversation
  * @param {import("./store.js").Message[]} messages
  * @param {string} model
+ * @param {string} tier the best that the key may ask for
  */
-export function requestFor(conversation, messages, model) {
+export function requestFor(conversation, messages, model, tier) {
   const turns = messages.filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content }));
   const system = conversation.system.trim();
   return {
@@ -48,7 +49,7 @@ export function requestFor(conversation, messages, model) {
     messages: system ? [{ role: "system", content: system }, ...turns] : turns,
     stream: true,
     stream_options: { include_usage: true },
-    service_tier: "priority",
+    service_tier: tier,
     ...conversation.sampling,
   };
 }

@@ -213,10 +213,12 @@ def test_a_key_may_ask_for_its_tiers_only():
     night = Tenant(name="night", key="n", tiers=("flex",))
     with make(tenants=(night,)) as client:
         headers = {"Authorization": "Bearer n"}
+        told = ready(client).get("/v1/models", headers=headers).json()["data"][0]
         refused = ready(client).post(CHAT, json={**ASK, "service_tier": "priority"}, headers=headers)
         served = client.post(CHAT, json=ASK, headers=headers)
     assert (refused.status_code, refused.json()["error"]["param"]) == (403, "service_tier")
     assert (served.status_code, served.json()["service_tier"]) == (200, "flex")
+    assert told["service_tiers"] == ["flex"]
 
 
 def test_a_full_server_says_when_to_come_back():

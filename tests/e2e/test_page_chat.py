@@ -675,7 +675,7 @@ def test_forbidden_storage_is_told_and_the_page_still_answers(server: Any, new_p
 
 
 def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: Callable[..., Page]) -> None:
-    """With two models there is a picker, and the request names the one chosen."""
+    """With two models there is a picker, and the request names the one chosen, and the best tier the key may have."""
     page = new_page()
     page.route(
         "**/v1/models",
@@ -683,7 +683,7 @@ def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: 
             json={
                 "object": "list",
                 "data": [
-                    {"id": name, "object": "model", "created": 1, "owned_by": "x", "max_model_len": 2048}
+                    {"id": name, "object": "model", "owned_by": "x", "service_tiers": ["default", "flex"]}
                     for name in ("one", "two")
                 ],
             }
@@ -695,6 +695,7 @@ def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: 
     with page.expect_request("**/v1/chat/completions") as sent:
         chat.send("Hello")
     assert sent.value.post_data_json["model"] == "two"
+    assert sent.value.post_data_json["service_tier"] == "default"
 
 
 def test_loading_shows_progress_and_writing_is_possible(server: Any, new_page: Callable[..., Page]) -> None:
