@@ -19,7 +19,7 @@ def share_tokens(
     sampled has nothing left to compute.
     """
     decodes = [s for s in running if s.num_tokens - s.num_computed == 1 and s.num_tokens < s.most_tokens]
-    prefilling = [s for s in running if s.num_uncomputed > 1] if len(decodes) < len(running) else []
+    prefilling = [s for s in running if s.num_tokens - s.num_computed > 1] if len(decodes) < len(running) else []
     if not decodes and not prefilling:
         return [], [], []
     shares = policy.share(decodes, prefilling, step, now)

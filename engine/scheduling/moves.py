@@ -26,7 +26,7 @@ class Moves:
         self._swap_in: list[tuple[int, int]] = []
         self._grown: list[tuple[int, int, int]] = []
         self._joins: list[Join] = []
-        self._joined: set[int | None] = set()
+        self.joined: set[int | None] = set()  # slots filled in the step: their pages are not written yet
 
     def swap_out(self, pages: Seq[int], host_pages: Seq[int]) -> None:
         """Device pages go to host memory."""
@@ -57,11 +57,7 @@ class Moves:
     def join(self, join: Join) -> None:
         """A sequence enters a slot."""
         self._joins.append(join)
-        self._joined.add(join.slot)
-
-    def has_joined(self, slot: int | None) -> bool:
-        """True if the slot was filled in the step that is being decided: its pages are not written yet."""
-        return slot in self._joined
+        self.joined.add(join.slot)
 
     def build(self, step: int, decodes: Seq[int], chunks: Seq[Chunk]) -> Batch:
         """The step's batch. Starts collecting for the next one."""

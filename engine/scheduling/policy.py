@@ -9,7 +9,7 @@ the same engine under it. A policy reads sequences, and changes of them only wha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,6 +43,14 @@ class Shares:
     prompts: list[tuple[list[Sequence], int]]  # groups in turn, and the most tokens that each may take
 
 
+Movable = Callable[[], list[Sequence]]
+
+
+def nobody() -> list[Sequence]:
+    """May be paused."""
+    return []
+
+
 class Stage(Protocol):
     """What a policy sees and may do while it admits."""
 
@@ -53,9 +61,10 @@ class Stage(Protocol):
     def movable(self) -> list[Sequence]:
         """Who may be paused in this step to let another run."""
 
-    def try_start(self, sequence: Sequence, movable: list[Sequence], margin: int | None = None) -> bool:
-        """Start `sequence`, pausing some of `movable` if it takes that; or, pausing nobody, note what it lacks.
-        `margin` pages must be left for those who run to grow; by default some are, where there are many."""
+    def try_start(self, sequence: Sequence, movable: Movable = nobody, margin: int | None = None) -> bool:
+        """Start `sequence`, pausing some of `movable` if it takes that, which are asked for only then; or, pausing
+        nobody, note what it lacks. `margin` pages must be left for those who run to grow; by default some are, where
+        there are many."""
 
 
 class Policy(ABC):

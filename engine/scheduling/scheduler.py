@@ -21,7 +21,7 @@ from engine.scheduling.gate import Gate
 from engine.scheduling.moves import Moves
 from engine.scheduling.news import News
 from engine.scheduling.pages import HostPool, PagePool
-from engine.scheduling.policy import Policy, Pressure
+from engine.scheduling.policy import Movable, Policy, Pressure, nobody
 from engine.scheduling.sequence import Sequence, State
 from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, TokenEvent
 
@@ -66,6 +66,7 @@ class Scheduler:
         self._swapped_in: list[Sequence] = []  # in the step that is being decided
         self._held_back: list[Sequence] = []  # who decodes, and was told that others' pace comes first
         self._arrivals = 0
+        self._most_margin = num_pages // 16  # that is left for those who run
 
     # Between steps ------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class Scheduler:
     ) -> None:
         """Take slot and pages from a running sequence, for `made_for` or, without, as memory ran short among equals; it
         waits to go on. Without `mechanism` the policy chooses."""
-        assert sequence.state is State.RUNNING and not self.moves.has_joined(sequence.slot), sequence
+        assert sequence.state is State.RUNNING and sequence.slot not in self.moves.joined, sequence
         mechanism = mechanism or self.policy.mechanism(sequence, pressure or self._pressure(0))
         why = self.policy.why_victim(sequence, made_for)
         if mechanism is Mechanism.SWAP:
@@ -175,11 +176,13 @@ class Scheduler:
         for sequence, sampled in zip(flight.sampled, outcome.sampled, strict=True):
             if sequence.state is finished:
                 continue
-            token_id = sampled.token_id
-            sequence.tokens.append(token_id)
-            finish = sequence.finish_reason(token_id)
-            if finish is not None:
-                self._news.tell(sequence, Phase.ENDED, now)
+            token_id, tokens = sampled.token_id, sequence.tokens
+            tokens.append(token_id)
+            finish = None
+            if len(tokens) >= sequence.most_tokens or token_id in sequence.stops:
+                finish = sequence.finish_reason(token_id)
+                if finish is not None:
+                    self._news.tell(sequence, Phase.ENDED, now)
             events.append(
                 TokenEvent(sequence.request.id, sequence.choice, token_id, finish, sampled.logprob, sampled.top)
             )
@@ -232,21 +235,30 @@ class Scheduler:
         this step. Nobody where a batch is taken at a time."""
         if not self._gate.is_always_open:
             return []
-        return [s for s in self.running if not self.moves.has_joined(s.slot)]
+        joined = self.moves.joined
+        return [s for s in self.running if s.slot not in joined]
 
-    def try_start(self, sequence: Sequence, movable: list[Sequence], margin: int | None = None) -> bool:
-        """Start `sequence`, pausing some of `movable` if it takes that; or, pausing nobody, note what it lacks.
-        `margin` pages must be left for those who run to grow; by default some are, where there are many."""
+    def try_start(self, sequence: Sequence, movable: Movable = nobody, margin: int | None = None) -> bool:
+        """Start `sequence`, pausing some of `movable` if it takes that, which are asked for only then; or, pausing
+        nobody, note what it lacks. `margin` pages must be left for those who run to grow; by default some are, where
+        there are many."""
         now = self._decided_at
         if sequence.is_awaited:  # paused a moment ago: its last token is known when the step under way is committed
             return False
         if self._room == 0:
             return self._leave_waiting(sequence, Cause.BATCH, now)
-        if not self.free_slots and not movable:
-            return self._leave_waiting(sequence, Cause.SLOTS, now)
-        reused = self._reusable_pages(sequence, movable)
-        if not self._make_room(sequence, movable, reused, margin, now):
-            return self._leave_waiting(sequence, Cause.PAGES, now)
+        reused = self._reusable_pages(sequence, [])
+        most_margin = self._most_margin if margin is None else margin
+        if not self.free_slots or self._lacking(sequence, reused) + most_margin > 0:
+            candidates = movable()
+            if not self.free_slots and not candidates:
+                return self._leave_waiting(sequence, Cause.SLOTS, now)
+            if (
+                sequence.lead is not None and sequence.lead in candidates
+            ):  # its pages may be somebody else's in a moment
+                reused = self._reusable_pages(sequence, candidates)
+            if not self._make_room(sequence, candidates, reused, margin, now):
+                return self._leave_waiting(sequence, Cause.PAGES, now)
         self._start(sequence, reused, now)
         return True
 
@@ -369,34 +381,32 @@ class Scheduler:
         lead = sequence.lead
         if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
             assert lead.slot is not None
-            if sequence.num_generated == 0 and lead not in movable and not self.moves.has_joined(lead.slot):
+            if sequence.num_generated == 0 and lead not in movable and lead.slot not in self.moves.joined:
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self.config.page_size)]
         return self.pool.lookup(sequence.reusable_digests()) if caching else []
+
+    def _lacking(self, sequence: Sequence, reused: list[int]) -> int:
+        """Pages that `sequence` needs beyond `reused` and those that are available; negative: so many are to spare."""
+        # Cached pages that it takes up again leave `available` too; a page that it shares and will write is copied.
+        idle = sum(self.pool.references(page) == 0 for page in reused)
+        shared = min(len(reused), (len(sequence.tokens) - 1) // self.config.page_size)
+        return sequence.pages_needed - shared + idle - self.pool.available
 
     def _make_room(
         self, sequence: Sequence, movable: list[Sequence], reused: list[int], margin: int | None, now: float
     ) -> bool:
         """Pause some of `movable` until `sequence` fits; false, pausing nobody, where that would not be enough."""
-        pool = self.pool
-        # Cached pages that it takes up again leave `available` too; a shared partial page is copied (hence no floor).
-        size = self.config.page_size
-        full = [page for index, page in enumerate(reused) if (index + 1) * size < len(sequence.tokens)]
-
-        def lacking() -> int:
-            idle = sum(pool.references(page) == 0 for page in reused)
-            return sequence.pages_needed - len(full) + idle - pool.available
-
         # Those who stay will grow; without this margin an arrival is let in only to be paused in the next steps.
         if margin is None:
-            margin = min(len(self.running) - len(movable), pool.total // 16)
-        if lacking() + margin > 0:
+            margin = min(len(self.running) - len(movable), self._most_margin)
+        if self._lacking(sequence, reused) + margin > 0:
             taken_up = set(reused)  # pausing their holders gains nothing: they leave `available` at once
             held_by_them = Counter(page for s in movable for page in s.page_table if page not in taken_up)
-            reclaimable = sum(count == pool.references(page) for page, count in held_by_them.items())
-            if lacking() + margin > reclaimable:
+            reclaimable = sum(count == self.pool.references(page) for page, count in held_by_them.items())
+            if self._lacking(sequence, reused) + margin > reclaimable:
                 return False
-        while not self.free_slots or lacking() + margin > 0:
-            pressure = self._pressure(lacking() + margin)
+        while not self.free_slots or self._lacking(sequence, reused) + margin > 0:
+            pressure = self._pressure(self._lacking(sequence, reused) + margin)
             victim = self.policy.victim(movable, pressure)
             movable.remove(victim)
             self.pause(victim, now, made_for=sequence, pressure=pressure)

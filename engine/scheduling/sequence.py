@@ -65,6 +65,7 @@ class Sequence:
         "siblings",
         "slot",
         "state",
+        "stops",
         "tokens",
         "told_position",
         "waiting_from",
@@ -78,6 +79,7 @@ class Sequence:
         self.arrival = arrival
         self.tokens = list(request.prompt)  # the known ones
         self.num_tokens = self.prompt_len = len(request.prompt)
+        self.stops = request.sampling.stop_token_ids
         self.most_tokens = min(max_len, self.prompt_len + request.sampling.max_tokens)
         self.state = State.WAITING
         self.num_computed = 0

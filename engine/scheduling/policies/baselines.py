@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -46,7 +47,7 @@ class _Line(Policy):
 
     def admit(self, stage: Stage, now: float) -> None:
         """Until one does not fit; nobody is paused for those who wait."""
-        while self._waiting and stage.try_start(self._waiting[0], []):
+        while self._waiting and stage.try_start(self._waiting[0]):
             pass
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -83,7 +84,7 @@ class Orca(_Line):
         while self._waiting:
             first: Sequence = self._waiting[0]
             promised += still_to_come(first, first.pages_needed)
-            if not stage.try_start(first, [], promised if stage.running else 0):
+            if not stage.try_start(first, margin=promised if stage.running else 0):
                 return
 
     def prompt_tokens(self, decodes: int) -> int:
@@ -137,9 +138,12 @@ class Sglang(Vllm):
         """Until one does not fit even so."""
         while self._waiting:
             first: Sequence = self._waiting[0]
-            lower = [s for s in stage.movable() if s.service_class > first.service_class]
-            if not stage.try_start(first, lower):
+            if not stage.try_start(first, partial(self._lower, stage, first)):
                 return
+
+    @staticmethod
+    def _lower(stage: Stage, first: Sequence) -> list[Sequence]:
+        return [s for s in stage.movable() if s.service_class > first.service_class]
 
 
 class FastServe(_Line):
@@ -184,8 +188,12 @@ class FastServe(_Line):
         """Whoever is on a higher level than one who runs takes its slot."""
         while self._waiting:
             first: Sequence = self._waiting[0]
-            if not stage.try_start(first, [s for s in stage.movable() if s.level > first.level]):
+            if not stage.try_start(first, partial(self._lower, stage, first)):
                 return
+
+    @staticmethod
+    def _lower(stage: Stage, first: Sequence) -> list[Sequence]:
+        return [s for s in stage.movable() if s.level > first.level]
 
     def served(self, sequences: Iterable[Sequence]) -> None:
         """Quanta run down."""

@@ -32,6 +32,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -133,8 +134,7 @@ class Carousel(Policy):
         while True:
             overdue = self._overdue.head() if self._overdue and self._has_overdue_slot(stage) else None
             if overdue is not None:
-                movable = self._movable(stage)
-                if stage.try_start(overdue, [s for s in movable if s.service_class >= overdue.service_class]):
+                if stage.try_start(overdue, partial(self._for_overdue, stage, overdue)):
                     overdue.share_left, overdue.has_claim = self.config.min_share, True
                     continue
                 if overdue.cause is Cause.PAGES and now >= overdue.due + self._max_wait[overdue.service_class]:
@@ -142,9 +142,7 @@ class Carousel(Policy):
             sequence = next((line.head() for line in self._lines.values() if line), None)
             if sequence is None:
                 return
-            movable = self._movable(stage)
-            lower = [s for s in movable if s.service_class > sequence.service_class]
-            if not stage.try_start(sequence, lower + self._beyond_their_share(sequence, movable)):
+            if not stage.try_start(sequence, partial(self._for_next, stage, sequence)):
                 return
 
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
@@ -257,11 +255,25 @@ class Carousel(Policy):
     def _has_overdue_slot(self, stage: Stage) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
 
-    def _beyond_their_share(self, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
-        """Rule 1: what tenants of its class run beyond their share, the latest of each, for one that has less."""
+    @staticmethod
+    def _for_overdue(stage: Stage, sequence: Sequence) -> list[Sequence]:
+        """Rule 6: of its own class too, but not who has a claim."""
+        return [s for s in stage.movable() if s.service_class >= sequence.service_class and not s.is_protected]
+
+    def _for_next(self, stage: Stage, sequence: Sequence) -> list[Sequence]:
+        """Rule 1: those of lower classes; and what tenants of its class run beyond their share, the latest of each, for
+        one that has less."""
         line = self._lines[sequence.service_class]
-        if line.num_tenants < 2 or not line.is_below_share(sequence.account):
+        has_claim = line.num_tenants > 1 and line.is_below_share(sequence.account)
+        if sequence.service_class == BATCH and not has_claim:
             return []
+        movable = [s for s in stage.movable() if s.service_class >= sequence.service_class and not s.is_protected]
+        lower = [s for s in movable if s.service_class > sequence.service_class]
+        return lower + self._beyond_their_share(sequence, movable) if has_claim else lower
+
+    def _beyond_their_share(self, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
+        """What other tenants of its class run beyond their share."""
+        line = self._lines[sequence.service_class]
         of_class: dict[Account, list[Sequence]] = {}
         for s in movable:
             if s.service_class == sequence.service_class and s.account is not sequence.account:
@@ -272,8 +284,3 @@ class Carousel(Policy):
             if more > 0:
                 beyond += theirs[-more:]
         return beyond
-
-    @staticmethod
-    def _movable(stage: Stage) -> list[Sequence]:
-        """Rule 6: not who has a claim."""
-        return [s for s in stage.movable() if not s.is_protected]
