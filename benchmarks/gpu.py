@@ -29,7 +29,7 @@ from benchmarks.results import save
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
+from engine.types import Mechanism, Request, SamplingParams, ServiceClass, TokenEvent
 from kernels.interface import Kernels, load
 
 
@@ -94,6 +94,7 @@ class Ceilings:
 
     bytes_per_second: float
     flops_per_second: float
+    host_bytes_per_second: float  # from pinned host memory
 
 
 class Bench:
@@ -141,7 +142,9 @@ class Bench:
         copy = 2 * size / self.seconds(lambda: target.copy_(source))
         a, b = (torch.randn((side, side), device=self.device).to(torch.bfloat16) for _ in range(2))
         rate = 2 * side**3 / self.seconds(lambda: a @ b)
-        return Ceilings(copy, rate)
+        pinned = torch.empty(size // 16, dtype=torch.int8, pin_memory=self.on_gpu)
+        there = source[: size // 16]
+        return Ceilings(copy, rate, len(pinned) / self.seconds(lambda: there.copy_(pinned, non_blocking=True)))
 
     # Kernels ------------------------------------------------------------------------------------------------------
 
@@ -248,6 +251,32 @@ class Bench:
             "decode step", shape=shape.name, batch_invariant=engine.config.batch_invariant, batch=batch,
             context=context, ms=1000 * seconds, bound_ms=1000 * bound,
             of_bound=bound / seconds, tokens_per_second=batch / seconds,
+        )  # fmt: skip
+
+    def swapping(self, engine: Engine, shape: Shape, batch: int, context: int, steps: int) -> None:
+        """Decode steps of `batch` rows undisturbed, and with one row swapped out in every fourth, which comes back in
+        the step after: what a step takes longer, against what its copies take by themselves."""
+        for row in range(batch):
+            engine.submit(_request(f"s{batch}-{context}-{row}", shape.vocab, context, 3 * steps, row))
+        while engine.load().decode_rows < batch:
+            engine.step()
+        means, before = [], engine.load().counters.swapped_tokens
+        for disturbed in (False, True):
+            began = time.perf_counter()
+            for step in range(steps):
+                if disturbed and step % 4 == 0:
+                    engine.scheduler.pause(engine.scheduler.running[-1], time.monotonic(), mechanism=Mechanism.SWAP)
+                engine.step()
+            means.append((time.perf_counter() - began) / steps)
+        moved = 2 * (engine.load().counters.swapped_tokens - before) * shape.kv_bytes
+        for row in range(batch):
+            engine.abort(f"s{batch}-{context}-{row}")
+        while engine.has_work:
+            engine.step()
+        copies = moved / steps / self.ceilings.host_bytes_per_second
+        self.add(
+            "swapping", shape=shape.name, batch=batch, context=context, quiet_ms=1000 * means[0],
+            disturbed_ms=1000 * means[1], copies_ms=1000 * copies,
         )  # fmt: skip
 
     def prefill(self, engine: Engine, shape: Shape, tokens: int, prompts: int) -> None:
@@ -391,6 +420,7 @@ def on_gpu(bench: Bench) -> None:
         engine = bench.engine(shape, slots=256, budget=8192, page_size=64)
         for batch, context in ((1, 512), (8, 512), (32, 512), (32, 2048), (128, 512), (256, 512)):
             bench.decode_step(engine, shape, batch, context, steps=50)
+        bench.swapping(engine, shape, 32, 2048, steps=100)
         for tokens in (512, 2048):
             bench.prefill(engine, shape, tokens, prompts=8)
         bench.mixed(engine, shape, 256, 100, 1024)
@@ -413,6 +443,7 @@ def on_cpu(bench: Bench) -> None:
     bench.sampler(TINY, 3, 50, 0.9, 0.6)
     engine = bench.engine(TINY, slots=8, budget=256, page_size=16)
     bench.decode_step(engine, TINY, 3, 70, steps=5)
+    bench.swapping(engine, TINY, 3, 70, steps=8)
     bench.prefill(engine, TINY, 100, prompts=2)
     bench.mixed(engine, TINY, 12, 10, 40)
     bench.people(engine, TINY, 100, 10, asks=3, bulk=(20, 400))
@@ -428,6 +459,7 @@ def main() -> None:
     ceilings = {
         "copy_bytes_per_second": bench.ceilings.bytes_per_second,
         "bf16_flops_per_second": bench.ceilings.flops_per_second,
+        "host_bytes_per_second": bench.ceilings.host_bytes_per_second,
     }
     print(ceilings, flush=True)
     if not bench.on_gpu:

@@ -221,6 +221,7 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     for _ in range(2):  # the first touches fresh memory
         began = time.perf_counter()
         runner.launch(Batch(0, swapped, (), swapped, (), (), (), ()))()
+        runner.launch(Batch(0, (), (), (), (), (), (), ()))()  # they are back in the step after
         swap_seconds = time.perf_counter() - began
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
     return Costs(

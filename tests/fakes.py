@@ -26,18 +26,22 @@ class MemoryRunner:
         self.joins: dict[int, Join] = {}
         self.tokens: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
+        self.coming: list[tuple[int, list[int]]] = []
         self.most_tokens = 0
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Do as `Batch` and `Moves` say, in their order."""
+        for page, content in self.coming:
+            self.pages[page] = content
         assert len({host for _, host in batch.swap_out}) == len(batch.swap_out), "two swap-outs into one host page"
         for page, host in batch.swap_out:
             self.host[host] = list(self.pages[page])
         copied = [list(self.pages[source]) for source, _ in batch.copies]
         for (_, target), content in zip(batch.copies, copied, strict=True):
             self.pages[target] = content
-        for host, page in batch.swap_in:
-            self.pages[page] = list(self.host[host])
+        self.coming = [(page, list(self.host[host])) for host, page in batch.swap_in]
+        for page, _ in self.coming:
+            self.pages[page] = [-2] * self.page_size  # until the next step
         for slot, index, page in batch.grown:
             assert len(self.tables[slot]) == index
             self.tables[slot].append(page)

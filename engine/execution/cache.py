@@ -71,29 +71,8 @@ class KVCache:
         written.
         """
         assert len(sources) == len(destinations) == len(set(destinations))
-        self.data.index_copy_(2, self._index(destinations), self.data.index_select(2, self._index(sources)))
+        self.data.index_copy_(2, self.index(destinations), self.data.index_select(2, self.index(sources)))
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(device page, host page) pairs: copy to host memory. On a GPU only begun: the host pages are for `swap_in`
-        alone, which comes after it."""
-        pages, host_pages = zip(*pairs, strict=True)
-        moved = self.data.index_select(2, self._index(pages)).movedim(2, 0)
-        if self.data.device == self.host.device:
-            self.host.index_copy_(0, self._index(host_pages), moved)
-            return
-        moved = moved.contiguous()
-        for row, host_page in enumerate(host_pages):
-            self.host[host_page].copy_(moved[row], non_blocking=True)
-
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(host page, device page) pairs: copy back to the device. On a GPU only begun: the host pages are for
-        `swap_out` alone, which comes after it."""
-        host_pages, pages = zip(*pairs, strict=True)
-        if self.data.device == self.host.device:
-            moved = self.host.index_select(0, self._index(host_pages))
-        else:
-            moved = torch.stack([self.host[page].to(self.data.device, non_blocking=True) for page in host_pages])
-        self.data.index_copy_(2, self._index(pages), moved.movedim(0, 2))
-
-    def _index(self, pages: Sequence[int]) -> Tensor:
+    def index(self, pages: Sequence[int]) -> Tensor:
+        """Page numbers, where the pages are."""
         return to_device((np.array(pages, np.int64),), self.data.device)[0]

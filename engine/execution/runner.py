@@ -20,6 +20,7 @@ from engine.execution.models.interface import Model
 from engine.execution.packing import pack
 from engine.execution.sampler import Drawn, Sampler
 from engine.execution.slots import SlotState
+from engine.execution.swap import Swap
 from engine.execution.transfer import Arriving, to_device
 from engine.scheduling.batch import Batch, Join, Outcome
 from kernels.interface import Kernels
@@ -34,6 +35,7 @@ class ModelRunner:
         """capture: how decode steps are recorded; None: every step is launched operation by operation."""
         self._model = model
         self._cache = cache
+        self._swap = Swap(cache)
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)  # the last one is nobody's
@@ -56,12 +58,13 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Begin one step. Moves come first and in this order; `engine.scheduling.moves` says why."""
+        self._swap.land()
         if batch.swap_out:
-            self._cache.swap_out(batch.swap_out)
+            self._swap.out(batch.swap_out)
         if batch.copies:
             self._cache.copy_pages(*zip(*batch.copies, strict=True))
         if batch.swap_in:
-            self._cache.swap_in(batch.swap_in)
+            self._swap.back(batch.swap_in)
         self._slots.apply(batch)
         self._join(batch.joins)
         drawn: list[Drawn] = []

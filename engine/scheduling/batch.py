@@ -35,7 +35,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Memory moves happen before the forward, in this order: swap_out, copies, swap_in."""
+    """One step. Memory moves happen before the forward, in this order: swap_out, copies, swap_in. What is swapped in is
+    there in the step after: nothing of it is read before."""
 
     step: int
     swap_out: tuple[tuple[int, int], ...]  # (device page, host page)

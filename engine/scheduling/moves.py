@@ -11,9 +11,9 @@ class Moves:
     """Collects page moves and slot changes until `build` turns them into a batch.
 
     Within a step the runner first swaps out, then copies (every source is read before any target is written), then
-    swaps in, then applies `grown`, then joins. A page given up in a step may therefore be given out again in it.
-    Host pages are different: one that is read by a swap-in must not be written by a swap-out of the same step, so the
-    scheduler returns `spent_host_pages` to the host pool only when the step is committed.
+    begins to swap in, then applies `grown`, then joins. A page given up in a step may therefore be given out again in
+    it. Host pages are different: one that is read by a swap-in must not be written by a swap-out of the same step, so
+    the scheduler returns `spent_host_pages` to the host pool only when the next one is decided.
     """
 
     def __init__(self) -> None:

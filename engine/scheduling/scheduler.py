@@ -153,7 +153,9 @@ class Scheduler:
         self._arrived = []
         self.totals.add("steps")
         step = self.totals["steps"]
-        decodes, chunks, passed_over = share_tokens(self.running, self.config, self.policy, step, now)
+        coming = {s.slot for s in self._swapped_in}  # whose pages are there in the next step
+        running = [s for s in self.running if s.slot not in coming] if coming else self.running
+        decodes, chunks, passed_over = share_tokens(running, self.config, self.policy, step, now)
         self._tell_passed_over(passed_over, now)
         flight = self._depart(decodes, chunks, now)
         batch = self.moves.build(step, [s.slot for s in decodes if s.slot is not None], chunks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.execution.cache import KVCache
+from engine.execution.swap import Swap
 
 SHAPE = {"page_size": 4, "layers": 3, "heads": 2, "dim": 8}
 
@@ -47,10 +48,12 @@ def test_pages_come_back_from_the_host_as_they_went():
     """Out to host pages, the device pages reused, back to other device pages: the same contents in all layers."""
     cache = filled(host_pages=4)
     before = cache.data.clone()
-    cache.swap_out([(1, 3), (4, 0)])
+    swap = Swap(cache)
+    swap.out([(1, 3), (4, 0)])
     assert torch.equal(cache.data, before)
     cache.data[:, :, [1, 4]] = 7.0
-    cache.swap_in([(0, 5), (3, 4)])
+    swap.back([(0, 5), (3, 4)])
+    swap.land()
     assert torch.equal(cache.data[:, :, 5], before[:, :, 4])
     assert torch.equal(cache.data[:, :, 4], before[:, :, 1])
     assert torch.equal(cache.data[:, :, 0], before[:, :, 0])

@@ -1,0 +1,79 @@
+"""Pages to host memory and back, on a GPU beside what it computes.
+
+Copies between host and device have a stream of their own. Pages that go out are first gathered where they are, in the
+order of what is computed, so that they may be written again at once; the copy follows when it can. Pages that come back
+are fetched while the step that lets their sequence in is computed, and are put where they belong before the next one:
+who comes back computes from that step on (`engine.scheduling.scheduler`). On a CPU there is nothing to run beside; the
+order is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.execution.cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """Pages on their way."""
+
+    pages: Sequence[int]
+    content: Tensor  # [n, layers, 2, Hkv, S, D] on the device
+    fetched: torch.cuda.Event
+
+
+class Swap:
+    """Moves pages of one cache. What it is told is begun in that order."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._beside = torch.cuda.Stream(cache.device) if cache.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._coming: list[_Coming] = []
+        self._due: list[tuple[int, int]] = []  # where nothing runs beside: (host page, device page) to be copied
+
+    def out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(device page, host page) pairs: to host memory. On a GPU only begun: the host pages are for `back` alone."""
+        cache = self._cache
+        pages, host_pages = zip(*pairs, strict=True)
+        leaving = cache.data.index_select(2, cache.index(pages)).movedim(2, 0)
+        if self._beside is None:
+            cache.host.index_copy_(0, cache.index(host_pages), leaving)
+            return
+        leaving = leaving.contiguous()
+        self._beside.wait_stream(torch.cuda.current_stream(cache.device))
+        leaving.record_stream(self._beside)
+        with torch.cuda.stream(self._beside):
+            for row, host_page in enumerate(host_pages):
+                cache.host[host_page].copy_(leaving[row], non_blocking=True)
+
+    def back(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(host page, device page) pairs: begin to fetch. The device pages hold what they should after `land`; until
+        then they are nobody else's, and so are the host pages."""
+        if self._beside is None:
+            self._due += pairs
+            return
+        host_pages, pages = zip(*pairs, strict=True)
+        device = self._cache.device
+        with torch.cuda.stream(self._beside):
+            content = torch.stack([self._cache.host[page].to(device, non_blocking=True) for page in host_pages])
+            self._coming.append(_Coming(pages, content, self._beside.record_event()))
+
+    def land(self) -> None:
+        """Put what was fetched where it belongs; before a step touches any page."""
+        cache = self._cache
+        if self._due:
+            host_pages, pages = zip(*self._due, strict=True)
+            content = cache.host.index_select(0, cache.index(host_pages))
+            cache.data.index_copy_(2, cache.index(pages), content.movedim(0, 2))
+            self._due = []
+        for coming in self._coming:
+            computing = torch.cuda.current_stream(cache.device)
+            computing.wait_event(coming.fetched)
+            coming.content.record_stream(computing)
+            cache.data.index_copy_(2, cache.index(coming.pages), coming.content.movedim(0, 2))
+        self._coming = []
