@@ -33,7 +33,7 @@ def lengths(count: int, seed: int) -> list[int]:
 def drain(engine: Engine, wanted: list[int], seed: int) -> dict[str, Any]:
     """Submit everything at once, step until all are done."""
     draw = random.Random(seed)
-    engine.scheduler.pool.forget_cached()
+    engine.scheduler.memory.pool.forget_cached()
     before = engine.load().counters
     began = time.perf_counter()
     for i, length in enumerate(wanted):

@@ -35,11 +35,12 @@ from benchmarks.peers.model import SHAPES, make_model
 from benchmarks.results import FOLDER, save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
+from benchmarks.tally import Tally, percentile
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.scheduling.policies import POLICIES
 from engine.simulation import StepCost, simulate
-from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.types import Event, Request, SamplingParams, ServiceClass
 
 SLOTS, CONTEXT = 8, 512
 PERSON = {"prompt": 128, "answer": 32}
@@ -60,12 +61,6 @@ def model() -> str:
     """The folder of the model, made by the first run."""
     make_model(MODELS / SHAPE, SHAPE)
     return str(MODELS / SHAPE)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The smallest value that `share` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def figures(firsts: list[float], gaps: list[float]) -> dict[str, float]:
@@ -394,59 +389,6 @@ TIERS = {"priority": ServiceClass.INTERACTIVE, "default": ServiceClass.STANDARD,
 GIVEN = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapped_page=0.00002)  # of a GPU, roughly
 
 
-class Tally:
-    """First tokens and gaps of simulated requests, by class."""
-
-    def __init__(self) -> None:
-        self.arrived: dict[str, tuple[float, int]] = {}
-        self.last: dict[str, float] = {}
-        self.firsts: list[list[float]] = [[] for _ in ServiceClass]
-        self.longest: list[list[float]] = [[] for _ in ServiceClass]  # gap of each request
-        self.gaps: dict[str, float] = {}
-        self.tokens = 0
-
-    def arrive(self, at: float, request: Request) -> tuple[float, Request]:
-        """Counted from here on."""
-        self.arrived[request.id] = at, request.service_class
-        return at, request
-
-    def take(self, events: list[Event], now: float) -> None:
-        """What a step yielded."""
-        last, gaps = self.last, self.gaps
-        for event in events:
-            if type(event) is not TokenEvent:
-                continue
-            name = event.request_id
-            self.tokens += 1
-            if name in last:
-                gap = now - last[name]
-                if gap > gaps[name]:
-                    gaps[name] = gap
-            else:
-                at, service_class = self.arrived[name]
-                self.firsts[service_class].append(now - at)
-                gaps[name] = 0.0
-            last[name] = now
-            if event.finish is not None:
-                self.longest[self.arrived.pop(name)[1]].append(gaps.pop(name))
-                del last[name]
-
-    def figures(self, seconds: float) -> dict[str, Any]:
-        """By class, in milliseconds, and tokens a second."""
-        found: dict[str, Any] = {"tokens_per_second": self.tokens / seconds, "seconds": seconds}
-        for service_class in ServiceClass:
-            firsts, gaps = self.firsts[service_class], self.longest[service_class]
-            if firsts:
-                found[service_class.label] = {
-                    "requests": len(firsts),
-                    "ttft_p50": 1000 * statistics.median(firsts),
-                    "ttft_p99": 1000 * percentile(firsts, 0.99),
-                    "longest_gap_p50": 1000 * statistics.median(gaps),
-                    "longest_gap_p99": 1000 * percentile(gaps, 0.99),
-                }
-        return found
-
-
 def simulated(
     name: str, options: dict[str, Any], requests: int, scale: Scale, cost: StepCost, slots: int, pages: int
 ) -> dict[str, Any]:
@@ -476,6 +418,7 @@ def simulated(
     busy = engine.load().busy_seconds
     found = tally.figures(max(busy, 1e-9)) | {"took": time.perf_counter() - began}
     counters = engine.load().counters
+    found["occupancy"] = counters.generated_tokens / counters.steps / slots  # slots that got a token in a mean step
     found["preemptions"] = sum(sum(by_class) for by_class in counters.preemptions)
     found["recomputed_tokens"] = counters.recomputed_tokens
     return found
@@ -483,7 +426,7 @@ def simulated(
 
 # The simulator against the live engine ----------------------------------------------------------------------------
 
-CHECKED = ("uniform", "sharegpt", "bursts", "mixed")
+CHECKED, RATIOS = "uniform,sharegpt,bursts,mixed", ("tokens_per_second", "ttft_p50", "ttft_p99")
 CHECK_SCALE = Scale(rate=6.0, prompt=64, output=48, longest=256)
 
 
@@ -557,7 +500,7 @@ def check(options: argparse.Namespace) -> None:
     scale = replace(CHECK_SCALE, rate=options.rate)
     rows: list[dict[str, Any]] = []
     for run in range(options.runs):
-        for name in CHECKED:
+        for name in options.workloads.split(","):
             _, steps, _ = run_live(engine, requests_of(name, options.requests, scale, 2 * run))
             cost = fit(steps)
             arrivals = requests_of(name, options.requests, scale, 2 * run + 1)
@@ -575,27 +518,19 @@ def check(options: argparse.Namespace) -> None:
                 (tally.arrive(*arrival) for arrival in arrivals),
                 take,
                 num_pages=info.num_pages,
-                host_pages=scheduler.host.total,
+                host_pages=scheduler.memory.host.total,
                 max_len=info.max_model_len,
                 costs=scheduler.policy.costs,
             )
             row: dict[str, Any] = {"run": run, "workload": name, "cost": asdict(cost)}
             for kind, found, seconds in (("live", live_tally, took), ("simulated", tally, times[0])):
-                firsts = [first for some in found.firsts for first in some]
-                row[kind] = {
-                    "tokens_per_second": found.tokens / seconds,
-                    "ttft_p50": 1000 * statistics.median(firsts),
-                    "ttft_p99": 1000 * percentile(firsts, 0.99),
-                }
-            row["ratio"] = {key: row["simulated"][key] / row["live"][key] for key in row["live"]}
+                row[kind] = {"tokens_per_second": found.tokens / seconds, **found.all().figures()}
+            row["ratio"] = {key: row["simulated"][key] / row["live"][key] for key in RATIOS}
             rows.append(row)
             print(json.dumps({k: v for k, v in row.items() if k != "cost"}), flush=True)
     summary = {
-        name: {
-            key: spread([r["ratio"][key] for r in rows if r["workload"] == name])
-            for key in ("tokens_per_second", "ttft_p50", "ttft_p99")
-        }
-        for name in CHECKED
+        name: {key: spread([r["ratio"][key] for r in rows if r["workload"] == name]) for key in RATIOS}
+        for name in options.workloads.split(",")
     }
     print(json.dumps(summary, indent=1))
     save("scheduling_check", vars(options) | {"slots": SLOTS}, rows, summary)
@@ -674,6 +609,7 @@ def main() -> None:
     command.add_argument("--runs", type=int, default=3)
     command.add_argument("--requests", type=int, default=150)
     command.add_argument("--rate", type=float, default=CHECK_SCALE.rate)
+    command.add_argument("--workloads", default=CHECKED, help=f"of {', '.join(WORKLOADS)}")
     command.set_defaults(run=check)
     command = commands.add_parser("million")
     command.add_argument("--requests", type=int, default=1_000_000)

@@ -64,7 +64,8 @@ class Totals:
 def load_of(scheduler: Scheduler) -> Load:
     """The books in one value."""
     running = Counter(sequence.service_class for sequence in scheduler.running)
-    pool, host, waiting = scheduler.pool, scheduler.host, scheduler.waiting
+    memory, waiting = scheduler.memory, scheduler.waiting
+    pool, host = memory.pool, memory.host
 
     def by_class(count: Callable[[ServiceClass], int]) -> tuple[int, int, int]:
         return count(ServiceClass.INTERACTIVE), count(ServiceClass.STANDARD), count(ServiceClass.BATCH)
@@ -81,8 +82,8 @@ def load_of(scheduler: Scheduler) -> Load:
 def check_integrity(scheduler: Scheduler) -> None:
     """Hold slots, pages, host pages and queue against every sequence. Raises `IntegrityError`. O(everything)."""
     alive = [sequence for choices in scheduler.requests.values() for sequence in choices]
-    scheduler.pool.check_integrity(sequence.page_table for sequence in alive)
-    scheduler.host.check_integrity([*(s.host_pages for s in alive), scheduler.moves.spent_host_pages])
+    scheduler.memory.pool.check_integrity(sequence.page_table for sequence in alive)
+    scheduler.memory.host.check_integrity([*(s.host_pages for s in alive), scheduler.moves.spent_host_pages])
     slots, free = scheduler.slots, scheduler.free_slots
     occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
     assert occupied.isdisjoint(free), (occupied, free)

@@ -8,7 +8,7 @@ paging vLLM (Kwon et al., SOSP'23).
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,9 +18,9 @@ from engine.scheduling.books import Totals, Waiting, check_integrity, load_of
 from engine.scheduling.budget import share_tokens
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.gate import Gate
+from engine.scheduling.memory import Memory
 from engine.scheduling.moves import Moves
 from engine.scheduling.news import News
-from engine.scheduling.pages import HostPool, PagePool
 from engine.scheduling.policy import Movable, Policy, Pressure, nobody
 from engine.scheduling.sequence import Sequence, State
 from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, TokenEvent
@@ -46,8 +46,8 @@ class Scheduler:
         self.config = config
         self.policy = policy
         self.max_len = max_len
-        self.pool = PagePool(num_pages)
-        self.host = HostPool(host_pages)
+        self.moves = Moves()
+        self.memory = Memory(config, self.moves, num_pages, host_pages)
         self.running: list[Sequence] = []  # in the policy's service order
         self.waiting = Waiting()
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
@@ -55,7 +55,6 @@ class Scheduler:
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.slots: list[Sequence | None] = [None] * config.max_num_seqs
         self.outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
-        self.moves = Moves()
         self.flights: deque[Flight] = deque()  # steps decided and not committed, oldest first
         self._gate = Gate(config)
         self._room: int | None = None  # how many more may be let in in the step that is being decided
@@ -110,9 +109,7 @@ class Scheduler:
         mechanism = mechanism or self.policy.mechanism(sequence, pressure or self._pressure(0))
         why = self.policy.why_victim(sequence, made_for)
         if mechanism is Mechanism.SWAP:
-            written = sequence.page_table[: -(-sequence.num_computed // self.config.page_size)]
-            sequence.host_pages = self.host.allocate(len(written))
-            self.moves.swap_out(written, sequence.host_pages)
+            self.memory.swap_out(sequence)
             self.totals.add("swapped_tokens", sequence.num_computed)
         else:
             sequence.num_computed = 0
@@ -121,7 +118,7 @@ class Scheduler:
         sequence.state = State.PAUSED
         sequence.paused_by = made_for.service_class if made_for is not None else None
         sequence.mechanism, sequence.paused_why = mechanism, why
-        sequence.num_published = sequence.told_position = 0
+        sequence.told_position = 0
         if sequence.num_generated - sequence.waiting_from >= self.config.min_share:
             sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
         self.policy.paused(sequence)
@@ -135,8 +132,7 @@ class Scheduler:
         """Decide the next step: who grows, who is paused, who joins, and how many tokens of each are computed. The
         step before may still be under way: what it computes is taken as computed."""
         self._decided_at = now
-        self.host.release(self.moves.spent_host_pages)  # they were read by a step before, whatever is next written
-        self.moves.spent_host_pages = []
+        self.memory.begin_step()
         for sequence, why in self._deadlines.too_late(now):
             self.totals.add("late")
             self._news.tell_end(sequence, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
@@ -249,16 +245,16 @@ class Scheduler:
             return False
         if self._room == 0:
             return self._leave_waiting(sequence, Cause.BATCH, now)
-        reused = self._reusable_pages(sequence, [])
+        reused = self.memory.reusable(sequence, [])
         most_margin = self._most_margin if margin is None else margin
-        if not self.free_slots or self._lacking(sequence, reused) + most_margin > 0:
+        if not self.free_slots or self.memory.lacking(sequence, reused) + most_margin > 0:
             candidates = movable()
             if not self.free_slots and not candidates:
                 return self._leave_waiting(sequence, Cause.SLOTS, now)
             if (
                 sequence.lead is not None and sequence.lead in candidates
             ):  # its pages may be somebody else's in a moment
-                reused = self._reusable_pages(sequence, candidates)
+                reused = self.memory.reusable(sequence, candidates)
             if not self._make_room(sequence, candidates, reused, margin, now):
                 return self._leave_waiting(sequence, Cause.PAGES, now)
         self._start(sequence, reused, now)
@@ -341,25 +337,21 @@ class Scheduler:
         cached = 0
         if sequence.lead is not None:
             cached = sequence.prompt_len
-        elif sequence.state is State.WAITING and self.config.enable_prefix_caching:
-            cached = len(self.pool.lookup(sequence.reusable_digests())) * self.config.page_size
+        elif sequence.state is State.WAITING:
+            cached = self.memory.cached_tokens(sequence)
         return self.policy.costs.least_seconds(sequence, cached)
 
     def _pressure(self, lacking: int) -> Pressure:
         """How memory stands when `lacking` pages are missing; negative: so many are to spare."""
         growth = len(self.running) * -(-self.config.min_share // self.config.page_size)
-        return Pressure(max(0, lacking), lacking + growth, self.host.available)
+        return Pressure(max(0, lacking), lacking + growth, self.memory.host.available)
 
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page that its next token needs; pause others, or itself, if there is none."""
         outgrown, self.outgrown = self.outgrown, []
         for sequence in sorted(outgrown, key=self.policy.service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
-                if self.pool.available:
-                    assert sequence.slot is not None
-                    page = self.pool.allocate()
-                    self.moves.grow(sequence.slot, len(sequence.page_table), page)
-                    sequence.page_table.append(page)
+                if self.memory.grow(sequence):
                     continue
                 pressure = self._pressure(1)
                 victim = self.policy.victim(self.policy.may_make_way(sequence, self.running), pressure)
@@ -373,27 +365,6 @@ class Scheduler:
             self._news.tell(sequence, sequence.phase, now, cause)
         return False
 
-    def _reusable_pages(self, sequence: Sequence, movable: list[Sequence]) -> list[int]:
-        """Pages whose content `sequence` would otherwise compute; takes no reference. They stay what they are while
-        `movable` are paused: published pages are remembered, and a lead is only copied when it stays."""
-        caching = self.config.enable_prefix_caching
-        if sequence.host_pages:  # what the cache still has need not come back from host memory
-            full = sequence.num_computed // self.config.page_size
-            return self.pool.lookup(islice(sequence.reusable_digests(), full)) if caching else []
-        lead = sequence.lead
-        if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
-            assert lead.slot is not None
-            if sequence.num_generated == 0 and lead not in movable and lead.slot not in self.moves.joined:
-                return lead.page_table[: -(-(sequence.prompt_len - 1) // self.config.page_size)]
-        return self.pool.lookup(sequence.reusable_digests()) if caching else []
-
-    def _lacking(self, sequence: Sequence, reused: list[int]) -> int:
-        """Pages that `sequence` needs beyond `reused` and those that are available; negative: so many are to spare."""
-        # Cached pages that it takes up again leave `available` too; a page that it shares and will write is copied.
-        idle = sum(self.pool.references(page) == 0 for page in reused)
-        shared = min(len(reused), (len(sequence.tokens) - 1) // self.config.page_size)
-        return sequence.pages_needed - shared + idle - self.pool.available
-
     def _make_room(
         self, sequence: Sequence, movable: list[Sequence], reused: list[int], margin: int | None, now: float
     ) -> bool:
@@ -401,50 +372,32 @@ class Scheduler:
         # Those who stay will grow; without this margin an arrival is let in only to be paused in the next steps.
         if margin is None:
             margin = min(len(self.running) - len(movable), self._most_margin)
-        if self._lacking(sequence, reused) + margin > 0:
-            taken_up = set(reused)  # pausing their holders gains nothing: they leave `available` at once
-            held_by_them = Counter(page for s in movable for page in s.page_table if page not in taken_up)
-            reclaimable = sum(count == self.pool.references(page) for page, count in held_by_them.items())
-            if self._lacking(sequence, reused) + margin > reclaimable:
-                return False
-        while not self.free_slots or self._lacking(sequence, reused) + margin > 0:
-            pressure = self._pressure(self._lacking(sequence, reused) + margin)
+        lacking = self.memory.lacking(sequence, reused) + margin
+        if lacking > 0 and lacking > self.memory.reclaimable(movable, reused):
+            return False
+        while not self.free_slots or lacking > 0:
+            pressure = self._pressure(lacking)
             victim = self.policy.victim(movable, pressure)
             movable.remove(victim)
             self.pause(victim, now, made_for=sequence, pressure=pressure)
+            lacking = self.memory.lacking(sequence, reused) + margin
         return True
 
     def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:
         """Give `sequence` a slot and pages for all its known tokens."""
-        pool, size = self.pool, self.config.page_size
         first_time = sequence.state is State.WAITING
         self._stop_waiting(sequence)
         if self._room is not None:
             self._room -= 1
-        for page in reused:
-            pool.acquire(page)
-        table = list(reused)
-        if reused and not sequence.host_pages:
-            sequence.num_computed = min(len(reused) * size, len(sequence.tokens) - 1)
-            if sequence.num_computed < len(reused) * size:
-                # The last page is shared and will be written: copy it.
-                table[-1] = pool.allocate()
-                self.moves.copy(reused[-1], table[-1])
-                pool.release([reused[-1]])
-        table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
+        is_coming = self.memory.furnish(sequence, reused)
         # A prompt that the cache has but for its last token is read by the step that answers it.
         phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
-        if sequence.host_pages:
-            known, count = len(reused), len(sequence.host_pages)
-            self.moves.spend(sequence.host_pages[:known])
-            if known < count:
-                self.moves.swap_in(sequence.host_pages[known:], table[known:count])
-                self._swapped_in.append(sequence)
-                phase = Phase.SWAPPING
-            sequence.host_pages = []
+        if is_coming:
+            self._swapped_in.append(sequence)
+            phase = Phase.SWAPPING
         slot = self.free_slots.pop()
         self.slots[slot] = sequence
-        sequence.slot, sequence.page_table, sequence.state = slot, table, State.RUNNING
+        sequence.slot, sequence.state = slot, State.RUNNING
         insort(self.running, sequence, key=self.policy.service_order)
         self.moves.join(
             Join(
@@ -453,7 +406,7 @@ class Scheduler:
                 sequence.prompt_len,
                 sequence.choice,
                 sequence.request.sampling,
-                tuple(table),
+                tuple(sequence.page_table),
             )
         )
         if first_time and sequence.lead is None:
@@ -465,11 +418,8 @@ class Scheduler:
 
     def _publish(self, sequence: Sequence, computed: int, now: float) -> None:
         """The first `computed` tokens of `sequence` are known and have their KV in its pages, if it still has them."""
-        full = computed // self.config.page_size
-        if self.config.enable_prefix_caching and sequence.state is State.RUNNING:
-            for index in range(sequence.num_published, full):
-                self.pool.publish(sequence.page_table[index], sequence.digest(index))
-                sequence.num_published = index + 1
+        if sequence.state is State.RUNNING:
+            self.memory.publish(sequence, computed)
         if sequence.siblings and computed >= sequence.prompt_len:
             self._release_siblings(sequence, now)
 
@@ -485,12 +435,12 @@ class Scheduler:
     def _vacate(self, sequence: Sequence) -> None:
         """Give back slot and pages."""
         assert sequence.slot is not None
-        self.pool.release(reversed(sequence.page_table))
+        self.memory.release(sequence)
         self.slots[sequence.slot] = None
         self.free_slots.append(sequence.slot)
         self.running.remove(sequence)
         self.policy.vacated(sequence)
-        sequence.page_table, sequence.slot = [], None
+        sequence.slot = None
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Whatever it holds, wherever it waits: the sequence is gone."""
@@ -498,9 +448,7 @@ class Scheduler:
             self._vacate(sequence)
         elif sequence.state in (State.WAITING, State.PAUSED):
             self._stop_waiting(sequence)
-        self.moves.cancel_swap_out(sequence.host_pages)
-        self.host.release(sequence.host_pages)
-        sequence.host_pages = []
+        self.memory.forget(sequence)
         sequence.state = State.FINISHED
         self._release_siblings(sequence, now)
         choices = self.requests[sequence.request.id]

@@ -50,7 +50,7 @@ def run(engine: Engine, wanted: Iterable[Request], before_step: Callable[[], Non
             if isinstance(event, TokenEvent):
                 texts.setdefault((event.request_id, event.choice), []).append(event.token_id)
         engine.scheduler.check_integrity()
-    assert engine.scheduler.pool.held == 0
+    assert engine.scheduler.memory.pool.held == 0
     return texts
 
 
@@ -58,6 +58,6 @@ def alone(engine: Engine, wanted: Iterable[Request]) -> Texts:
     """Each request with the engine to itself, nothing remembered from the one before."""
     texts: Texts = {}
     for request in wanted:
-        engine.scheduler.pool.forget_cached()
+        engine.scheduler.memory.pool.forget_cached()
         texts |= run(engine, [request])
     return texts

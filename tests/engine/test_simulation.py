@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from engine.config import EngineConfig
+from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK
 from engine.scheduling.policies import POLICIES
 from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
@@ -110,3 +111,33 @@ def test_a_flood_costs_another_tenant_little_against_having_half_of_the_slots_to
     alone, beside = calm(fair_share, slots=4, flood=0), calm(LIKE_A_CPU, slots=8, flood=1000)
     for mine, theirs in zip(beside, alone, strict=True):
         assert mine[int(0.99 * len(mine))] <= 1.5 * theirs[int(0.99 * len(theirs))]
+
+
+@pytest.mark.parametrize(("policy", "is_fair"), [("carousel", True), ("orca", False)])
+def test_two_backlogged_tenants_are_served_alike_within_the_published_bound(policy: str, is_fair: bool):
+    """VTC's, with our slack, though all of one came before all of the other; first come first served breaks it."""
+    dice, slots, longest = random.Random(2), 8, 64
+    names = [f"{tenant}{number}" for tenant in "ab" for number in range(150)]
+    lengths = {name: (dice.randint(1, longest), dice.randint(1, longest)) for name in names}
+    arrivals = [
+        (0.0, Request(id=name, prompt=(7,) * prompt, sampling=SamplingParams(max_tokens=tokens), tenant=name[0]))
+        for name, (prompt, tokens) in lengths.items()
+    ]
+    bound = 2 * max(PROMPT_WEIGHT * longest, OUTPUT_WEIGHT * slots * 2 * longest) + SLACK
+    had, begun, widest = {"a": 0.0, "b": 0.0}, {"a": set[str](), "b": set[str]()}, 0.0
+
+    def take(events: list[Event], now: float) -> None:
+        nonlocal widest
+        for event in events:
+            if isinstance(event, TokenEvent):
+                name, tenant = event.request_id, event.request_id[0]
+                if name not in begun[tenant]:
+                    begun[tenant].add(name)
+                    had[tenant] += PROMPT_WEIGHT * lengths[name][0]
+                had[tenant] += OUTPUT_WEIGHT
+        if max(map(len, begun.values())) < 150:  # both have somebody who waits
+            widest = max(widest, abs(had["a"] - had["b"]))
+
+    config = EngineConfig(model="none", max_num_seqs=slots, scheduling_policy=policy).validate()
+    simulate(config, LIKE_A_CPU, arrivals, take, num_pages=512, max_len=512)
+    assert (widest <= bound) is is_fair

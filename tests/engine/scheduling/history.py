@@ -75,7 +75,7 @@ class History:
     def pause(self, at: int, mechanism: Mechanism) -> None:
         """Whoever runs in place `at` is paused."""
         sequence = self.scheduler.running[at]
-        if mechanism is Mechanism.SWAP and len(sequence.page_table) > self.scheduler.host.available:
+        if mechanism is Mechanism.SWAP and len(sequence.page_table) > self.scheduler.memory.host.available:
             mechanism = Mechanism.RECOMPUTE
         self.scheduler.pause(sequence, self.now, mechanism=mechanism)
 
@@ -116,5 +116,5 @@ class History:
                 assert intervals[-1].ended is not None, intervals
                 waits = [i for i in intervals if i.phase in (Phase.QUEUED, Phase.PAUSED)]
                 assert all(i.cause is not None for i in waits), "who waits is told why"
-        assert self.scheduler.pool.held == 0
-        assert self.scheduler.host.used == 0
+        assert self.scheduler.memory.pool.held == 0
+        assert self.scheduler.memory.host.used == 0

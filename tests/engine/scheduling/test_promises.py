@@ -223,8 +223,8 @@ def test_an_abort_crosses_every_state_and_leaves_nothing():
         stage.engine.abort(name)
     stage.submit("after", B)
     stage.finish()
-    assert stage.scheduler.pool.held == 0
-    assert stage.scheduler.host.used == 0
+    assert stage.scheduler.memory.pool.held == 0
+    assert stage.scheduler.memory.host.used == 0
     ends = [(e.request_id, e.choice) for e in stage.events if isinstance(e, EndEvent)]
     assert sorted(ends) == [("n", 0), ("n", 1), ("n", 2), ("w1", 0), ("w2", 0)]
     assert stage.tokens("after") == text_alone([1, 2, 3], 0, 20)

@@ -131,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def pause(self, data):
         sequence = data.draw(st.sampled_from(self.engine.scheduler.running))
-        swap_fits = len(sequence.page_table) <= self.engine.scheduler.host.available
+        swap_fits = len(sequence.page_table) <= self.engine.scheduler.memory.host.available
         mechanism = data.draw(st.sampled_from(list(Mechanism))) if swap_fits else Mechanism.RECOMPUTE
         self.engine.scheduler.pause(sequence, self.now, mechanism=mechanism)
 
@@ -174,7 +174,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 s.state is State.PAUSED for choices in self.engine.scheduler.requests.values() for s in choices
             )
             assert sum(self.engine.scheduler.load().paused) == paused
-            pool = self.engine.scheduler.pool
+            pool = self.engine.scheduler.memory.pool
             assert pool.free + pool.cached + pool.held == pool.total
 
     def teardown(self):
@@ -201,8 +201,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert self.texts[key] == expected, key
         self.engine.scheduler.check_integrity()
-        assert self.engine.scheduler.pool.held == 0
-        assert self.engine.scheduler.host.used == 0
+        assert self.engine.scheduler.memory.pool.held == 0
+        assert self.engine.scheduler.memory.host.used == 0
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
