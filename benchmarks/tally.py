@@ -65,10 +65,10 @@ class Felt:
 class _Answer:
     """One under way."""
 
-    __slots__ = ("at", "felt", "first", "last", "longest", "tokens")
+    __slots__ = ("at", "felt", "first", "gaps", "last", "longest", "tokens")
 
     def __init__(self, at: float, felt: Felt) -> None:
-        self.at, self.felt = at, felt
+        self.at, self.felt, self.gaps = at, felt, felt.gaps
         self.first = self.last = self.longest = 0.0
         self.tokens = 0
 
@@ -89,15 +89,19 @@ class Tally:
 
     def take(self, events: list[Event], now: float) -> None:
         """What a step yielded."""
+        answers, last, gap, tenths = self._answers, 0.0, now, int(now * TENTHS)
         for event in events:
             if type(event) is not TokenEvent:
                 continue
-            answer = self._answers[event.request_id]
+            answer = answers[event.request_id]
             if answer.tokens:
-                gap = now - answer.last
+                if answer.last != last:  # nearly all had their last token in the same step
+                    last = answer.last
+                    gap = now - last
+                    tenths = int(gap * TENTHS)
                 if gap > answer.longest:
                     answer.longest = gap
-                tenths, gaps = int(gap * TENTHS), answer.felt.gaps
+                gaps = answer.gaps
                 gaps[tenths] = gaps.get(tenths, 0) + 1
             else:
                 answer.first = now - answer.at

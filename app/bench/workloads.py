@@ -92,7 +92,7 @@ def mixed(dice: random.Random, scale: Scale) -> Iterator[Asked]:
     bulk, handed_in = uniform(random.Random(dice.random()), scale), 0.0
     for person in sharegpt(dice, replace(scale, rate=scale.rate / 10)):
         for asked in islice(bulk, 9):
-            yield replace(asked, at=handed_in, tier="flex")
+            yield Asked(handed_in, asked.prompt_tokens, asked.output_tokens, "flex")
         yield replace(person, tier="priority")
         handed_in = person.at
 

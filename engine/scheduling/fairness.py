@@ -82,7 +82,8 @@ class FairLine:
 
     def share_of(self, account: Account) -> float:
         """Of the slots, by weight among the tenants that run or wait here; at least one."""
-        return max(1.0, self._slots * account.weight / self._active_weight)
+        # The sum may have lost a light weight beside a very heavy one.
+        return max(1.0, self._slots * account.weight / max(self._active_weight, account.weight))
 
     def is_below_share(self, account: Account) -> bool:
         """It has at least one slot less than it may have."""

@@ -250,6 +250,18 @@ def test_the_line_s_head_is_of_whom_the_rules_name(acts, slack):
         assert head.arrival == min(s.arrival for s in waiting if s.request.tenant == head.request.tenant)
 
 
+def test_weights_that_no_sum_can_hold_give_every_tenant_a_slot():
+    """A float forgets one beside 1e17."""
+    fair = line()
+    heavy = sequence(0, "heavy", weight=1e17)
+    heavy.account = fair.push(heavy)
+    light = sequence(1, "light")
+    light.account = fair.push(light)
+    fair.remove(heavy)
+    assert fair.share_of(light.account) >= 1.0
+    assert fair.head() is light
+
+
 def test_of_very_many_tenants_only_the_first_few_are_looked_at_for_one_that_lacks_slots():
     """The cost of a step does not grow with the tenants that wait; whose turn it is by service is never in doubt."""
     fair = line()
