@@ -170,14 +170,14 @@ def test_only_what_was_set_is_sent(run: Run) -> None:
         "sampling.js",
         """return m.requestFor({ system: " ", sampling: { seed: 7, stop: ["\\n"] } },
         [{ role: "user", content: "a" }, { role: "assistant", content: "" }, { role: "user", content: "b" }],
-        "demo");""",
+        "demo", "default");""",
     )
     assert body == {
         "model": "demo",
         "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "service_tier": "priority",
+        "service_tier": "default",
         "seed": 7,
         "stop": ["\n"],
     }
