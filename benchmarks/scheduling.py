@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from app.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
+from app.tenants import TIERS
 from benchmarks.peers.model import SHAPES, make_model
 from benchmarks.results import FOLDER, save, spread
 from benchmarks.serving import Serving
@@ -384,7 +385,6 @@ def overload(options: argparse.Namespace) -> None:
 
 # Simulated --------------------------------------------------------------------------------------------------------
 
-TIERS = {"priority": ServiceClass.INTERACTIVE, "default": ServiceClass.STANDARD, "flex": ServiceClass.BATCH}
 GIVEN = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapped_page=0.00002)  # of a GPU, roughly
 
 

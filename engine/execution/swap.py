@@ -24,7 +24,7 @@ class _Coming:
 
     pages: Sequence[int]
     content: Tensor  # [n, layers, 2, Hkv, S, D] on the device
-    fetched: torch.cuda.Event
+    fetched: torch.cuda.Event | None  # None where nothing runs beside
 
 
 class Swap:
@@ -34,7 +34,6 @@ class Swap:
         self._cache = cache
         self._beside = torch.cuda.Stream(cache.device) if cache.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._coming: list[_Coming] = []
-        self._due: list[tuple[int, int]] = []  # where nothing runs beside: (host page, device page) to be copied
 
     def out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(device page, host page) pairs: to host memory. On a GPU only begun: the host pages are for `back` alone."""
@@ -54,26 +53,22 @@ class Swap:
     def back(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(host page, device page) pairs: begin to fetch. The device pages hold what they should after `land`; until
         then they are nobody else's, and so are the host pages."""
-        if self._beside is None:
-            self._due += pairs
-            return
         host_pages, pages = zip(*pairs, strict=True)
-        device = self._cache.device
+        cache = self._cache
+        if self._beside is None:
+            self._coming.append(_Coming(pages, cache.host.index_select(0, cache.index(host_pages)), None))
+            return
         with torch.cuda.stream(self._beside):
-            content = torch.stack([self._cache.host[page].to(device, non_blocking=True) for page in host_pages])
+            content = torch.stack([cache.host[page].to(cache.device, non_blocking=True) for page in host_pages])
             self._coming.append(_Coming(pages, content, self._beside.record_event()))
 
     def land(self) -> None:
         """Put what was fetched where it belongs; before a step touches any page."""
         cache = self._cache
-        if self._due:
-            host_pages, pages = zip(*self._due, strict=True)
-            content = cache.host.index_select(0, cache.index(host_pages))
-            cache.data.index_copy_(2, cache.index(pages), content.movedim(0, 2))
-            self._due = []
         for coming in self._coming:
-            computing = torch.cuda.current_stream(cache.device)
-            computing.wait_event(coming.fetched)
-            coming.content.record_stream(computing)
+            if coming.fetched is not None:
+                computing = torch.cuda.current_stream(cache.device)
+                computing.wait_event(coming.fetched)
+                coming.content.record_stream(computing)
             cache.data.index_copy_(2, cache.index(coming.pages), coming.content.movedim(0, 2))
         self._coming = []

@@ -245,15 +245,14 @@ class Scheduler:
             return False
         if self._room == 0:
             return self._leave_waiting(sequence, Cause.BATCH, now)
-        reused = self.memory.reusable(sequence, [])
+        candidates = [] if self.free_slots else movable()
+        if not self.free_slots and not candidates:  # before the cache is looked into: most who wait hear this
+            return self._leave_waiting(sequence, Cause.SLOTS, now)
+        reused = self.memory.reusable(sequence, candidates)
         most_margin = self._most_margin if margin is None else margin
         if not self.free_slots or self.memory.lacking(sequence, reused) + most_margin > 0:
-            candidates = movable()
-            if not self.free_slots and not candidates:
-                return self._leave_waiting(sequence, Cause.SLOTS, now)
-            if (
-                sequence.lead is not None and sequence.lead in candidates
-            ):  # its pages may be somebody else's in a moment
+            candidates = candidates or movable()
+            if sequence.lead in candidates:  # its pages may be somebody else's in a moment
                 reused = self.memory.reusable(sequence, candidates)
             if not self._make_room(sequence, candidates, reused, margin, now):
                 return self._leave_waiting(sequence, Cause.PAGES, now)

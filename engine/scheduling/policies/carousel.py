@@ -264,12 +264,12 @@ class Carousel(Policy):
         """Rule 1: those of lower classes; and what tenants of its class run beyond their share, the latest of each, for
         one that has less."""
         line = self._lines[sequence.service_class]
-        has_claim = line.num_tenants > 1 and line.is_below_share(sequence.account)
-        if sequence.service_class == BATCH and not has_claim:
+        lacks_slots = line.num_tenants > 1 and line.is_below_share(sequence.account)
+        if sequence.service_class == BATCH and not lacks_slots:
             return []
         movable = [s for s in stage.movable() if s.service_class >= sequence.service_class and not s.is_protected]
         lower = [s for s in movable if s.service_class > sequence.service_class]
-        return lower + self._beyond_their_share(sequence, movable) if has_claim else lower
+        return lower + self._beyond_their_share(sequence, movable) if lacks_slots else lower
 
     def _beyond_their_share(self, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
         """What other tenants of its class run beyond their share."""
