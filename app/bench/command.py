@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -61,6 +62,8 @@ async def _measure(options: Options) -> tuple[Run, Path]:
 async def _drive(options: Options, servers: dict[str, Served], coming: Iterator[Job]) -> tuple[list[Record], bool]:
     """The records, and whether Ctrl-C cut it short; a second Ctrl-C ends the process."""
     traffic, loop = Traffic(servers, options.key_of, options.max_concurrency), asyncio.get_running_loop()
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not walk through it while answers are timed
     with tqdm(total=options.requests, unit=" requests", disable=None, smoothing=0.05) as bar:
         driving = asyncio.create_task(traffic.drive(coming, lambda record: bar.update()))
         loop.add_signal_handler(signal.SIGINT, driving.cancel)
