@@ -23,6 +23,7 @@ import shlex
 import statistics
 import time
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -204,16 +205,18 @@ def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
 # Tenants ----------------------------------------------------------------------------------------------------------
 
 CALM, FLOOD = "calm", "flood"
-LOUD = 0.03  # of the time of our cores that others had, from which on a window is not a quiet one
+HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
+QUIET = 0.01  # of the time of our cores that others had: a window with less counts as one on a machine of our own
+PATIENCE = 5  # rounds for each quiet window that is asked for
+RESAMPLES = 500
+Window = tuple[list[float], list[float], list[float]]  # of the calm tenant: to first tokens, between tokens, whole
 
 
-async def _tenant_window(
-    server: Serving, options: argparse.Namespace, flood: int, seed: int
-) -> tuple[list[float], list[float], list[float]]:
-    """The calm tenant asks as a Poisson process; `flood` callers of the other never stop."""
+async def _tenant_window(calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int) -> Window:
+    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another."""
     dice, stopping, number = random.Random(seed), False, seed * 1_000_000
 
-    async def ask(key: str, shape: dict[str, int]) -> list[float]:
+    async def ask(server: Serving, key: str, shape: dict[str, int]) -> list[float]:
         nonlocal number
         number += 1
         asked = body("person", number, shape["prompt"], shape["answer"], options.vocabulary) | {
@@ -222,16 +225,16 @@ async def _tenant_window(
         began = time.perf_counter()
         return [began, *await stream(server.host, server.port, "/v1/completions", asked, key=key)]
 
-    async def flooding() -> None:
+    async def flooding(server: Serving) -> None:
         while not stopping:
-            await ask(FLOOD, BULK)
+            await ask(server, FLOOD, BULK)
 
-    callers = [asyncio.create_task(flooding()) for _ in range(flood)]
-    await asyncio.gather(*(ask(CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
-    await asyncio.sleep(2.0 if flood else 0.0)
+    callers = [asyncio.create_task(flooding(flooded)) for _ in range(4 * SLOTS)] if flooded else []
+    await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
+    await asyncio.sleep(2.0)
     tasks, end = [], time.perf_counter() + options.seconds
     while time.perf_counter() < end:
-        tasks.append(asyncio.create_task(ask(CALM, PERSON)))
+        tasks.append(asyncio.create_task(ask(calm, CALM, PERSON)))
         await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
     answers = await asyncio.gather(*tasks)
     stopping = True
@@ -252,59 +255,73 @@ def stolen() -> tuple[float, float]:
 
 
 def tenants(options: argparse.Namespace) -> None:
-    """The calm tenant alone on half of the machine (slots and cores), which is its fair share; alone on half of the
-    slots, with all cores, which is more; and beside the flood on all of it. All servers are up all the time and take
-    turns of a few seconds, so that the machine's slow moments meet each of them as often; and windows in which the
-    host gave much of our cores to others are told apart, as two threads that wait for each other feel that more than
-    one does."""
-    rows: list[dict[str, Any]] = []
-    measured: dict[tuple[str, int], tuple[list[float], list[float], list[float]]] = {}
+    """What the calm tenant feels beside the flood, over its fair share: half of the slots and of the cores, on which it
+    is alone. The flood then has the other half, so that the machine is as busy in both; beside an idle half it is
+    measured too. All servers are up all the time and take turns of a few seconds, in another order each round, until
+    each part has had `runs` windows in which the host left us our cores: where it does not, two threads that wait for
+    each other feel it more than one, and the figure would be one of the neighbours."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cores) // 2)
     serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
-    cores = max(1, len(os.sched_getaffinity(0)) // 2)
-    parts: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
-        ("alone on half of the machine", SLOTS // 2, 0, ("--threads", str(cores))),
-        ("alone on half of the slots", SLOTS // 2, 0, ()),
-        ("beside a flood", SLOTS, 4 * SLOTS, ()),
-        ("beside a flood, fcfs", SLOTS, 4 * SLOTS, ROWS["fcfs"]),
-    )
+    rows: list[dict[str, Any]] = []
+    every: dict[str, list[Window]] = {}
     with ExitStack() as stack:
-        servers = [
-            stack.enter_context(Serving(*serve, "--max-num-seqs", str(slots), *more)) for _, slots, _, more in parts
+
+        def serving(slots: int, on: list[int], *more: str) -> Serving:
+            return stack.enter_context(Serving(*serve, "--max-num-seqs", str(slots), *more, cores=set(on)))
+
+        own, other = serving(SLOTS // 2, cores[:half]), serving(SLOTS // 2, cores[-half:])
+        whole, first_come = serving(SLOTS, cores), serving(SLOTS, cores, *ROWS["fcfs"])
+        parts = [
+            ("on its half, the other half idle", own, None),
+            (HALF, own, other),
+            (BESIDE, whole, whole),
+            (FIRST_COME, first_come, first_come),
         ]
-        for run in range(options.runs):
-            for (name, _, flood, _), server in zip(parts, servers, strict=True):
+        quiet: dict[str, list[Window]] = {name: [] for name, *_ in parts}
+        for turn in range(PATIENCE * options.runs):
+            for name, calm, flooded in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
+                if len(quiet[name]) == options.runs:
+                    continue
                 before = stolen()
-                measured[name, run] = asyncio.run(_tenant_window(server, options, flood, run + 1))
+                window = asyncio.run(_tenant_window(calm, flooded, options, len(quiet[name]) + 1))
                 lost, passed = (after - began for after, began in zip(stolen(), before, strict=True))
                 share = lost / passed if passed else 0.0
-                rows.append({"run": run, "part": name, "stolen": share, **tenant_figures(*measured[name, run])})
+                every.setdefault(name, []).append(window)
+                if share <= QUIET:
+                    quiet[name].append(window)
+                rows.append({"turn": turn, "part": name, "stolen": share, **_felt([window])})
                 print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
     summary: dict[str, Any] = {}
-    for which, most in (("all windows", 1.0), ("quiet windows", LOUD)):
-        counted = {(row["part"], row["run"]) for row in rows if row["stolen"] <= most}
-        if {part for part, _ in counted} == {name for name, *_ in parts}:
-            summary[which] = _tenant_summary({key: measured[key] for key in sorted(counted)})
+    for which, windows in (("quiet windows", quiet), ("all windows", every)):
+        if all(windows.values()):
+            summary[which] = {name: {"windows": len(of), **_felt(of)} for name, of in windows.items()}
+            for name in (BESIDE, FIRST_COME):
+                summary[which][f"{name}, over {HALF}"] = _over(windows[name], windows[HALF])
     print(json.dumps(summary, indent=1))
-    save("scheduling_tenants", vars(options) | {"loud": LOUD}, rows, summary)
+    save("scheduling_tenants", vars(options) | {"quiet": QUIET}, rows, summary)
 
 
-def _tenant_summary(measured: dict[tuple[str, int], tuple[list[float], list[float], list[float]]]) -> dict[str, Any]:
-    """Percentiles over all requests of these windows, and their ratios."""
-    found: dict[str, Any] = {}
-    parts = sorted({part for part, _ in measured})
-    for name in parts:
-        windows = [window for (part, _), window in measured.items() if part == name]
-        firsts, gaps, whole = ([v for window in windows for v in window[kind]] for kind in range(3))
-        found[name] = {"windows": len(windows), **tenant_figures(firsts, gaps, whole)}
-    for name in (part for part in parts if "flood" in part):
-        for alone in (part for part in parts if "alone" in part):
-            ratios = {key: found[name][key] / found[alone][key] for key in ("ttft_p99", "itl_p99", "e2e_p99")}
-            found[f"{name}, over {alone}"] = ratios
+def _over(some: list[Window], others: list[Window]) -> dict[str, Any]:
+    """Ratios of all windows together; and between which nine in ten of them lie when windows are drawn anew."""
+    keys = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "e2e_p50", "e2e_p99")
+
+    def ratios(some: list[Window], others: list[Window]) -> list[float]:
+        above, below = _felt(some), _felt(others)
+        return [above[key] / below[key] for key in keys]
+
+    draw = random.Random(0).choices
+    again = [ratios(draw(some, k=len(some)), draw(others, k=len(others))) for _ in range(RESAMPLES)]
+    found = {}
+    for index, (key, ratio) in enumerate(zip(keys, ratios(some, others), strict=True)):
+        values = [sample[index] for sample in again]
+        found[key] = {"ratio": ratio, "from": percentile(values, 0.05), "to": percentile(values, 0.95)}
     return found
 
 
-def tenant_figures(firsts: list[float], gaps: list[float], whole: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+def _felt(windows: list[Window]) -> dict[str, float]:
+    """All requests of these windows together, in milliseconds."""
+    firsts, gaps, whole = ([v for window in windows for v in window[kind]] for kind in range(3))
     return figures(firsts, gaps) | {
         "e2e_p50": 1000 * statistics.median(whole),
         "e2e_p99": 1000 * percentile(whole, 0.99),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -12,14 +13,21 @@ from types import TracebackType
 class Serving:
     """`with Serving("--max-num-seqs", "8") as server:` starts `carousel serve` on a free port and waits until it is
     ready; `server.host` and `server.port` say where. What this process has loaded until then is put out of its garbage
-    collector's sight: a walk through all of torch stops the client that measures for 100 ms and more."""
+    collector's sight: a walk through all of torch stops the client that measures for 100 ms and more.
 
-    def __init__(self, *options: str) -> None:
+    cores: those that the server may run on (Linux); None: those of this process.
+    """
+
+    def __init__(self, *options: str, cores: set[int] | None = None) -> None:
         self.options = options
+        self.cores = cores
 
     def __enter__(self) -> Serving:
         command = [sys.executable, "-m", "app", "serve", *self.options, "--port", "0"]
+        ours = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores or ours)  # inherited
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        os.sched_setaffinity(0, ours)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             found = re.match(r"Ready: http://([^:]+):(\d+)", line)
