@@ -23,7 +23,6 @@ import shlex
 import statistics
 import time
 import urllib.request
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -206,14 +205,17 @@ def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 CALM, FLOOD = "calm", "flood"
 HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
-QUIET = 0.01  # of the time of our cores that others had: a window with less counts as one on a machine of our own
+QUIET = 0.05  # of the time of our cores that others had: a window with less counts as one on a machine of our own
 PATIENCE = 5  # rounds for each quiet window that is asked for
 RESAMPLES = 500
 Window = tuple[list[float], list[float], list[float]]  # of the calm tenant: to first tokens, between tokens, whole
 
 
-async def _tenant_window(calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int) -> Window:
-    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another."""
+async def _tenant_window(
+    calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int
+) -> tuple[Window, float]:
+    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another. And
+    the share of the time of our cores that others had meanwhile."""
     dice, stopping, number = random.Random(seed), False, seed * 1_000_000
 
     async def ask(server: Serving, key: str, shape: dict[str, int]) -> list[float]:
@@ -232,16 +234,18 @@ async def _tenant_window(calm: Serving, flooded: Serving | None, options: argpar
     callers = [asyncio.create_task(flooding(flooded)) for _ in range(4 * SLOTS)] if flooded else []
     await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
     await asyncio.sleep(2.0)
-    tasks, end = [], time.perf_counter() + options.seconds
+    tasks, end, before = [], time.perf_counter() + options.seconds, stolen()
     while time.perf_counter() < end:
         tasks.append(asyncio.create_task(ask(calm, CALM, PERSON)))
         await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
     answers = await asyncio.gather(*tasks)
+    lost, passed = (after - began for after, began in zip(stolen(), before, strict=True))
     stopping = True
     await asyncio.gather(*callers)
     answers = [moments[: PERSON["answer"] + 1] for moments in answers]
     gaps = [after - before for moments in answers for before, after in pairwise(moments[1:])]
-    return [a[1] - a[0] for a in answers], gaps, [a[-1] - a[0] for a in answers]
+    window = [a[1] - a[0] for a in answers], gaps, [a[-1] - a[0] for a in answers]
+    return window, lost / passed if passed else 0.0
 
 
 def stolen() -> tuple[float, float]:
@@ -283,10 +287,7 @@ def tenants(options: argparse.Namespace) -> None:
             for name, calm, flooded in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
                 if len(quiet[name]) == options.runs:
                     continue
-                before = stolen()
-                window = asyncio.run(_tenant_window(calm, flooded, options, len(quiet[name]) + 1))
-                lost, passed = (after - began for after, began in zip(stolen(), before, strict=True))
-                share = lost / passed if passed else 0.0
+                window, share = asyncio.run(_tenant_window(calm, flooded, options, len(quiet[name]) + 1))
                 every.setdefault(name, []).append(window)
                 if share <= QUIET:
                     quiet[name].append(window)
