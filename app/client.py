@@ -1,7 +1,7 @@
 """EngineClient: the API's side of the engine. Starts the process, sends requests, hands events to whoever asked.
 
-One reader task turns frames into calls of plain functions, so that a token costs no task switch of its own. Knows
-nothing of HTTP or text.
+Frames become calls of plain functions then and there, so that a token costs no task switch. Knows nothing of HTTP or
+text.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
+from typing import cast
 
 import engine
 from engine.checks import check_request
@@ -47,6 +49,10 @@ ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
 
 Sink = Callable[[Event], None]
 
+# Events handed out before the event loop has its turn. It sends what was written to sockets only then, so the first of
+# a step's tokens need not wait for what is done for all others; and a turn costs about as much as one token.
+EVENTS_A_TURN = 8
+
 
 class Phase(Enum):
     """What the engine is doing as a whole."""
@@ -77,8 +83,7 @@ class EngineClient:
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}  # with the choices that have not ended
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader_task: asyncio.Task[None] | None = None
+        self._channel = _Channel(self._hear, self._lose_channel)
 
     # Life ---------------------------------------------------------------------------------------------------------
 
@@ -91,9 +96,8 @@ class EngineClient:
         else:
             self._thread = threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True)
             self._thread.start()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._send(Start(self.config))
-        self._reader_task = asyncio.create_task(self._read(reader))
+        await asyncio.get_running_loop().create_connection(lambda: self._channel, sock=ours)
+        self._channel.send(Start(self.config))
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with one line that says why not."""
@@ -106,11 +110,7 @@ class EngineClient:
     async def stop(self) -> None:
         """Close the channel and wait for the process to end."""
         self._set_phase(Phase.STOPPED)
-        if self._writer is not None:
-            self._writer.close()
-        if self._reader_task is not None:
-            self._reader_task.cancel()
-            await asyncio.gather(self._reader_task, return_exceptions=True)
+        self._channel.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 5)
         if self.process is not None:
@@ -131,12 +131,12 @@ class EngineClient:
             raise EngineUnavailable(self.failure or "the engine is not ready")
         check_request(request, self.info)
         self._sinks[request.id] = (sink, set(range(request.n)))
-        self._send(Submit(request))
+        self._channel.send(Submit(request))
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Ask the engine to end a request or one choice. Its `EndEvent` still arrives at the sink."""
         if request_id in self._sinks and self.phase is Phase.READY:
-            self._send(Abort(request_id, choice))
+            self._channel.send(Abort(request_id, choice))
 
     @property
     def in_flight(self) -> int:
@@ -146,51 +146,35 @@ class EngineClient:
     def watch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
         """Call `watcher` with each snapshot from now on."""
         if not self._watchers:
-            self._send(Watch(True))
+            self._channel.send(Watch(True))
         self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
         """Stop calling `watcher`; the engine stops making snapshots when nobody looks."""
         self._watchers.discard(watcher)
         if not self._watchers:
-            self._send(Watch(False))
+            self._channel.send(Watch(False))
 
     # Inside -------------------------------------------------------------------------------------------------------
-
-    def _send(self, message: ToEngine) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode(message))
 
     def _set_phase(self, phase: Phase) -> None:
         self.phase = phase
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        frames = FrameReader(from_engine)
-        while True:
-            try:
-                data = await reader.read(1 << 20)
-            except ConnectionError:
-                data = b""
-            if not data:
-                break
-            try:
-                messages = frames.feed(data)
-            except ValueError as error:
-                self._lose(f"the engine sent a frame that cannot be read: {error}")
-                return
-            for message in messages:
-                self._take(message)
+    def _lose_channel(self, why: str) -> None:
         if self.phase is not Phase.STOPPED:
-            self._lose("the engine process ended unexpectedly")
+            self._lose(why)
 
-    def _take(self, message: FromEngine) -> None:
+    def _hear(self, message: FromEngine) -> Iterator[None]:
+        """Act on a message; yields where the event loop may have a turn."""
         match message:
             case Stepped(events, load, snapshot):
                 self.load = load
-                for event in events:
+                for count, event in enumerate(events, 1):
                     self._route(event)
+                    if count % EVENTS_A_TURN == 0:
+                        yield
                 if snapshot is not None:
                     for watcher in list(self._watchers):
                         watcher(snapshot, load)
@@ -231,6 +215,70 @@ class EngineClient:
         for request_id, (sink, open_choices) in sinks.items():
             for choice in sorted(open_choices):
                 sink(EndEvent(request_id, choice, FinishReason.ERROR, why, "engine_unavailable"))
+
+
+class _Channel(asyncio.Protocol):
+    """The API's end of the socket: messages in order, a few events a turn. What comes while it is behind stays in the
+    socket, so the engine notices and sends nothing that is not owed to anybody.
+
+    hear: acts on a message, and yields where the loop may have a turn. lose: told why when nothing more will come.
+    """
+
+    def __init__(self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None]) -> None:
+        self._hear = hear
+        self._lose = lose
+        self._frames = FrameReader(from_engine)
+        self._messages: deque[FromEngine] = deque()
+        self._acting: Iterator[None] | None = None  # while it is behind
+        self._transport: asyncio.Transport | None = None
+        self._has_ended = False
+
+    def send(self, message: ToEngine) -> None:
+        """One frame; nothing, when nobody is there."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(encode(message))
+
+    def close(self) -> None:
+        """Hang up: nothing more is heard."""
+        self._messages.clear()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of asyncio's classes
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._messages.extend(self._frames.feed(data))
+        except ValueError as error:
+            self.close()
+            self._lose(f"the engine sent a frame that cannot be read: {error}")
+            return
+        if self._acting is None:
+            self._acting = self._act()
+            self._go_on()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._has_ended = True
+        if self._acting is None:
+            self._lose("the engine process ended unexpectedly")
+
+    def _act(self) -> Iterator[None]:
+        while self._messages:
+            yield from self._hear(self._messages.popleft())
+
+    def _go_on(self) -> None:
+        assert self._acting is not None and self._transport is not None
+        for _ in self._acting:
+            if self._transport.is_reading():
+                self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+            return
+        self._acting = None
+        if not (self._transport.is_closing() or self._transport.is_reading()):
+            self._transport.resume_reading()
+        if self._has_ended:
+            self._lose("the engine process ended unexpectedly")
 
 
 def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:

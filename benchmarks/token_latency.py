@@ -59,7 +59,10 @@ def serve(options: list[str], stamps: str) -> None:
     async def noting(self: RequestResponseCycle, message: Any) -> None:
         await send(self, message)
         if message["type"] == "http.response.body":
-            written.append((time.perf_counter(), message["body"]))
+            # The loop writes to its sockets at the end of a turn, so a token is out when the next turn begins.
+            asyncio.get_running_loop().call_soon(
+                lambda body=message["body"]: written.append((time.perf_counter(), body))
+            )
 
     RequestResponseCycle.send = noting  # type: ignore[method-assign]
     sys.argv = ["carousel", "serve", *options]
