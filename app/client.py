@@ -167,14 +167,13 @@ class EngineClient:
             self._lose(why)
 
     def _hear(self, message: FromEngine) -> Iterator[None]:
-        """Act on a message; yields where the event loop may have a turn."""
+        """Act on a message; yields after each event."""
         match message:
             case Stepped(events, load, snapshot):
                 self.load = load
-                for count, event in enumerate(events, 1):
+                for event in events:
                     self._route(event)
-                    if count % EVENTS_A_TURN == 0:
-                        yield
+                    yield
                 if snapshot is not None:
                     for watcher in list(self._watchers):
                         watcher(snapshot, load)
@@ -221,7 +220,7 @@ class _Channel(asyncio.Protocol):
     """The API's end of the socket: messages in order, a few events a turn. What comes while it is behind stays in the
     socket, so the engine notices and sends nothing that is not owed to anybody.
 
-    hear: acts on a message, and yields where the loop may have a turn. lose: told why when nothing more will come.
+    hear: acts on a message, and yields after each of its events. lose: told why when nothing more will come.
     """
 
     def __init__(self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None]) -> None:
@@ -265,15 +264,19 @@ class _Channel(asyncio.Protocol):
 
     def _act(self) -> Iterator[None]:
         while self._messages:
-            yield from self._hear(self._messages.popleft())
+            try:
+                yield from self._hear(self._messages.popleft())
+            except Exception:  # a watcher's mistake must not end what serves everybody
+                log.exception("a message of the engine could not be acted on")
 
     def _go_on(self) -> None:
         assert self._acting is not None and self._transport is not None
-        for _ in self._acting:
-            if self._transport.is_reading():
-                self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
-            return
+        for count, _ in enumerate(self._acting, 1):
+            if count == EVENTS_A_TURN:
+                if self._transport.is_reading():
+                    self._transport.pause_reading()
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return
         self._acting = None
         if not (self._transport.is_closing() or self._transport.is_reading()):
             self._transport.resume_reading()

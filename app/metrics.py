@@ -25,6 +25,7 @@ SECONDS = (
     1, 1.5, 2.5, 5, 10, 20, 40, 80, 160,
 )  # fmt: skip
 LABELS = (*ENGINE_LABELS, "tenant")
+COUNT_AFTER = 0.01  # seconds until a token is counted: by then the step's other tokens are on their way
 
 
 class Metrics:
@@ -88,7 +89,7 @@ class Metrics:
         """One token came, `gap` seconds after the one before it. Counted in a moment: the tokens of a step follow each
         other, and no stream waits for the books of another."""
         if not self._uncounted:
-            asyncio.get_running_loop().call_soon(self._count)
+            asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
         timing, request = generation.timing, generation.request
         since_arrival = None
         if timing.first_token is not None and timing.first_token == timing.last_token:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from engine.types import Alternative, StatusEvent
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """A choice begins."""
 
     choice: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenInfo:
+class TokenInfo(msgspec.Struct, frozen=True):
     """A token with its log-probability, for those who asked."""
 
     token_id: int
@@ -31,8 +31,7 @@ class TokenInfo:
     top: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """More text of one choice. `tokens` is how many tokens it took; `infos` is empty unless log-probabilities were
     asked for."""
 
@@ -43,8 +42,7 @@ class Delta:
     offset: int = 0  # characters of the choice that were said before
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """A choice is complete. `stop` is the stop string that ended it, if one did."""
 
     choice: int
@@ -52,8 +50,7 @@ class Finished:
     stop: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """The request failed: the last record."""
 
     message: str
@@ -61,21 +58,19 @@ class Failure:
     param: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """The request is complete: the last record. time_ms: what its wall time went to, by phase."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    time_ms: Mapping[str, float] = field(default_factory=dict)
+    time_ms: Mapping[str, float] = {}
 
 
 Record = Opened | Delta | Finished | Failure | Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Numbered:
+class Numbered(msgspec.Struct, frozen=True):
     """A record and its place in the log, counted from 1."""
 
     seq: int
@@ -180,7 +175,7 @@ class Reader:
             if log.status is not None and not log.is_closed:
                 items.append(log.status)
         self._after = len(log.records)
-        items += [Numbered(seq, log.records[seq - 1]) for seq in range(after + 1, self._after + 1)]
+        items += [Numbered(seq, record) for seq, record in enumerate(log.records[after:], after + 1)]
         return items
 
 

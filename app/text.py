@@ -125,6 +125,7 @@ class Detokenizer:
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
+        self._decode = model.tokenizer.decode  # `model.decode` of a list, and as a string: what every token pays
         self._ids: list[int] = []  # the window: tokens since the last known good border, and a few before it
         self._settled = 0  # how many of them had been decoded to whole characters
         self._given = 0  # characters of the window's text that were given out
@@ -132,8 +133,8 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; possibly none."""
         self._ids.append(token_id)
-        text = self._model.decode(self._ids)
-        pending = min(3, len(text) - len(text.rstrip("\ufffd")))
+        text = self._decode(self._ids)
+        pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
         end = len(text) - pending
         new = text[self._given : end]
         if pending:
@@ -143,19 +144,17 @@ class Detokenizer:
                 left = len(text) - self._given
                 self._ids = self._ids[-WINDOW // 2 :]
                 self._settled = 0
-                self._given = len(self._model.decode(self._ids)) - left
+                self._given = len(self._decode(self._ids)) - left
         else:
             # A clean border. The newest token stays as context: some decoders treat a text's first token specially.
             self._ids = self._ids[self._settled :]
             self._settled = len(self._ids)
-            self._given = (
-                self._model.length_alone(token_id) if self._settled == 1 else len(self._model.decode(self._ids))
-            )
+            self._given = self._model.length_alone(token_id) if self._settled == 1 else len(self._decode(self._ids))
         return new
 
     def flush(self) -> str:
         """What is still pending when the text ends: replacement characters for bytes that were never completed."""
-        text = self._model.decode(self._ids)[self._given :]
+        text = self._decode(self._ids)[self._given :]
         self._given += len(text)
         return text
 

@@ -8,7 +8,8 @@
 
 `live`: people come as a Poisson process, first on a server that has nothing else to do, then with a backlog that keeps
 every slot taken; bulk work alone is measured too. What people took of the machine is its busy time while they were
-alone on it. Every figure is a ratio inside one run.
+alone on it. Every figure is a ratio inside one run; in `live` and `tenants` all servers are up and take turns
+(`windows.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import json
 import os
 import random
 import shlex
-import statistics
 import time
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
@@ -37,6 +37,7 @@ from benchmarks.results import FOLDER, save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 from benchmarks.tally import Tally, percentile
+from benchmarks.windows import Turns, Window, by_chance, figures, over, stolen, stolen_since
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.simulation import StepCost, simulate
@@ -47,7 +48,8 @@ PERSON = {"prompt": 128, "answer": 32}
 BULK = {"prompt": 48, "answer": 96}
 MODELS = Path.home() / ".cache/carousel/peers/models"
 SHAPE = "llama-12m"  # random weights, every token of which is a word: an event is a token
-PEOPLE_PER_SECOND, SECONDS = 3.0, 30.0
+PEOPLE_PER_SECOND = 3.0
+LOADS = {"people": (True, 0), "bulk": (False, 3 * SLOTS), "both": (True, 3 * SLOTS)}  # whether people come, and callers
 ROWS: dict[str, tuple[str, ...]] = {
     "carousel": (),
     "fcfs": ("--scheduling-policy", "orca"),
@@ -61,17 +63,6 @@ def model() -> str:
     """The folder of the model, made by the first run."""
     make_model(MODELS / SHAPE, SHAPE)
     return str(MODELS / SHAPE)
-
-
-def figures(firsts: list[float], gaps: list[float]) -> dict[str, float]:
-    """Milliseconds."""
-    return {
-        "ttft_p50": 1000 * statistics.median(firsts),
-        "ttft_p99": 1000 * percentile(firsts, 0.99),
-        "itl_p50": 1000 * statistics.median(gaps),
-        "itl_p99": 1000 * percentile(gaps, 0.99),
-        "requests": len(firsts),
-    }
 
 
 # Live -------------------------------------------------------------------------------------------------------------
@@ -123,99 +114,92 @@ class Live:
             asked = body("bulk", self.number, BULK["prompt"], BULK["answer"], self.vocabulary)
             await stream(self.server.host, self.server.port, "/v1/completions", asked)
 
-    async def people(self, seconds: float, seed: int) -> tuple[list[float], list[float]]:
-        """People come for `seconds`; times to first token, and gaps between tokens."""
+    async def people(self, seconds: float, seed: int) -> list[list[float]]:
+        """The moments of those who come in `seconds`."""
         dice = random.Random(seed)
         tasks, end = [], time.perf_counter() + seconds
         while time.perf_counter() < end:
             tasks.append(asyncio.create_task(self.ask("person", PERSON)))
             await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
-        answers = await asyncio.gather(*tasks)
-        return [a[1] - a[0] for a in answers], [b - a for moments in answers for a, b in pairwise(moments[1:])]
+        return await asyncio.gather(*tasks)
 
-    async def window(self, seconds: float, *, people: bool, bulk: int, seed: int) -> dict[str, Any]:
+    async def window(self, seconds: float, *, people: bool, bulk: int, seed: int) -> Window:
         """`seconds` of people, of `bulk` callers of bulk work, or of both."""
         self.stopping = False
         callers = [asyncio.create_task(self.bulk()) for _ in range(bulk)]
         if bulk:
             await asyncio.sleep(2.0)  # until every slot is taken
-        before, began = await asyncio.to_thread(self.books), time.perf_counter()
-        row: dict[str, Any] = {}
+        before, began, had = await asyncio.to_thread(self.books), time.perf_counter(), stolen()
+        answers: list[list[float]] = []
         if people:
-            row["raw"] = await self.people(seconds, seed)
-            row |= figures(*row["raw"])
+            answers = await self.people(seconds, seed)
         else:
             await asyncio.sleep(seconds)
+        lost = stolen_since(had)
         after, took = await asyncio.to_thread(self.books), time.perf_counter() - began
-        row["busy"] = (after[0] - before[0]) / took
-        row["bulk_tokens_per_second"] = (after[1] - before[1]) / took
         self.stopping = True
         await asyncio.gather(*callers)
-        return row
+        busy, tokens = ((now - then) / took for now, then in zip(after, before, strict=True))
+        return felt(answers, lost, busy, tokens)
+
+
+def felt(answers: list[list[float]], lost: float, busy: float = 0.0, bulk: float = 0.0) -> Window:
+    """Of requests' moments, that of their sending first."""
+    return Window(
+        firsts=[a[1] - a[0] for a in answers],
+        gaps=[b - a for moments in answers for a, b in pairwise(moments[1:])],
+        whole=[a[-1] - a[0] for a in answers],
+        stolen=lost,
+        busy=busy,
+        bulk=bulk,
+    )
 
 
 def live(options: argparse.Namespace) -> None:
-    """People alone, bulk work alone, and both, for each policy; interleaved `runs` times."""
-    rows: list[dict[str, Any]] = []
-    pooled: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    """People alone, bulk work alone, and both, for each policy."""
     serve = [options.model or model(), *options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
-    for run in range(options.runs):
-        for name in options.policies.split(","):
-            with Serving(*serve, *ROWS[name]) as server:
-                client = Live(server, options.vocabulary)
-                asyncio.run(client.window(2.0, people=True, bulk=0, seed=-1))  # so that nobody counted is the first
-                for part, people, bulk in (("people", True, 0), ("bulk", False, 3 * SLOTS), ("both", True, 3 * SLOTS)):
-                    measured = asyncio.run(client.window(options.seconds, people=people, bulk=bulk, seed=run))
-                    if people:
-                        firsts, gaps = measured.pop("raw")
-                        pool = pooled.setdefault((name, part), ([], []))
-                        pool[0].extend(firsts)
-                        pool[1].extend(gaps)
-                    rows.append({"run": run, "policy": name, "part": part, **measured})
-                    shown = {k: round(v, 2) for k, v in measured.items()}
-                    print(f"run {run}, {name}, {part}: {shown}", flush=True)
+    names = options.policies.split(",")
+    turns = Turns([f"{name}, {part}" for name in names for part in LOADS])
+    with ExitStack() as stack:
+        clients = {name: Live(stack.enter_context(Serving(*serve, *ROWS[name])), options.vocabulary) for name in names}
+
+        async def measure(part: str, seed: int) -> Window:
+            name, load = part.split(", ")
+            people, bulk = LOADS[load]
+            return await clients[name].window(options.seconds, people=people, bulk=bulk, seed=seed)
+
+        async def measured() -> None:
+            for client in clients.values():  # so that nobody counted is the first
+                await client.window(2.0, people=True, bulk=SLOTS, seed=0)
+            await turns.take(measure, options.runs)
+
+        asyncio.run(measured())
     summary: dict[str, Any] = {}
-    for name in options.policies.split(","):
-        alone, both = figures(*pooled[name, "people"]), figures(*pooled[name, "both"])
-        ratios = {key: both[key] / alone[key] for key in alone if key != "requests"}
-        summary[name] = {
-            "people alone": alone,
-            "people beside bulk work": both,
-            "ratio, all runs together": ratios,
-            "ratio, run by run": _compare([r for r in rows if r["policy"] == name]),
-        }
-        bulk = summary[name]["ratio, run by run"]["bulk"]
-        print(name, {key: round(value, 2) for key, value in ratios.items()}, "bulk", bulk)
-    save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, rows, summary)
+    for kind, windows in turns.kinds():
+        summary[kind] = {part: figures(of) for part, of in windows.items()}
+        for name in names:
+            ratios = by_chance(_beside, *(windows[f"{name}, {load}"] for load in LOADS))
+            summary[kind][f"{name}, both over alone"] = ratios
+            shown = (f"{key} {r['ratio']:.2f} ({r['from']:.2f} to {r['to']:.2f})" for key, r in ratios.items())
+            print(f"{kind}, {name}: {', '.join(shown)}")
+    save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, turns.rows, summary)
 
 
-def _compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios of each run, and their spread."""
-    ratios: dict[str, list[float]] = {"ttft_p99": [], "itl_p99": [], "ttft_p50": [], "itl_p50": [], "bulk": []}
-    for run in sorted({r["run"] for r in rows}):
-        part = {r["part"]: r for r in rows if r["run"] == run}
-        for name in ("ttft_p99", "itl_p99", "ttft_p50", "itl_p50"):
-            ratios[name].append(part["both"][name] / part["people"][name])
-        left = part["bulk"]["bulk_tokens_per_second"] * (1 - part["people"]["busy"])
-        ratios["bulk"].append(part["both"]["bulk_tokens_per_second"] / left)
-    return {name: spread(values) for name, values in ratios.items()}
+def _beside(people: list[Window], bulk: list[Window], both: list[Window]) -> dict[str, float]:
+    """What people feel beside bulk work over what they do alone; and what bulk work gets beside them, over what it does
+    alone in the time that they leave."""
+    left = figures(bulk)["bulk"] * (1 - figures(people)["busy"])
+    return over(both, people) | {"bulk": figures(both)["bulk"] / left}
 
 
 # Tenants ----------------------------------------------------------------------------------------------------------
 
 CALM, FLOOD = "calm", "flood"
 HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
-QUIET = 0.05  # of the time of our cores that others had: a window with less counts as one on a machine of our own
-PATIENCE = 5  # rounds for each quiet window that is asked for
-RESAMPLES = 500
-Window = tuple[list[float], list[float], list[float]]  # of the calm tenant: to first tokens, between tokens, whole
 
 
-async def _tenant_window(
-    calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int
-) -> tuple[Window, float]:
-    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another. And
-    the share of the time of our cores that others had meanwhile."""
+async def _tenant_window(calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int) -> Window:
+    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another."""
     dice, stopping, number = random.Random(seed), False, seed * 1_000_000
 
     async def ask(server: Serving, key: str, shape: dict[str, int]) -> list[float]:
@@ -225,7 +209,8 @@ async def _tenant_window(
             "service_tier": "default"
         }
         began = time.perf_counter()
-        return [began, *await stream(server.host, server.port, "/v1/completions", asked, key=key)]
+        moments = await stream(server.host, server.port, "/v1/completions", asked, key=key)
+        return [began, *moments[: shape["answer"]]]
 
     async def flooding(server: Serving) -> None:
         while not stopping:
@@ -234,41 +219,24 @@ async def _tenant_window(
     callers = [asyncio.create_task(flooding(flooded)) for _ in range(4 * SLOTS)] if flooded else []
     await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
     await asyncio.sleep(2.0)
-    tasks, end, before = [], time.perf_counter() + options.seconds, stolen()
+    tasks, end, had = [], time.perf_counter() + options.seconds, stolen()
     while time.perf_counter() < end:
         tasks.append(asyncio.create_task(ask(calm, CALM, PERSON)))
         await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
     answers = await asyncio.gather(*tasks)
-    lost, passed = (after - began for after, began in zip(stolen(), before, strict=True))
+    lost = stolen_since(had)
     stopping = True
     await asyncio.gather(*callers)
-    answers = [moments[: PERSON["answer"] + 1] for moments in answers]
-    gaps = [after - before for moments in answers for before, after in pairwise(moments[1:])]
-    window = [a[1] - a[0] for a in answers], gaps, [a[-1] - a[0] for a in answers]
-    return window, lost / passed if passed else 0.0
-
-
-def stolen() -> tuple[float, float]:
-    """Seconds of this machine's cores that others had instead of it, and seconds in all (Linux; else nothing)."""
-    try:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    per_second = os.sysconf("SC_CLK_TCK")
-    return ticks[7] / per_second, sum(ticks) / per_second
+    return felt(answers, lost)
 
 
 def tenants(options: argparse.Namespace) -> None:
     """What the calm tenant feels beside the flood, over its fair share: half of the slots and of the cores, on which it
     is alone. The flood then has the other half, so that the machine is as busy in both; beside an idle half it is
-    measured too. All servers are up all the time and take turns of a few seconds, in another order each round, until
-    each part has had `runs` windows in which the host left us our cores: where it does not, two threads that wait for
-    each other feel it more than one, and the figure would be one of the neighbours."""
+    measured too."""
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
     serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
-    rows: list[dict[str, Any]] = []
-    every: dict[str, list[Window]] = {}
     with ExitStack() as stack:
 
         def serving(slots: int, on: list[int], *more: str) -> Serving:
@@ -276,57 +244,21 @@ def tenants(options: argparse.Namespace) -> None:
 
         own, other = serving(SLOTS // 2, cores[:half]), serving(SLOTS // 2, cores[-half:])
         whole, first_come = serving(SLOTS, cores), serving(SLOTS, cores, *ROWS["fcfs"])
-        parts = [
-            ("on its half, the other half idle", own, None),
-            (HALF, own, other),
-            (BESIDE, whole, whole),
-            (FIRST_COME, first_come, first_come),
-        ]
-        quiet: dict[str, list[Window]] = {name: [] for name, *_ in parts}
-        for turn in range(PATIENCE * options.runs):
-            for name, calm, flooded in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
-                if len(quiet[name]) == options.runs:
-                    continue
-                window, share = asyncio.run(_tenant_window(calm, flooded, options, len(quiet[name]) + 1))
-                every.setdefault(name, []).append(window)
-                if share <= QUIET:
-                    quiet[name].append(window)
-                rows.append({"turn": turn, "part": name, "stolen": share, **_felt([window])})
-                print({key: round(v, 3) if isinstance(v, float) else v for key, v in rows[-1].items()}, flush=True)
+        parts = {
+            "on its half, the other half idle": (own, None),
+            HALF: (own, other),
+            BESIDE: (whole, whole),
+            FIRST_COME: (first_come, first_come),
+        }
+        turns = Turns(list(parts))
+        asyncio.run(turns.take(lambda part, seed: _tenant_window(*parts[part], options, seed), options.runs))
     summary: dict[str, Any] = {}
-    for which, windows in (("quiet windows", quiet), ("all windows", every)):
-        if all(windows.values()):
-            summary[which] = {name: {"windows": len(of), **_felt(of)} for name, of in windows.items()}
-            for name in (BESIDE, FIRST_COME):
-                summary[which][f"{name}, over {HALF}"] = _over(windows[name], windows[HALF])
+    for kind, windows in turns.kinds():
+        summary[kind] = {part: figures(of) for part, of in windows.items()}
+        for name in (BESIDE, FIRST_COME):
+            summary[kind][f"{name}, over {HALF}"] = by_chance(over, windows[name], windows[HALF])
     print(json.dumps(summary, indent=1))
-    save("scheduling_tenants", vars(options) | {"quiet": QUIET}, rows, summary)
-
-
-def _over(some: list[Window], others: list[Window]) -> dict[str, Any]:
-    """Ratios of all windows together; and between which nine in ten of them lie when windows are drawn anew."""
-    keys = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "e2e_p50", "e2e_p99")
-
-    def ratios(some: list[Window], others: list[Window]) -> list[float]:
-        above, below = _felt(some), _felt(others)
-        return [above[key] / below[key] for key in keys]
-
-    draw = random.Random(0).choices
-    again = [ratios(draw(some, k=len(some)), draw(others, k=len(others))) for _ in range(RESAMPLES)]
-    found = {}
-    for index, (key, ratio) in enumerate(zip(keys, ratios(some, others), strict=True)):
-        values = [sample[index] for sample in again]
-        found[key] = {"ratio": ratio, "from": percentile(values, 0.05), "to": percentile(values, 0.95)}
-    return found
-
-
-def _felt(windows: list[Window]) -> dict[str, float]:
-    """All requests of these windows together, in milliseconds."""
-    firsts, gaps, whole = ([v for window in windows for v in window[kind]] for kind in range(3))
-    return figures(firsts, gaps) | {
-        "e2e_p50": 1000 * statistics.median(whole),
-        "e2e_p99": 1000 * percentile(whole, 0.99),
-    }
+    save("scheduling_tenants", vars(options), turns.rows, summary)
 
 
 # Overload ---------------------------------------------------------------------------------------------------------
@@ -391,7 +323,7 @@ def overload(options: argparse.Namespace) -> None:
         with Serving(*serve) as server:
             client = Live(server, options.vocabulary)
             alone = asyncio.run(client.window(5.0, people=False, bulk=2 * SLOTS, seed=run))
-            capacity = alone["bulk_tokens_per_second"] / BULK["answer"]
+            capacity = alone.bulk / BULK["answer"]
             rows.append(
                 {"run": run, "capacity": capacity} | asyncio.run(_overloaded(server, options, 10 * capacity, run))
             )
@@ -616,8 +548,8 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run in (("live", live), ("tenants", tenants), ("overload", overload)):
         command = commands.add_parser(name)
-        command.add_argument("--runs", type=int, default=5)
-        command.add_argument("--seconds", type=float, default=SECONDS)
+        command.add_argument("--runs", type=int, default=12, help="quiet windows of each part; of overload, servers")
+        command.add_argument("--seconds", type=float, default=6.0)
         command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")
         command.add_argument("--vocabulary", type=int, default=SHAPES[SHAPE]["vocab_size"])
         command.add_argument("--policies", default=",".join(ROWS))

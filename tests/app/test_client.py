@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.client import EngineClient, EngineUnavailable, Phase
+from app.client import EVENTS_A_TURN, EngineClient, EngineUnavailable, Phase
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidParameter
@@ -77,6 +77,38 @@ async def test_events_of_many_requests_reach_their_own_sinks(client):
         tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
         assert tokens == text_alone([1, 2], 0, 3 + i % 5)
     assert client.in_flight == 0
+
+
+async def test_the_event_loop_has_its_turn_between_a_few_events_of_a_step():
+    """So what the first of 64 streams wrote leaves before the last is thought of; each stream's order stays."""
+    client = EngineClient(msgspec.structs.replace(CONFIG, max_num_seqs=64), fake_engine)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    loop, in_a_row, longest, widest = asyncio.get_running_loop(), 0, 0, 0
+    told: dict[str, list[int]] = {f"r{i}": [] for i in range(64)}
+
+    def turn() -> None:
+        nonlocal in_a_row
+        in_a_row = 0
+
+    def sink(event) -> None:
+        nonlocal in_a_row, longest, widest
+        if not in_a_row:
+            loop.call_soon(turn)
+        in_a_row += 1
+        longest = max(longest, in_a_row)
+        if isinstance(event, TokenEvent):
+            told[event.request_id].append(event.token_id)
+            widest = max(widest, sum(len(tokens) == len(told[event.request_id]) for tokens in told.values()))
+
+    for name in told:
+        client.submit(request(name, 40), sink)
+    while client.in_flight:
+        await asyncio.sleep(0.01)
+    await client.stop()
+    assert widest > 2 * EVENTS_A_TURN  # so many were in one step
+    assert longest <= EVENTS_A_TURN
+    assert all(tokens == text_alone([1, 2], 0, 40) for tokens in told.values())
 
 
 async def test_an_abort_ends_a_request_with_an_event(client):
