@@ -49,7 +49,7 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.token_latency
 	@$(BIN)/python -m benchmarks.scheduler_cost
-	@for part in live tenants overload check "million --requests 125000"; do \
+	@for part in "live --runs 5" "tenants --runs 5" "overload --runs 3" check "million --requests 125000"; do \
 		$(BIN)/python -m benchmarks.scheduling $$part || exit 1; done
 	@$(BIN)/python -m benchmarks.start
 
