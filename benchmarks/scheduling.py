@@ -459,13 +459,12 @@ def check(options: argparse.Namespace) -> None:
     for run in range(options.runs):
         for name in options.workloads.split(","):
             arrivals = requests_of(name, options.requests, scale, 2 * run + 1)
-            for tries in range(1, PATIENCE + 1):
-                had = stolen()
+            tries, lost = 0, 1.0
+            while lost > QUIET and tries < PATIENCE:
+                tries, had = tries + 1, stolen()
                 _, steps, _ = run_live(engine, requests_of(name, options.requests, scale, 2 * run))
                 live_tally, _, took = run_live(engine, arrivals)
                 lost = stolen_since(had)
-                if lost <= QUIET:
-                    break
             cost = fit(steps)
             tally = Tally()
             times: list[float] = []
