@@ -83,7 +83,7 @@ class EngineClient:
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}  # with the choices that have not ended
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
-        self._channel = _Channel(self._hear, self._lose_channel)
+        self._channel = _Channel(self._hear, self._lose)
 
     # Life ---------------------------------------------------------------------------------------------------------
 
@@ -162,10 +162,6 @@ class EngineClient:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _lose_channel(self, why: str) -> None:
-        if self.phase is not Phase.STOPPED:
-            self._lose(why)
-
     def _hear(self, message: FromEngine) -> Iterator[None]:
         """Act on a message; yields after each event."""
         match message:
@@ -203,8 +199,9 @@ class EngineClient:
             log.exception("an event of request %s could not be taken in", event.request_id)
 
     def _lose(self, why: str) -> None:
-        """Nothing more will come: say so to everybody who waits. The first reason is the one that counts."""
-        if self.phase is Phase.FAILED:
+        """Nothing more will come: say so to everybody who waits. The first reason is the one that counts, and being
+        stopped is one."""
+        if self.phase in (Phase.FAILED, Phase.STOPPED):
             return
         self.failure = why
         if self.phase is Phase.READY:  # while it loads, whoever waits for `ready` says it

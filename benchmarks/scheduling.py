@@ -453,6 +453,8 @@ def check(options: argparse.Namespace) -> None:
 
     config = EngineConfig(model=options.model or model(), max_num_seqs=SLOTS, max_model_len=CONTEXT).validate()
     engine = build_engine(config, lambda *_: None)
+    gc.collect()
+    gc.freeze()  # as the engine's process does: the collector's walk through all of torch is no step's cost
     info, scheduler = engine.info, engine.scheduler
     scale = replace(CHECK_SCALE, rate=options.rate)
     rows: list[dict[str, Any]] = []

@@ -80,7 +80,7 @@ def by_chance(ratios: Callable[..., dict[str, float]], *groups: list[Window]) ->
 
 
 class Turns:
-    """The windows of each part of a comparison, once it was `taken`."""
+    """The windows of each part of a comparison, after `take`."""
 
     def __init__(self, parts: list[str]) -> None:
         self.rows: list[dict[str, Any]] = []
