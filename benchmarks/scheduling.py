@@ -29,6 +29,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from app.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
 from app.tenants import TIERS
@@ -40,6 +41,7 @@ from benchmarks.tally import Tally, percentile
 from benchmarks.windows import PATIENCE, QUIET, Turns, Window, by_chance, figures, over, stolen, stolen_since
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.scheduling.batch import Batch
 from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams, ServiceClass
 
@@ -377,7 +379,6 @@ def simulated(
 
 CHECKED, RATIOS = "uniform,sharegpt,bursts,mixed", ("tokens_per_second", "ttft_p50", "ttft_p99")
 CHECK_SCALE = Scale(rate=6.0, prompt=64, output=48, longest=256)
-FAR_OFF = 12.0  # times the median distance of a step from what the fit says
 
 
 def requests_of(name: str, count: int, scale: Scale, seed: int) -> list[tuple[float, Request]]:
@@ -399,51 +400,64 @@ def requests_of(name: str, count: int, scale: Scale, seed: int) -> list[tuple[fl
 
 
 def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tally, list[list[float]], float]:
-    """Serve `arrivals` at their times -> what came of it, each busy step (1, decodes, prompt tokens, context, pages
-    swapped, seconds), and the seconds from the first arrival to the last token."""
-    tally, steps, clock = Tally(), [], time.perf_counter
+    """Serve `arrivals` at their times -> what came of it, each busy step with what is done around it (a number for each
+    field of `StepCost`, and its seconds), and the seconds from the first arrival to the last token."""
+    tally, steps, batches, clock = Tally(), [], [], time.perf_counter
     began, at, ended = clock(), 0, 0.0
-    swapped = engine.load().counters.swapped_tokens
-    while at < len(arrivals) or engine.has_work:
-        now = clock() - began
-        while at < len(arrivals) and arrivals[at][0] <= now:
-            engine.submit(tally.arrive(*arrivals[at])[1])
-            at += 1
-        if not engine.has_work:
-            time.sleep(max(0.0, arrivals[at][0] - now))
-            continue
-        started = clock()
-        events = engine.step()
-        ended = clock()
-        tally.take(events, ended - began)
-        load = engine.load()
-        moved = load.counters.swapped_tokens - swapped
-        swapped = load.counters.swapped_tokens
-        context = sum(s.num_computed for s in engine.scheduler.running)
-        pages = 2 * -(-moved // engine.config.page_size)
-        steps.append([1.0, load.decode_rows, load.prefill_tokens, context, pages, ended - started])
+    observe = engine.scheduler.observe
+
+    def note(batch: Batch, seconds: float) -> None:
+        observe(batch, seconds)
+        batches.append(batch)
+
+    with mock.patch.object(engine.scheduler, "observe", note):
+        while at < len(arrivals) or engine.has_work:
+            started, woken = clock(), not engine.has_work
+            if woken:  # what it takes to be awake counts as well
+                started = began + arrivals[at][0]
+                time.sleep(max(0.0, started - clock()))
+            while at < len(arrivals) and arrivals[at][0] <= clock() - began:
+                engine.submit(tally.arrive(*arrivals[at])[1])
+                at += 1
+            contexts = {sequence.slot: sequence.num_computed for sequence in engine.scheduler.running}
+            events = engine.step()
+            ended = clock()
+            tally.take(events, ended - began)
+            for batch in batches:
+                steps.append([*_work(batch, contexts), woken, ended - started])
+            batches.clear()
     return tally, steps, ended - began
 
 
+def _work(batch: Batch, contexts: dict[int, int]) -> list[float]:
+    """What a step did, in the order of the fields of `StepCost`."""
+    return [
+        1.0,
+        len(batch.decodes),
+        sum(chunk.length for chunk in batch.chunks),
+        len(batch.chunks),
+        sum(contexts.get(slot, 0) for slot in batch.decodes),
+        len(batch.swap_in) + len(batch.swap_out),
+    ]
+
+
 def fit(steps: list[list[float]]) -> StepCost:
-    """Least squares without negative costs: what comes out negative is left out and the rest fitted again; and so are
-    steps that lie far off, as one that lost its core for 50 ms says nothing of what steps cost."""
+    """Least absolute deviations, as a step that lost its core for 50 ms says nothing of what steps cost; found by least
+    squares over and over, a step counting the less the farther off it is. Costs are not negative: what comes out so is
+    left out, and the rest fitted again."""
     import numpy as np
 
-    table = np.array(steps)
-    kept = [c for c in range(5) if table[:, c].any()]
-    while True:
-        found, *_ = np.linalg.lstsq(table[:, kept], table[:, 5], rcond=None)
-        off = np.abs(table[:, 5] - table[:, kept] @ found)
-        near = off <= FAR_OFF * np.median(off)
+    table, seconds = np.array(steps)[:, :-1], np.array(steps)[:, -1]
+    kept = [column for column in range(table.shape[1]) if table[:, column].any()]
+    weight = np.ones(len(seconds))
+    for _ in range(50):
+        found, *_ = np.linalg.lstsq(table[:, kept] * weight[:, None], seconds * weight, rcond=None)
         if (found < 0).any():
             kept.pop(int(found.argmin()))
-        elif near.all():
-            break
-        else:
-            table = table[near]
+            continue
+        weight = np.abs(seconds - table[:, kept] @ found).clip(min=1e-6) ** -0.5
     by_column = dict(zip(kept, map(float, found), strict=True))
-    return StepCost(*(by_column.get(column, 0.0) for column in range(5)))
+    return StepCost(*(by_column.get(column, 0.0) for column in range(table.shape[1])))
 
 
 def check(options: argparse.Namespace) -> None:

@@ -27,15 +27,17 @@ class StepCost:
     step: float  # whatever is in it
     decode: float  # for each sequence that decodes
     prompt: float  # for each prompt token
+    chunk: float = 0.0  # for each piece of a prompt, however short
     context: float = 0.0  # for each token of context that a decode reads
     swapped_page: float = 0.0  # one way
+    wake: float = 0.0  # before the first step for whoever finds an idle engine: threads to wake, caches to fill
 
     def costs(self) -> Costs:
         """What the scheduler is told of such a machine at start."""
-        chunk = 128
+        tokens = 128
         return Costs(
             swap_pages_per_second=1 / self.swapped_page if self.swapped_page else 1e9,
-            prefill_tokens_per_second=chunk / (self.step + chunk * self.prompt),
+            prefill_tokens_per_second=tokens / (self.step + self.chunk + tokens * self.prompt),
             decode_seconds=self.step + self.decode,
             row_seconds=self.decode,
         )
@@ -68,7 +70,7 @@ class SimulatedRunner:
             lengths[join.slot] = len(join.tokens)
         seconds = cost.step + cost.decode * len(batch.decodes)
         if batch.chunks:
-            seconds += cost.prompt * sum(chunk.length for chunk in batch.chunks)
+            seconds += cost.chunk * len(batch.chunks) + cost.prompt * sum(chunk.length for chunk in batch.chunks)
         if batch.swap_in or batch.swap_out:
             seconds += cost.swapped_page * (len(batch.swap_in) + len(batch.swap_out))
         if cost.context:
@@ -134,7 +136,7 @@ def simulate(
                 clock.now = min(clock.now, max(upcoming[0], clock.now - seconds))
         elif seconds is None:
             if upcoming is not None:
-                clock.now = upcoming[0]
+                clock.now = upcoming[0] + cost.wake
         else:
             take(engine.step(), clock.now)
     return engine
