@@ -35,8 +35,7 @@ def _struct(kind: type[ctypes.Structure]) -> Any:
 # source/api.cpp: what the functions that return nothing take, and what those take that return a number.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
-    "pack_bf16": (_pointer, _int, _int, _pointer),
-    "pack_f32": (_pointer, _int, _int, _pointer),
+    "pack": (_pointer, _int, _int, _int, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
     "add_rms_norm": (_pointer, _pointer, _pointer, _int, _int, _float, _pointer),
@@ -47,6 +46,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "forward": (_struct(structs.Decoder), _struct(structs.Step)),
 }
 NUMBERS: dict[str, tuple[Any, ...]] = {
+    "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
     "attention_fits": (_int, _int),
     "scratch_floats": (_struct(structs.Decoder),),

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is laid out in panels; see source/linear.h."""
+"""Linear layers whose weight is laid out for the processor at hand; see source/linear.h."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ from torch import Tensor
 
 from kernels.cpu import structs
 from kernels.cpu.library import load
-from kernels.cpu.structs import address
+from kernels.cpu.structs import Layout, address
 from kernels.memory import own_pages
+
+
+def layouts(dtype: torch.dtype) -> list[Layout]:
+    """Those for weights of a dtype that this processor has, the fastest first."""
+    if dtype == torch.float32:
+        return [Layout.FLOAT_PANELS]
+    assert dtype == torch.bfloat16, dtype
+    return [one for one in (Layout.BFLOAT16_TILES, Layout.BFLOAT16_PANELS) if load().carousel_has_layout(one)]
 
 
 class CpuLinear:
     """y = x @ weight.T + bias. `struct` is what C++ knows of it, valid as long as this object lives."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight[N, K] float32 or bfloat16, bias[N] float32 or None. Nothing of `weight` is kept."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None) -> None:
+        """weight[N, K] float32 or bfloat16, bias[N] float32 or None. Nothing of `weight` is kept. layout: the fastest
+        unless told otherwise."""
         library = load()
         outputs, inputs = weight.shape
-        is_bf16 = weight.dtype == torch.bfloat16
-        assert is_bf16 or weight.dtype == torch.float32, weight.dtype
-        words = library.carousel_packed_words(outputs, inputs, is_bf16)
-        self._packed = own_pages((words,), torch.int32 if is_bf16 else torch.float32)
+        layout = layouts(weight.dtype)[0] if layout is None else layout
+        words = library.carousel_packed_words(outputs, inputs, layout)
+        self._packed = own_pages((words,), torch.int32)
         self._bias = bias
-        pack = library.carousel_pack_bf16 if is_bf16 else library.carousel_pack_f32
         weight = weight.contiguous()
-        pack(address(weight), outputs, inputs, address(self._packed))
-        self.struct = structs.Linear(address(self._packed), address(bias), outputs, inputs, is_bf16)
+        library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
+        self.struct = structs.Linear(address(self._packed), address(bias), outputs, inputs, layout)
         self._multiply = library.carousel_linear
         self._outputs = outputs
 

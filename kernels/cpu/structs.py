@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 from typing import Any
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
+class Layout(enum.IntEnum):
+    """source/linear.h"""
+
+    FLOAT_PANELS = 0
+    BFLOAT16_PANELS = 1
+    BFLOAT16_TILES = 2
+
+
 class Linear(ctypes.Structure):
     """source/linear.h"""
 
-    _fields_ = (("packed", _pointer), ("bias", _pointer), ("outputs", _int), ("inputs", _int), ("is_bf16", _int))
+    _fields_ = (("packed", _pointer), ("bias", _pointer), ("outputs", _int), ("inputs", _int), ("layout", _int))
 
 
 class Rope(ctypes.Structure):

@@ -16,7 +16,8 @@ import torch
 from kernels.cpu import library
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
-from kernels.cpu.linear import CpuLinear
+from kernels.cpu.linear import CpuLinear, layouts
+from kernels.cpu.structs import Layout
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.paged import make_paged
 
@@ -37,13 +38,27 @@ def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
     return monkeypatch
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.fixture(params=list(Layout), ids=[layout.name.lower() for layout in Layout])
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """All that this processor has."""
+    if request.param not in (*layouts(torch.float32), *layouts(torch.bfloat16)):
+        pytest.skip(f"this processor has no {request.param.name.lower()}")
+    return request.param
+
+
+def dtype_of(layout: Layout) -> torch.dtype:
+    """What weights in a layout are in."""
+    return torch.float32 if layout == Layout.FLOAT_PANELS else torch.bfloat16
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, dtype: torch.dtype):
+def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layout: Layout):
     """A row's result is right, and does not depend on how many rows are computed with it nor on its place."""
-    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) / inputs**0.5).to(dtype)
+    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) / inputs**0.5).to(
+        dtype_of(layout)
+    )
     bias = torch.randn(outputs, generator=torch.Generator().manual_seed(2))
-    layer = CpuLinear(weight, bias)
+    layer = CpuLinear(weight, bias, layout)
     x = torch.randn(80, inputs, generator=torch.Generator().manual_seed(1))
     everything = layer(x)
     torch.testing.assert_close(everything.double(), x.double() @ weight.double().T + bias, atol=1e-5, rtol=1e-5)
@@ -52,13 +67,39 @@ def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, dtype
             assert torch.equal(layer(x[first : first + rows]), everything[first : first + rows]), (rows, first)
 
 
-def test_bfloat16_weights_compute_what_float32_copies_of_them_compute():
+def test_more_rows_than_fit_beside_a_panel_are_computed_as_few_are(layout: Layout):
+    """A prompt in one piece is the same as row by row."""
+    weight = (torch.randn(70, 4000, generator=torch.Generator().manual_seed(0)) / 63).to(dtype_of(layout))
+    layer = CpuLinear(weight, None, layout)
+    x = torch.randn(200, 4000, generator=torch.Generator().manual_seed(1))
+    everything = layer(x)
+    for row in (0, 31, 32, 63, 64, 100, 199):
+        assert torch.equal(layer(x[row : row + 1])[0], everything[row])
+
+
+def test_panels_of_bfloat16_compute_what_float32_copies_of_them_compute():
     """Keeping a weight in half the memory changes no bit of any result."""
     weight = torch.randn(200, 300).bfloat16()
-    narrow, wide = CpuLinear(weight, None), CpuLinear(weight.float(), None)
+    narrow, wide = CpuLinear(weight, None, Layout.BFLOAT16_PANELS), CpuLinear(weight.float(), None)
     for rows in (1, 5, 40):
         x = torch.randn(rows, 300)
         assert torch.equal(narrow(x), wide(x))
+
+
+@pytest.mark.parametrize("inputs", [33, 576, 1536, 4096])
+def test_weights_in_bfloat16_are_computed_in_float32(inputs: int):
+    """The fastest layout is as exact as one chain of float32 multiplications and sums, also where a few inputs are much
+    larger than the others."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(96, inputs, generator=generator) / inputs**0.5).bfloat16()
+    x = torch.randn(64, inputs, generator=generator)
+    x[:, ::97] *= 100
+    right = x.double() @ weight.double().T
+
+    def error(layer: CpuLinear) -> float:
+        return float((layer(x).double() - right).norm() / right.norm())
+
+    assert error(CpuLinear(weight, None)) <= 1.1 * error(CpuLinear(weight.float(), None)) < 2e-6
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 80, 128, 192, 256])

@@ -9,16 +9,14 @@ extern "C" {
 
 void carousel_set_threads(int threads) { Pool::instance().set_threads(threads); }
 
-int64_t carousel_packed_words(int64_t outputs, int64_t inputs, int64_t is_bf16) {
-    return packed_words(outputs, inputs, is_bf16);
+int64_t carousel_has_layout(int64_t layout) { return has_layout(Layout(layout)); }
+
+int64_t carousel_packed_words(int64_t outputs, int64_t inputs, int64_t layout) {
+    return packed_words(outputs, inputs, Layout(layout));
 }
 
-void carousel_pack_bf16(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed) {
-    pack_bf16(weight, outputs, inputs, packed);
-}
-
-void carousel_pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packed) {
-    pack_f32(weight, outputs, inputs, packed);
+void carousel_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t layout, void* packed) {
+    pack(weight, outputs, inputs, Layout(layout), packed);
 }
 
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {

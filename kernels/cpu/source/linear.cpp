@@ -1,11 +1,10 @@
 #include "linear.h"
 
+#include "panel.h"
 #include "pool.h"
-#include "vec.h"
+#include "tiles.h"
 
 namespace {
-
-constexpr int PANEL = 2 * LANES;
 
 #if defined(__AVX512F__)
 constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast: 31 of 32 registers
@@ -13,6 +12,7 @@ constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast: 31 of 3
 constexpr int ROWS = 3;
 #endif
 
+// What is read at each k: the weights of 32 outputs.
 struct Bf16Panel {
     typedef uint32_t Word;
     static constexpr int WORDS = LANES;  // per k
@@ -96,15 +96,11 @@ struct Walk {
     const Word* weight;
     const float* x;
     int64_t inputs, blocks;
-    alignas(64) float bias[PANEL] = {};
+    PanelBias bias;
 
     Walk(const Linear& layer, const float* x, int64_t blocks, int64_t panel)
         : weight(static_cast<const Word*>(layer.packed) + panel * layer.inputs * Panel::WORDS), x(x),
-          inputs(layer.inputs), blocks(blocks) {
-        if (!layer.bias) return;
-        const int64_t column = panel * PANEL, left = layer.outputs - column;
-        std::memcpy(bias, layer.bias + column, (left < PANEL ? left : PANEL) * sizeof(float));
-    }
+          inputs(layer.inputs), blocks(blocks), bias(layer, panel) {}
 
     void block(int64_t index, int64_t first, int64_t last, F16 (&out)[ROWS][2]) const {
         const int64_t before = STEP * index / blocks, fetches = STEP * (index + 1) / blocks - before;  // in each STEP
@@ -112,10 +108,9 @@ struct Walk {
         multiply_rows<Panel>(
             last - first, x + first * inputs, weight, inputs, weight + ahead * Panel::WORDS, fetches, out
         );
-        const F16 low = load(bias), high = load(bias + LANES);
         for (int64_t row = 0; row < last - first; row++) {
-            out[row][0] += low;
-            out[row][1] += high;
+            out[row][0] += bias.low;
+            out[row][1] += bias.high;
         }
     }
 };
@@ -123,31 +118,14 @@ struct Walk {
 template <class Panel>
 void run(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
     const int64_t outputs = layer.outputs, blocks = (rows + ROWS - 1) / ROWS;
-    Pool::instance().each((outputs + PANEL - 1) / PANEL, [&](int64_t panel) {
+    Pool::instance().each(panels(outputs), [&](int64_t panel) {
         const Walk<Panel> walk(layer, x, blocks, panel);
-        const int64_t column = panel * PANEL;
-        const int64_t width = outputs - column < PANEL ? outputs - column : PANEL;
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 out[ROWS][2];
             walk.block(block, first, last, out);
-            for (int64_t row = first; row < last; row++) {
-                F16 low = out[row - first][0], high = out[row - first][1];
-                const int64_t at = row * outputs + column;
-                if (width == PANEL) {
-                    if (residual) {
-                        low += load(residual + at);
-                        high += load(residual + at + LANES);
-                    }
-                    store(y + at, low);
-                    store(y + at + LANES, high);
-                    continue;
-                }
-                float line[PANEL];
-                store(line, low);
-                store(line + LANES, high);
-                for (int64_t i = 0; i < width; i++) y[at + i] = residual ? line[i] + residual[at + i] : line[i];
-            }
+            for (int64_t row = first; row < last; row++)
+                put(out[row - first][0], out[row - first][1], row, panel, outputs, residual, y);
         }
     });
 }
@@ -155,33 +133,24 @@ void run(const Linear& layer, const float* x, int64_t rows, const float* residua
 // The panels of a gate and of what it gates are walked together.
 template <class Panel>
 void run_gated(const Linear& layer, const float* x, int64_t rows, float* y) {
-    const int64_t size = layer.outputs / 2, panels = size / PANEL;
-    const int64_t blocks = (rows + ROWS - 1) / ROWS;
-    Pool::instance().each(panels, [&](int64_t panel) {
-        const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels + panel);
+    const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
+    Pool::instance().each(panels(size), [&](int64_t panel) {
+        const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 gate[ROWS][2], up[ROWS][2];
             gates.block(block, first, last, gate);
             ups.block(block, first, last, up);
-            for (int64_t row = first; row < last; row++)
-                for (int half = 0; half < 2; half++)
-                    store(
-                        y + row * size + panel * PANEL + half * LANES,
-                        silu16(gate[row - first][half]) * up[row - first][half]
-                    );
+            for (int64_t row = first; row < last; row++) {
+                const F16(&g)[2] = gate[row - first], (&u)[2] = up[row - first];
+                put(silu16(g[0]) * u[0], silu16(g[1]) * u[1], row, panel, size, nullptr, y);
+            }
         }
     });
 }
 
-}  // namespace
-
-int64_t packed_words(int64_t outputs, int64_t inputs, bool is_bf16) {
-    return (outputs + PANEL - 1) / PANEL * inputs * (is_bf16 ? Bf16Panel::WORDS : F32Panel::WORDS);
-}
-
 void pack_bf16(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed) {
-    Pool::instance().each((outputs + PANEL - 1) / PANEL, [=](int64_t panel) {
+    Pool::instance().each(panels(outputs), [=](int64_t panel) {
         for (int64_t k = 0; k < inputs; k++)
             for (int lane = 0; lane < LANES; lane++) {
                 const int64_t low = panel * PANEL + lane, high = low + LANES;
@@ -193,7 +162,7 @@ void pack_bf16(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t
 }
 
 void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packed) {
-    Pool::instance().each((outputs + PANEL - 1) / PANEL, [=](int64_t panel) {
+    Pool::instance().each(panels(outputs), [=](int64_t panel) {
         for (int64_t k = 0; k < inputs; k++)
             for (int lane = 0; lane < PANEL; lane++) {
                 const int64_t column = panel * PANEL + lane;
@@ -202,18 +171,44 @@ void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packe
     });
 }
 
+}  // namespace
+
+bool has_layout(Layout layout) { return layout != BFLOAT16_TILES || has_tiles(); }
+
+int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout) {
+    switch (layout) {
+        case FLOAT_PANELS: return panels(outputs) * inputs * F32Panel::WORDS;
+        case BFLOAT16_PANELS: return panels(outputs) * inputs * Bf16Panel::WORDS;
+        case BFLOAT16_TILES: return tile_words(outputs, inputs);
+    }
+    return 0;
+}
+
+void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed) {
+    switch (layout) {
+        case FLOAT_PANELS:
+            return pack_f32(static_cast<const float*>(weight), outputs, inputs, static_cast<float*>(packed));
+        case BFLOAT16_PANELS:
+            return pack_bf16(static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<uint32_t*>(packed));
+        case BFLOAT16_TILES:
+            return pack_tiles(static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<uint32_t*>(packed));
+    }
+}
+
 void linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
-    if (layer.is_bf16)
-        run<Bf16Panel>(layer, x, rows, residual, y);
-    else
-        run<F32Panel>(layer, x, rows, residual, y);
+    switch (layer.layout) {
+        case FLOAT_PANELS: return run<F32Panel>(layer, x, rows, residual, y);
+        case BFLOAT16_PANELS: return run<Bf16Panel>(layer, x, rows, residual, y);
+        case BFLOAT16_TILES: return tiled_linear(layer, x, rows, residual, y);
+    }
 }
 
 bool gated_fits(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
 
 void gated_linear(const Linear& layer, const float* x, int64_t rows, float* y) {
-    if (layer.is_bf16)
-        run_gated<Bf16Panel>(layer, x, rows, y);
-    else
-        run_gated<F32Panel>(layer, x, rows, y);
+    switch (layer.layout) {
+        case FLOAT_PANELS: return run_gated<F32Panel>(layer, x, rows, y);
+        case BFLOAT16_PANELS: return run_gated<Bf16Panel>(layer, x, rows, y);
+        case BFLOAT16_TILES: return tiled_gated_linear(layer, x, rows, y);
+    }
 }

@@ -1,24 +1,30 @@
 // y = x @ weight.T with few rows: the multiplication that decoding consists of.
 //
-// A weight [N, K] is laid out in panels of 32 outputs, [N / 32][K][32], so that one walk over a panel reads memory from
-// front to back and computes 32 outputs of up to ROWS rows in registers. Every output is one chain of fused multiply-adds
-// over k = 0..K-1, whatever the other rows are: its bits cannot depend on the batch.
-//
-// bfloat16 weights are kept as they are, which halves what a step reads, and widened in registers; that is exact, so
-// float32 arithmetic over them gives what float32 copies of them would give. Two outputs 16 apart share a 32-bit word.
+// A weight [N, K] is laid out in panels of 32 outputs, so that one walk over a panel reads memory from front to back and
+// computes 32 outputs of many rows. How an output is summed is fixed, whatever the other rows are: its bits cannot depend
+// on the batch. Weights in bfloat16 are kept as they are, which halves what a step reads; that is exact.
 #pragma once
 
 #include <cstdint>
 
+enum Layout : int64_t {
+    FLOAT_PANELS,     // [N / 32][K][32] float: one chain of fused multiply-adds per output, over k = 0..K-1
+    BFLOAT16_PANELS,  // [N / 32][K][16] words, two outputs 16 apart in each: the same chain, widened in registers
+    BFLOAT16_TILES,   // as the matrix unit of a processor that has one reads them; see tiles.h
+};
+
 struct Linear {
     const void* packed;
     const float* bias;  // or null
-    int64_t outputs, inputs, is_bf16;
+    int64_t outputs, inputs;
+    Layout layout;
 };
 
-int64_t packed_words(int64_t outputs, int64_t inputs, bool is_bf16);
-void pack_bf16(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
-void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packed);
+bool has_layout(Layout layout);  // here, on this processor
+
+// A weight in `layout`, in 32-bit words. weight: float or, as `layout` says, bfloat16.
+int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout);
+void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed);
 
 // x[rows, inputs] -> y[rows, outputs] = x @ weight.T + bias + residual. residual[rows, outputs] may be y, or null.
 void linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y);
