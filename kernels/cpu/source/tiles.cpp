@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "panel.h"
@@ -21,6 +22,7 @@ constexpr int64_t LINE = 16;                       // words
 constexpr int64_t STEP_WORDS = PANEL * DEPTH / 2;  // of a panel, for DEPTH values of k
 constexpr int64_t STEP_LINES = STEP_WORDS / LINE;
 constexpr int64_t AHEAD = 4;       // steps, 8 KiB: what is fetched so far ahead is there in time
+constexpr int64_t OWN = 64;        // rows up to which each thread cuts them for itself
 constexpr int64_t ROOM = 1 << 20;  // bytes of rows that are multiplied with a panel while both are in the cache
 
 inline int64_t steps_of(int64_t inputs) { return (inputs + DEPTH - 1) / DEPTH; }
@@ -50,31 +52,48 @@ class Unit {
     int64_t rows_ = 0;
 };
 
-// Rows cut into parts, tile by tile: [rows / 16][inputs / 32][3][16][32] numbers in bfloat16. One for each thread that calls.
+// Rows cut into parts, tile by tile: [rows / 16][inputs / 32][3][16][32] numbers in bfloat16. One for each thread.
 class Cut {
   public:
     ~Cut() { std::free(numbers_); }
 
-    const uint16_t* fill(const float* x, int64_t rows, int64_t inputs) {
-        const int64_t steps = steps_of(inputs), size = tiles(rows) * steps * PARTS * TILE;
-        if (size > room_) {
-            std::free(numbers_);
-            numbers_ = static_cast<uint16_t*>(std::aligned_alloc(64, size * sizeof(uint16_t)));
-            room_ = size;
-        }
+    static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+
+    // By all threads together, for all of them.
+    const uint16_t* share(const float* x, int64_t rows, int64_t inputs) {
+        reserve(rows, inputs);
         uint16_t* numbers = numbers_;
-        Pool::instance().each(tiles(rows), [=](int64_t tile) {
-            for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++)
-                for (int64_t step = 0; step < steps; step++)
-                    cut(x + row * inputs, step * DEPTH, inputs,
-                        numbers + (tile * steps + step) * PARTS * TILE + row % ROWS * DEPTH);
-        });
+        Pool::instance().each(tiles(rows), [=](int64_t tile) { cut_tile(x, tile, rows, inputs, numbers); });
         return numbers;
     }
 
-    static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+    // By each thread for itself, once for a problem: to fetch a few rows from another core would take longer.
+    const uint16_t* own(uint64_t problem, const float* x, int64_t rows, int64_t inputs) {
+        if (problem != problem_) {
+            problem_ = problem;
+            reserve(rows, inputs);
+            for (int64_t tile = 0; tile < tiles(rows); tile++) cut_tile(x, tile, rows, inputs, numbers_);
+        }
+        return numbers_;
+    }
 
   private:
+    void reserve(int64_t rows, int64_t inputs) {
+        const int64_t size = tiles(rows) * steps_of(inputs) * PARTS * TILE;
+        if (size <= room_) return;
+        std::free(numbers_);
+        numbers_ = static_cast<uint16_t*>(std::aligned_alloc(64, size * sizeof(uint16_t)));
+        room_ = size;
+    }
+
+    static void cut_tile(const float* x, int64_t tile, int64_t rows, int64_t inputs, uint16_t* numbers) {
+        const int64_t steps = steps_of(inputs);
+        for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++)
+            for (int64_t step = 0; step < steps; step++)
+                cut(x + row * inputs, step * DEPTH, inputs,
+                    numbers + (tile * steps + step) * PARTS * TILE + row % ROWS * DEPTH);
+    }
+
     // Each part is what the ones before leave of a number, rounded; what the third leaves is nothing.
     static void cut(const float* line, int64_t k, int64_t inputs, uint16_t* out) {
         __m512 low, high;
@@ -101,9 +120,11 @@ class Cut {
 
     uint16_t* numbers_ = nullptr;
     int64_t room_ = 0;
+    uint64_t problem_ = 0;
 };
 
-thread_local Cut cut;
+thread_local Cut shared_cut, own_cut;
+std::atomic<uint64_t> problems{0};
 
 // Products of a tile of rows with one panel or two: low and high outputs of the first, and of the second.
 struct alignas(64) Sums {
@@ -116,8 +137,10 @@ struct alignas(64) Sums {
 // A layer, and a batch of rows as cut.
 struct Problem {
     const Linear& layer;
-    const uint16_t* numbers;
+    const float* x;
     int64_t rows;
+    const uint16_t* shared;  // the rows as cut; null where each thread cuts them for itself
+    uint64_t id = ++problems;
     int64_t tiles = Cut::tiles(rows), steps = steps_of(layer.inputs), words = steps * STEP_WORDS;
 
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? int64_t(ROWS) : rows - tile * ROWS; }
@@ -126,6 +149,7 @@ struct Problem {
     // panels that this thread will take next lie `stride` behind.
     template <bool TWO>
     void multiply(Unit& unit, int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums& sums) const {
+        const uint16_t* numbers = shared ? shared : own_cut.own(id, this->x, rows, layer.inputs);
         const uint16_t* x = numbers + tile * steps * PARTS * TILE;
         const uint32_t *w = at(panel), *v = at(other);
         // As in linear.cpp: where there is one walk it fetches what it comes to, of many each its share of what is next.
@@ -190,7 +214,8 @@ void each_batch(const Linear& layer, const float* x, int64_t rows, const F& f) {
     const int64_t most = tile < ROOM ? ROOM / tile * ROWS : ROWS;
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = rows - first < most ? rows - first : most;
-        f(first, Problem{layer, cut.fill(x + first * layer.inputs, count, layer.inputs), count});
+        const float* from = x + first * layer.inputs;
+        f(first, Problem{layer, from, count, count > OWN ? shared_cut.share(from, count, layer.inputs) : nullptr});
     }
 }
 
