@@ -46,6 +46,8 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.batching
 	@$(BIN)/python -m benchmarks.http_overhead
 	@$(BIN)/python -m benchmarks.people_first
+	@$(BIN)/python -m benchmarks.linear_layers
+	@$(BIN)/python -m benchmarks.sampling
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.token_latency
 	@$(BIN)/python -m benchmarks.scheduler_cost

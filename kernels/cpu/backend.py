@@ -25,8 +25,8 @@ LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
 
 
 class CpuKernels(ReferenceKernels):
-    """`kernels.interface.Kernels`. Torch does the sampling, whatever is not float32, and attention with heads of a size
-    that no register tiling was made for. Raises `kernels.cpu.library.CannotCompile`.
+    """`kernels.interface.Kernels`. Torch does log-probabilities, whatever is not float32, and attention with heads of a
+    size that no register tiling was made for. Raises `kernels.cpu.library.CannotCompile`.
     """
 
     def __init__(self) -> None:
@@ -234,6 +234,36 @@ class CpuKernels(ReferenceKernels):
         )
         self._library.carousel_attention(problem)
         return out
+
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seed: Tensor,
+        position: Tensor,
+        choice: Tensor,
+    ) -> Tensor:
+        logits = logits.contiguous()
+        rows, vocabulary = logits.shape
+        ids = torch.empty(rows, dtype=torch.int64)
+        sampling = structs.Sampling(
+            logits=address(logits),
+            rows=rows,
+            vocabulary=vocabulary,
+            temperature=address(temperature),
+            top_k=address(top_k),
+            top_p=address(top_p),
+            min_p=address(min_p),
+            seed=address(seed),
+            position=address(position),
+            choice=address(choice),
+            ids=address(ids),
+        )
+        self._library.carousel_sample(sampling)
+        return ids
 
     def _fits(self, query_heads: int, k_cache: Tensor) -> bool:
         return k_cache.dtype in CACHES and self._has_tiling(k_cache.shape[3], query_heads // k_cache.shape[1])

@@ -47,6 +47,17 @@ class Attention(ctypes.Structure):
     )
 
 
+class Sampling(ctypes.Structure):
+    """source/sample.h"""
+
+    _fields_ = (
+        ("logits", _pointer),
+        *((name, _int) for name in ("rows", "vocabulary")),
+        *((name, _pointer) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position", "choice")),
+        ("ids", _pointer),
+    )
+
+
 class Layer(ctypes.Structure):
     """source/decoder.h"""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
 from kernels.reference.sample import filter_threshold
+from tests.kernels.conftest import cpu_kernels
 
 NEVER_MIND = [HealthCheck.function_scoped_fixture]  # the back ends have no state that a test could leave behind
 
@@ -117,9 +118,7 @@ def test_minus_infinity_is_never_sampled(kernels: Kernels, device: torch.device)
     assert set(ids.tolist()) == {3, 40}
 
 
-def test_both_back_ends_sample_the_same_tokens(
-    triton_kernels: Kernels, reference_kernels: Kernels, device: torch.device
-):
+def test_all_back_ends_sample_the_same_tokens(kernels: Kernels, reference_kernels: Kernels, device: torch.device):
     """Rows of every kind, an odd vocabulary over more than one block: the same ids."""
     torch.manual_seed(0)
     R, V = 16, 4099  # two blocks and a bit
@@ -136,10 +135,16 @@ def test_both_back_ends_sample_the_same_tokens(
     )
     expected = reference_kernels.sample(logits, **given)
     on_device = {name: value.to(device) for name, value in given.items()}
-    assert triton_kernels.sample(logits.to(device), **on_device).tolist() == expected.tolist()
+    assert kernels.sample(logits.to(device), **on_device).tolist() == expected.tolist()
 
 
-def test_a_row_does_not_see_its_neighbours(reference_kernels: Kernels):
+@pytest.fixture(params=["reference", "cpu"])
+def on_cpu(request: pytest.FixtureRequest, reference_kernels: Kernels) -> Kernels:
+    """Those fast enough for thousands of rows."""
+    return reference_kernels if request.param == "reference" else cpu_kernels()
+
+
+def test_a_row_does_not_see_its_neighbours(on_cpu: Kernels):
     """Alone, in company and in another order a row samples the same token, filters or not."""
     torch.manual_seed(0)
     R, V = 40, 3000
@@ -152,11 +157,11 @@ def test_a_row_does_not_see_its_neighbours(reference_kernels: Kernels):
         min_p=[0.0, 0.05] * 20,
         seed=torch.arange(R) * 77777,
     )
-    together = reference_kernels.sample(logits, **given)
+    together = on_cpu.sample(logits, **given)
     order = torch.randperm(R)
     for rows in [*torch.arange(R).unsqueeze(1), order, order[:7], order[7:9]]:
         some = {name: value[rows] for name, value in given.items()}
-        assert torch.equal(reference_kernels.sample(logits[rows], **some), together[rows])
+        assert torch.equal(on_cpu.sample(logits[rows], **some), together[rows])
 
 
 PROBABILITIES = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.009, 0.001])
@@ -169,14 +174,12 @@ CRITICAL = {8: 26.1, 4: 18.5, 3: 16.3}  # chi-square at 0.999 would be 24.3, 16.
     [(8, {}), (4, {"top_k": 4}), (3, {"top_p": 0.7}), (4, {"min_p": 0.2}), (8, {"temperature": 2.0})],
     ids=["none", "top_k", "top_p", "min_p", "temperature"],
 )
-def test_tokens_come_with_their_probabilities(
-    reference_kernels: Kernels, varied: str, kept: int, filters: dict[str, float]
-):
+def test_tokens_come_with_their_probabilities(on_cpu: Kernels, varied: str, kept: int, filters: dict[str, float]):
     """Over consecutive seeds, positions or choices the tokens' counts fit the filtered distribution (chi-square)."""
     rows = 20_000
     logits = PROBABILITIES.log().expand(rows, -1).contiguous()
     given = parameters(rows, **{"seed": 7, varied: torch.arange(rows)}, **filters)
-    counts = reference_kernels.sample(logits, **given).bincount(minlength=8)
+    counts = on_cpu.sample(logits, **given).bincount(minlength=8)
     wanted = PROBABILITIES.double() ** (1 / filters.get("temperature", 1.0))
     wanted = wanted[:kept] / wanted[:kept].sum() * rows
     assert int(counts[kept:].sum()) == 0
@@ -184,7 +187,7 @@ def test_tokens_come_with_their_probabilities(
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 30.0])
-def test_pruning_does_not_change_the_winner(reference_kernels: Kernels, spread: float):
+def test_pruning_does_not_change_the_winner(on_cpu: Kernels, spread: float):
     """Exact noise is made only for tokens that can still win, and the winner is the one of exact noise for all."""
     torch.manual_seed(0)
     rows, V = 300, 2000
@@ -192,7 +195,27 @@ def test_pruning_does_not_change_the_winner(reference_kernels: Kernels, spread: 
     given = parameters(rows, position=torch.arange(rows), seed=5)
     key_a, key_b = row_keys(given["seed"], given["position"], given["choice"])
     full = logits + gumbel(column_hash(torch.arange(V), key_a.unsqueeze(1), key_b.unsqueeze(1)))
-    assert torch.equal(reference_kernels.sample(logits, **given), full.argmax(dim=-1))
+    assert torch.equal(on_cpu.sample(logits, **given), full.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("V", [31, 3000, 151936])
+def test_selection_finds_what_sorting_finds(reference_kernels: Kernels, V: int):
+    """Large vocabularies, flat and steep rows, many equal logits, filters that keep one, few and nearly all: the
+    compiled sampler and the one that sorts agree."""
+    generator = torch.Generator().manual_seed(V)
+    rows = 60
+    logits = torch.randn(rows, V, generator=generator) * torch.linspace(0, 12, rows).unsqueeze(1)
+    logits[::3] = logits[::3].mul(2).round().div(2)
+    given = parameters(
+        rows,
+        temperature=[0.3, 0.7, 1.0, 1.0, 1.7] * 12,
+        top_k=[0, 1, 40, V - 1, V, 0] * 10,
+        top_p=[1.0, 0.999, 0.9, 0.3] * 15,
+        min_p=[0.0, 0.0, 0.05, 0.0, 1.0, 0.0] * 10,
+        seed=torch.arange(rows) * 7919,
+        position=torch.arange(rows),
+    )
+    assert torch.equal(cpu_kernels().sample(logits, **given), reference_kernels.sample(logits, **given))
 
 
 # Triton's interpreter computes with numpy, which warns of NaN; a GPU does not.

@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "pool.h"
+#include "sample.h"
 
 extern "C" {
 
@@ -48,6 +49,8 @@ void carousel_write_cache(const Rope* rope, const int64_t* slots, int64_t rows) 
 int64_t carousel_attention_fits(int64_t dim, int64_t group) { return attention_fits(dim, group); }
 
 void carousel_attention(const Attention* problem) { attention(*problem); }
+
+void carousel_sample(const Sampling* sampling) { sample(*sampling); }
 
 int64_t carousel_scratch_floats(const Decoder* decoder) { return scratch_floats(*decoder); }
 

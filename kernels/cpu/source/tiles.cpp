@@ -16,7 +16,7 @@ namespace {
 
 constexpr int ROWS = 16;                           // of a tile
 constexpr int DEPTH = 32;                          // values of k in a tile
-constexpr int PARTS = 3;                           // numbers in bfloat16 that a float is cut into
+constexpr int PARTS = 3;                           // numbers in bfloat16 that a float is cut into: 8 of 24 bits each
 constexpr int64_t TILE = ROWS * DEPTH;             // numbers
 constexpr int64_t LINE = 16;                       // words
 constexpr int64_t STEP_WORDS = PANEL * DEPTH / 2;  // of a panel, for DEPTH values of k

@@ -1,0 +1,88 @@
+"""What a model's linear layers take in each way that this processor has to compute them, and how exact each way is.
+
+All matrices of the 115M-parameter model of `peers`, one after the other, the ways in turn: weights in bfloat16 on the
+matrix unit and in vector registers (both with float32 activations), and oneDNN in bfloat16 and float32. Errors are
+against float64, relative, in the mean square.
+
+    python -m benchmarks.linear_layers       # 5 interleaved runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.peers.bound import Layer, matrices, milliseconds, onednn
+from benchmarks.peers.model import SHAPES
+from benchmarks.results import save, spread
+from kernels.cpu.backend import CpuKernels
+from kernels.cpu.linear import CpuLinear, layouts
+from kernels.cpu.structs import Layout
+
+ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
+TRIED = 64  # rows by which errors are judged
+NARROW, WIDE = torch.bfloat16, torch.float32
+
+# name: (dtype of weights, of activations, weight[N, K] -> layer)
+WAYS: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]] = {
+    "matrix unit": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES)),
+    "vectors": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_PANELS)),
+    "oneDNN bfloat16": (NARROW, NARROW, onednn),
+    "oneDNN float32": (WIDE, WIDE, onednn),
+}
+
+
+def error(weight: Tensor, name: str) -> float:
+    """Of a layer with `weight`[N, K] bfloat16, for inputs of which one in a hundred is fifty times as large."""
+    dtype, activations, make = WAYS[name]
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(TRIED, weight.shape[1], generator=generator)
+    x[:, ::100] *= 50
+    right = x.double() @ weight.double().T
+    got = make(weight.to(dtype))(x.to(activations)).double()
+    return float((got - right).norm() / right.norm())
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--model", choices=SHAPES, default="llama-115m")
+    options = parser.parse_args()
+    threads = os.cpu_count() or 1
+    CpuKernels().set_threads(threads)
+    torch.set_num_threads(threads)
+    shapes = matrices(SHAPES[options.model])
+    names = [name for name in WAYS if name != "matrix unit" or Layout.BFLOAT16_TILES in layouts(NARROW)]
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        generator = torch.Generator().manual_seed(0)
+        weights = [(torch.randn(n, k, generator=generator) / k**0.5).to(NARROW) for n, k in shapes]
+        errors = {name: max(error(weight, name) for weight in weights[:4]) for name in names}
+        built = {
+            name: [(weight.shape[1], WAYS[name][2](weight.to(WAYS[name][0]))) for weight in weights] for name in names
+        }
+        for run in range(options.runs):
+            for count in ROWS:
+                took = {name: milliseconds(built[name], count, WAYS[name][1]) for name in names}
+                rows.append({"run": run, "rows": count, "milliseconds": took})
+    summary: dict[str, Any] = {"error": errors}
+    print("error: " + ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))
+    for count in ROWS:
+        same = [row["milliseconds"] for row in rows if row["rows"] == count]
+        figures = {name: spread([took[name] for took in same]) for name in names}
+        ratios = {name: spread([took[name] / took[names[0]] for took in same]) for name in names[1:]}
+        summary[str(count)] = {"milliseconds": figures, f"over {names[0]}": ratios}
+        cells = [f"{name} {figures[name]['median']:.1f} ms" for name in names]
+        cells += [f"{name} {ratios[name]['median']:.2f} times" for name in ratios]
+        print(f"{count} rows: " + ", ".join(cells))
+    print(save("linear_layers", vars(options), rows, summary))
+
+
+if __name__ == "__main__":
+    main()

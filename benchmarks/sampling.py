@@ -1,0 +1,93 @@
+"""What it takes to get tokens from logits on a CPU: the compiled sampler beside torch's, which also sorts.
+
+Rows as they come out of a language model, roughly: a few likely tokens, and a long tail.
+
+    python -m benchmarks.sampling       # 5 interleaved runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.results import save, spread
+from kernels.cpu.backend import CpuKernels
+from kernels.interface import Kernels
+from kernels.reference.backend import ReferenceKernels
+
+ROWS, VOCABULARIES = (1, 8, 32), (16_000, 151_936)
+SECONDS = 0.1  # spent on each
+KINDS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 1": {},
+    "temperature 0.7, top_p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "temperature 0.7, top_k 40": {"temperature": 0.7, "top_k": 40},
+}
+
+
+def parameters(rows: int, given: dict[str, float]) -> dict[str, Tensor]:
+    """One for each row, as `Kernels.sample` takes them."""
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "position": 0, "choice": 0}
+    whole = {"top_k": torch.int32} | dict.fromkeys(("seed", "position", "choice"), torch.int64)
+    tensors = {name: torch.full((rows,), value, dtype=whole.get(name)) for name, value in (off | given).items()}
+    return tensors | {"seed": torch.arange(rows)}
+
+
+def milliseconds(kernels: Kernels, logits: Tensor, given: dict[str, Tensor]) -> float:
+    """Median of what one call takes."""
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(times) < 3 or time.perf_counter() < end:
+        began = time.perf_counter()
+        kernels.sample(logits, **given)
+        times.append(time.perf_counter() - began)
+    return 1000 * statistics.median(times[1:])  # the first is a warm-up
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    compiled, plain = CpuKernels(), ReferenceKernels()
+    compiled.set_threads(os.cpu_count() or 1)  # and one to torch, as in the server
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for run in range(options.runs):
+            for vocabulary in VOCABULARIES:
+                generator = torch.Generator().manual_seed(run)
+                for count in ROWS:
+                    logits = 3 * torch.randn(count, vocabulary, generator=generator)
+                    logits[:, :20] += 8
+                    for kind, given in KINDS.items():
+                        each = {
+                            name: milliseconds(kernels, logits, parameters(count, given))
+                            for name, kernels in (("compiled", compiled), ("torch", plain))
+                        }
+                        rows.append({"run": run, "vocabulary": vocabulary, "rows": count, "kind": kind, **each})
+    summary: dict[str, Any] = {}
+    for vocabulary in VOCABULARIES:
+        for count in ROWS:
+            for kind in KINDS:
+                same = [
+                    row for row in rows if (row["vocabulary"], row["rows"], row["kind"]) == (vocabulary, count, kind)
+                ]
+                name = f"{vocabulary} tokens, {count} rows, {kind}"
+                summary[name] = {
+                    "compiled_ms": spread([row["compiled"] for row in same]),
+                    "torch_ms": spread([row["torch"] for row in same]),
+                    "torch_over_compiled": spread([row["torch"] / row["compiled"] for row in same]),
+                }
+                figures = [summary[name][key]["median"] for key in ("compiled_ms", "torch_ms", "torch_over_compiled")]
+                print("{}: {:.3f} ms, torch {:.3f} ms, {:.1f} times".format(name, *figures))
+    print(save("sampling", vars(options), rows, summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+// From logits to tokens: what `kernels.interface.Kernels.sample` says, a row at a time.
+#pragma once
+
+#include <cstdint>
+
+struct Sampling {
+    const float* logits;  // [rows, vocabulary]
+    int64_t rows, vocabulary;
+    // One for each row.
+    const float* temperature;
+    const int32_t* top_k;
+    const float *top_p, *min_p;
+    const int64_t *seed, *position, *choice;
+    int64_t* ids;  // out
+};
+
+void sample(const Sampling& sampling);
