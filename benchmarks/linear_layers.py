@@ -1,7 +1,7 @@
 """What a model's linear layers take in each way that this processor has to compute them, and how exact each way is.
 
 All matrices of the 115M-parameter model of `peers`, one after the other, the ways in turn: weights in bfloat16 on the
-matrix unit and in vector registers (both with float32 activations), and oneDNN in bfloat16 and float32. Errors are
+matrix unit, with rows as they are and rounded, and in vector registers; and oneDNN in bfloat16 and float32. Errors are
 against float64, relative, in the mean square.
 
     python -m benchmarks.linear_layers       # 5 interleaved runs
@@ -31,6 +31,7 @@ NARROW, WIDE = torch.bfloat16, torch.float32
 # name: (dtype of weights, of activations, weight[N, K] -> layer)
 WAYS: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]] = {
     "matrix unit": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES)),
+    "matrix unit, rounded": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES, rounds=True)),
     "vectors": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_PANELS)),
     "oneDNN bfloat16": (NARROW, NARROW, onednn),
     "oneDNN float32": (WIDE, WIDE, onednn),
@@ -58,7 +59,8 @@ def main() -> None:
     CpuKernels().set_threads(threads)
     torch.set_num_threads(threads)
     shapes = matrices(SHAPES[options.model])
-    names = [name for name in WAYS if name != "matrix unit" or Layout.BFLOAT16_TILES in layouts(NARROW)]
+    has_unit = Layout.BFLOAT16_TILES in layouts(NARROW)
+    names = [name for name in WAYS if has_unit or not name.startswith("matrix unit")]
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(0)

@@ -89,7 +89,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         device=str(device),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=str(dtype or model.dtype).removeprefix("torch."),
         parameters=model.num_parameters,
     )
     scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)

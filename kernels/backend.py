@@ -42,8 +42,11 @@ class TritonKernels:
     def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         return False
 
-    def holds(self, dtype: torch.dtype) -> bool:
-        return False
+    def activations(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+        return dtype
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return None

@@ -35,9 +35,11 @@ class Kernels(Protocol):
     def set_threads(self, threads: int) -> None:
         """How many CPU threads compute, the caller's included."""
 
-    def holds(self, dtype: torch.dtype) -> bool:
-        """Whether `pack_linear` takes a weight of another dtype than the activations', and computes as if it were of
-        theirs."""
+    def activations(self, dtype: torch.dtype) -> torch.dtype:
+        """What a decoder's activations are in where `dtype` is asked for."""
+
+    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+        """What a matrix that is stored in one dtype is kept in where another is asked for; `pack_linear` takes it."""
 
     def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         """Whether keys and values of such heads may be kept in another dtype than the activations'."""
@@ -157,33 +159,35 @@ class Kernels(Protocol):
 def load(
     device: torch.device, dtype: torch.dtype | None = None, choice: Choice = "auto", batch_invariant: bool = False
 ) -> Kernels:
-    """The fastest back end for `device` and activations of `dtype` (None: not known): Triton on a CUDA device, C++ for
-    float32 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for.
+    """The fastest back end for `device` where `dtype` is asked for (None: not known): Triton on a CUDA device, C++ for
+    float32 and bfloat16 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for.
 
     batch_invariant: one that gives a row the same bits in every batch. Raises `ValueError` where there is none; all are
     in float32 on a CPU.
     """
     from kernels.reference.backend import ReferenceKernels
 
-    if batch_invariant and (choice == "torch" if device.type == "cuda" else dtype != torch.float32):
-        raise ValueError("on a GPU torch's kernels are not batch-invariant, on a CPU only those for float32 are")
-    if choice == "torch":
-        return ReferenceKernels()
-    if batch_invariant and device.type == "cuda":
-        from kernels.invariant import InvariantKernels
-
-        return InvariantKernels()
     if device.type == "cuda":
+        if batch_invariant and choice == "torch":
+            raise ValueError("on a GPU torch's kernels are not batch-invariant")
+        if choice == "torch":
+            return ReferenceKernels()
+        if batch_invariant:
+            from kernels.invariant import InvariantKernels
+
+            return InvariantKernels()
         from kernels.backend import TritonKernels
 
         return TritonKernels()
-    if device.type == "cpu" and dtype == torch.float32:
+    if choice != "torch" and dtype in (torch.float32, torch.bfloat16):
         from kernels.cpu.library import CannotCompile
 
         try:
             from kernels.cpu.backend import CpuKernels
 
-            return CpuKernels()
+            return CpuKernels(dtype)
         except CannotCompile as error:
             log.warning("the CPU kernels cannot be compiled, so torch computes, which is slower: %s", error)
+    if batch_invariant and dtype != torch.float32:
+        raise ValueError("on a CPU torch's kernels are batch-invariant in float32 only")
     return ReferenceKernels()

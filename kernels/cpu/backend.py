@@ -1,4 +1,4 @@
-"""The C++ operations gathered into one back end: float32 on a CPU, weights in float32 or bfloat16.
+"""The C++ operations gathered into one back end: float32 or bfloat16 on a CPU.
 
 Every operation computes a row from that row alone, in one fixed order, so a row has the same bits whatever is computed
 with it and however its sequence was cut into chunks; tests/kernels/test_invariance.py holds it to that.
@@ -26,11 +26,15 @@ LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
 
 class CpuKernels(ReferenceKernels):
     """`kernels.interface.Kernels`. Torch does log-probabilities, whatever is not float32, and attention with heads of a
-    size that no register tiling was made for. Raises `kernels.cpu.library.CannotCompile`.
+    size that no register tiling was made for.
+
+    In bfloat16 weights are kept in it, and what they are multiplied with is rounded to it where that is faster; all
+    else stays in float32. Raises `kernels.cpu.library.CannotCompile`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self._library = load()
+        self._rounds = dtype == torch.bfloat16
 
     @property
     def tolerates_neighbours(self) -> bool:
@@ -41,14 +45,17 @@ class CpuKernels(ReferenceKernels):
         torch.set_num_threads(1)
         self._library.carousel_set_threads(threads)
 
-    def holds(self, dtype: torch.dtype) -> bool:
-        return dtype in (torch.float32, torch.bfloat16)
+    def activations(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+        return stored if dtype == torch.float32 and stored == torch.bfloat16 else dtype
 
     def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         return dtype in CACHES and self._has_tiling(head_dim, query_heads // kv_heads)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return CpuLinear(weight, bias)
+        return CpuLinear(weight, bias, rounds=self._rounds)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return CpuForward(shape, weights) if CpuForward.can_do(shape, weights) else None

@@ -10,6 +10,8 @@ from kernels.cpu.library import load
 from kernels.cpu.structs import Layout, address
 from kernels.memory import own_pages
 
+ALL_PARTS = 3  # numbers in bfloat16 that hold a float32
+
 
 def layouts(dtype: torch.dtype) -> list[Layout]:
     """Those for weights of a dtype that this processor has, the fastest first."""
@@ -22,25 +24,25 @@ def layouts(dtype: torch.dtype) -> list[Layout]:
 class CpuLinear:
     """y = x @ weight.T + bias. `struct` is what C++ knows of it, valid as long as this object lives."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None) -> None:
-        """weight[N, K] float32 or bfloat16, bias[N] float32 or None. Nothing of `weight` is kept. layout: the fastest
-        unless told otherwise."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, rounds: bool = False) -> None:
+        """weight[N, K] float32 or bfloat16, bias[N] or None. Nothing of `weight` is kept. layout: the fastest
+        unless told otherwise. rounds: whether `x` may be rounded to bfloat16, where that is faster."""
         library = load()
         outputs, inputs = weight.shape
         layout = layouts(weight.dtype)[0] if layout is None else layout
         words = library.carousel_packed_words(outputs, inputs, layout)
         self._packed = own_pages((words,), torch.int32)
-        self._bias = bias
+        self._bias = None if bias is None else bias.float().contiguous()
         weight = weight.contiguous()
         library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
-        self.struct = structs.Linear(address(self._packed), address(bias), outputs, inputs, layout)
+        parts = 1 if rounds else ALL_PARTS
+        self.struct = structs.Linear(address(self._packed), address(self._bias), outputs, inputs, layout, parts)
         self._multiply = library.carousel_linear
         self._outputs = outputs
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x[T, K] float32 -> [T, N] float32."""
-        assert x.dtype == torch.float32, x.dtype
-        x = x.contiguous()
+        """x[T, K] -> [T, N] in x's dtype, computed in float32. (Models that transformers computes ask in bfloat16.)"""
+        floats = x.float().contiguous()
         out = torch.empty((x.shape[0], self._outputs))
-        self._multiply(self.struct, x.data_ptr(), x.shape[0], out.data_ptr())
-        return out
+        self._multiply(self.struct, floats.data_ptr(), x.shape[0], out.data_ptr())
+        return out.to(x.dtype)

@@ -20,7 +20,10 @@ class Layout(enum.IntEnum):
 class Linear(ctypes.Structure):
     """source/linear.h"""
 
-    _fields_ = (("packed", _pointer), ("bias", _pointer), ("outputs", _int), ("inputs", _int), ("layout", _int))
+    _fields_ = (
+        *((name, _pointer) for name in ("packed", "bias")),
+        *((name, _int) for name in ("outputs", "inputs", "layout", "parts")),
+    )
 
 
 class Rope(ctypes.Structure):

@@ -34,7 +34,7 @@ def test_keys_and_values_are_kept_as_the_weights_are(demo: Path):
         {"kv_cache_dtype": "fp8"},
         {"kv_cache_dtype": "float16"},
         {"kv_cache_dtype": "bfloat16", "kernels": "torch"},
-        {"kv_cache_dtype": "float32", "dtype": "bfloat16"},
+        {"kv_cache_dtype": "float32", "dtype": "bfloat16", "kernels": "torch"},
     ],
 )
 def test_a_cache_that_cannot_be_had_is_refused_by_name(demo: Path, options: dict[str, str]):
@@ -44,7 +44,10 @@ def test_a_cache_that_cannot_be_had_is_refused_by_name(demo: Path, options: dict
 
 
 def test_batch_invariance_is_had_or_refused_by_name(demo: Path):
-    """float32 on a CPU always has it; what cannot have it says so instead of promising."""
+    """float32 on a CPU always has it, bfloat16 where it is compiled; what cannot have it says so instead of
+    promising."""
+    cpu_kernels()
     bytes_per_page(demo, batch_invariant=True)
+    bytes_per_page(demo, batch_invariant=True, dtype="bfloat16")
     with pytest.raises(ConfigError, match=r"batch_invariant.*float32"):
-        bytes_per_page(demo, batch_invariant=True, dtype="bfloat16")
+        bytes_per_page(demo, batch_invariant=True, dtype="bfloat16", kernels="torch")

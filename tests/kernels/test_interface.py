@@ -21,14 +21,15 @@ def run(code: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_float32_on_a_cpu_gets_the_compiled_kernels_and_anything_else_the_references():
-    """On a CPU C++ serves float32; other dtypes, and whoever asks for it, are served by torch."""
+def test_what_is_compiled_for_a_cpu_serves_there_and_the_references_all_else():
+    """On a CPU C++ serves float32 and bfloat16; other dtypes, and whoever asks for it, are served by torch."""
     from kernels.cpu.backend import CpuKernels
     from kernels.reference.backend import ReferenceKernels
 
     cpu = torch.device("cpu")
     assert type(load(cpu, torch.float32)) is CpuKernels
-    assert type(load(cpu, torch.bfloat16)) is ReferenceKernels
+    assert type(load(cpu, torch.bfloat16)) is CpuKernels
+    assert type(load(cpu, torch.float16)) is ReferenceKernels
     assert type(load(cpu)) is ReferenceKernels
     assert type(load(cpu, torch.float32, "torch")) is ReferenceKernels
 
@@ -55,7 +56,7 @@ def test_all_back_ends_have_the_same_operations():
     from kernels.reference.backend import ReferenceKernels
 
     names = [name for name in vars(Kernels) if not name.startswith("_")]
-    assert len(names) == 17
+    assert len(names) == 18
     for name in names:
         if isinstance(vars(Kernels)[name], property) or name == "set_threads":
             continue

@@ -22,7 +22,8 @@ from kernels.memory import own_pages
 def load_weights(
     config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> DecoderWeights:
-    """Raises WeightsError for tensors that are missing, left over, misshapen or damaged."""
+    """dtype: what is asked for; the kernels say what that means. Raises WeightsError for tensors that are missing, left
+    over, misshapen or damaged."""
     reader = _Reader(source, dtype, device, kernels)
     embedding = reader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
@@ -60,10 +61,10 @@ def _ignored(name: str, config: DecoderConfig) -> bool:
 
 @dataclass
 class _Reader:
-    """Reads from a source into new tensors of one dtype on one device, and counts what it read.
+    """Reads from a source into new tensors on one device, and counts what it read.
 
-    Matrices keep the checkpoint's dtype where the kernels compute with it as if it were `dtype`: half the memory, and
-    half of what a step reads.
+    Matrices may keep the checkpoint's dtype, where the kernels compute with it as if it were `dtype`: half the memory,
+    and half of what a step reads.
     """
 
     source: WeightSource
@@ -73,11 +74,11 @@ class _Reader:
     num_parameters: int = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """In the model's dtype."""
-        return self._read(name, shape, self.dtype)
+        """In the activations' dtype."""
+        return self._read(name, shape, self._activations)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
-        """In the model's dtype or the checkpoint's."""
+        """In what the kernels keep matrices in."""
         return self._read(name, shape, self._held(name))
 
     def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> Linear:
@@ -85,7 +86,7 @@ class _Reader:
         outputs = sum(size for _, size in parts)
         held = {self._held(f"{name}.weight") for name, _ in parts}
         weight = self._empty((outputs, inputs), held.pop() if len(held) == 1 else self.dtype)
-        biases = self._empty((outputs,), self.dtype) if bias else None
+        biases = self._empty((outputs,), self._activations) if bias else None
         first = 0
         for name, size in parts:
             self.source.read_into(f"{name}.weight", weight[first : first + size])
@@ -95,8 +96,11 @@ class _Reader:
         return self.kernels.pack_linear(weight, biases)
 
     def _held(self, name: str) -> torch.dtype:
-        stored = self.source.dtype(name)
-        return stored if stored is not None and self.kernels.holds(stored) else self.dtype
+        return self.kernels.holds(self.source.dtype(name) or self.dtype, self.dtype)
+
+    @property
+    def _activations(self) -> torch.dtype:
+        return self.kernels.activations(self.dtype)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         out = self._empty(shape, dtype)

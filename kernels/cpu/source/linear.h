@@ -18,6 +18,7 @@ struct Linear {
     const float* bias;  // or null
     int64_t outputs, inputs;
     Layout layout;
+    int64_t parts;  // numbers in bfloat16 that one of x is cut into where those are multiplied: 3, all of it, or 1, rounded
 };
 
 bool has_layout(Layout layout);  // here, on this processor

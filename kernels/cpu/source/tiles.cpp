@@ -16,7 +16,7 @@ namespace {
 
 constexpr int ROWS = 16;                           // of a tile
 constexpr int DEPTH = 32;                          // values of k in a tile
-constexpr int PARTS = 3;                           // numbers in bfloat16 that a float is cut into: 8 of 24 bits each
+constexpr int ALL = 3;                             // parts of a float: each has 8 of its 24 bits
 constexpr int64_t TILE = ROWS * DEPTH;             // numbers
 constexpr int64_t LINE = 16;                       // words
 constexpr int64_t STEP_WORDS = PANEL * DEPTH / 2;  // of a panel, for DEPTH values of k
@@ -52,7 +52,7 @@ class Unit {
     int64_t rows_ = 0;
 };
 
-// Rows cut into parts, tile by tile: [rows / 16][inputs / 32][3][16][32] numbers in bfloat16. One for each thread.
+// Rows cut into parts, tile by tile: [rows / 16][inputs / 32][parts][16][32] numbers in bfloat16. One for each thread.
 class Cut {
   public:
     ~Cut() { std::free(numbers_); }
@@ -60,42 +60,42 @@ class Cut {
     static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
     // By all threads together, for all of them.
-    const uint16_t* share(const float* x, int64_t rows, int64_t inputs) {
-        reserve(rows, inputs);
+    const uint16_t* share(const Linear& layer, const float* x, int64_t rows) {
+        reserve(layer, rows);
         uint16_t* numbers = numbers_;
-        Pool::instance().each(tiles(rows), [=](int64_t tile) { cut_tile(x, tile, rows, inputs, numbers); });
+        Pool::instance().each(tiles(rows), [=, &layer](int64_t tile) { cut_tile(layer, x, tile, rows, numbers); });
         return numbers;
     }
 
     // By each thread for itself, once for a problem: to fetch a few rows from another core would take longer.
-    const uint16_t* own(uint64_t problem, const float* x, int64_t rows, int64_t inputs) {
+    const uint16_t* own(uint64_t problem, const Linear& layer, const float* x, int64_t rows) {
         if (problem != problem_) {
             problem_ = problem;
-            reserve(rows, inputs);
-            for (int64_t tile = 0; tile < tiles(rows); tile++) cut_tile(x, tile, rows, inputs, numbers_);
+            reserve(layer, rows);
+            for (int64_t tile = 0; tile < tiles(rows); tile++) cut_tile(layer, x, tile, rows, numbers_);
         }
         return numbers_;
     }
 
   private:
-    void reserve(int64_t rows, int64_t inputs) {
-        const int64_t size = tiles(rows) * steps_of(inputs) * PARTS * TILE;
+    void reserve(const Linear& layer, int64_t rows) {
+        const int64_t size = tiles(rows) * steps_of(layer.inputs) * layer.parts * TILE;
         if (size <= room_) return;
         std::free(numbers_);
         numbers_ = static_cast<uint16_t*>(std::aligned_alloc(64, size * sizeof(uint16_t)));
         room_ = size;
     }
 
-    static void cut_tile(const float* x, int64_t tile, int64_t rows, int64_t inputs, uint16_t* numbers) {
-        const int64_t steps = steps_of(inputs);
+    static void cut_tile(const Linear& layer, const float* x, int64_t tile, int64_t rows, uint16_t* numbers) {
+        const int64_t steps = steps_of(layer.inputs);
         for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++)
             for (int64_t step = 0; step < steps; step++)
-                cut(x + row * inputs, step * DEPTH, inputs,
-                    numbers + (tile * steps + step) * PARTS * TILE + row % ROWS * DEPTH);
+                cut(x + row * layer.inputs, step * DEPTH, layer.inputs, layer.parts,
+                    numbers + (tile * steps + step) * layer.parts * TILE + row % ROWS * DEPTH);
     }
 
     // Each part is what the ones before leave of a number, rounded; what the third leaves is nothing.
-    static void cut(const float* line, int64_t k, int64_t inputs, uint16_t* out) {
+    static void cut(const float* line, int64_t k, int64_t inputs, int64_t parts, uint16_t* out) {
         __m512 low, high;
         if (k + DEPTH <= inputs) {
             low = _mm512_loadu_ps(line + k);
@@ -106,7 +106,7 @@ class Cut {
             low = _mm512_loadu_ps(some);
             high = _mm512_loadu_ps(some + LANES);
         }
-        for (int part = 0; part < PARTS; part++) {
+        for (int64_t part = 0; part < parts; part++) {
             const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
             _mm512_store_si512(out + part * TILE, both);
             low = _mm512_sub_ps(low, wide(_mm512_castsi512_si256(both)));
@@ -134,6 +134,14 @@ struct alignas(64) Sums {
     F16 high(int64_t row, int panel = 0) const { return load(tiles[2 * panel + 1][row]); }
 };
 
+// The parts of the rows times the weight, smallest first. A macro, as the unit's tiles are named by constants.
+#define ADD_TO(sum)                  \
+    if constexpr (PARTS == ALL) {    \
+        _tile_dpbf16ps(sum, 6, 7);   \
+        _tile_dpbf16ps(sum, 5, 7);   \
+    }                                \
+    _tile_dpbf16ps(sum, 4, 7);
+
 // A layer, and a batch of rows as cut.
 struct Problem {
     const Linear& layer;
@@ -149,13 +157,21 @@ struct Problem {
     // panels that this thread will take next lie `stride` behind.
     template <bool TWO>
     void multiply(Unit& unit, int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums& sums) const {
-        const uint16_t* numbers = shared ? shared : own_cut.own(id, this->x, rows, layer.inputs);
-        const uint16_t* x = numbers + tile * steps * PARTS * TILE;
+        unit.set(rows_of(tile));
+        if (layer.parts == ALL)
+            walk<TWO, ALL>(tile, panel, other, stride, sums);
+        else
+            walk<TWO, 1>(tile, panel, other, stride, sums);
+    }
+
+  private:
+    template <bool TWO, int PARTS>
+    void walk(int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums& sums) const {
+        const uint16_t* x = (shared ? shared : own_cut.own(id, layer, this->x, rows)) + tile * steps * PARTS * TILE;
         const uint32_t *w = at(panel), *v = at(other);
         // As in linear.cpp: where there is one walk it fetches what it comes to, of many each its share of what is next.
         const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + 1) / tiles;
         int64_t distance = tiles == 1 ? AHEAD * STEP_WORDS : stride * words;
-        unit.set(rows_of(tile));
         _tile_zero(0);
         _tile_zero(1);
         if constexpr (TWO) {
@@ -166,26 +182,20 @@ struct Problem {
             if (tiles == 1 && step + AHEAD == steps) distance += (stride - 1) * words;
             fetch(w + distance, from, to);
             _tile_loadd(4, x, 64);
-            _tile_loadd(5, x + TILE, 64);
-            _tile_loadd(6, x + 2 * TILE, 64);
+            if constexpr (PARTS == ALL) {
+                _tile_loadd(5, x + TILE, 64);
+                _tile_loadd(6, x + 2 * TILE, 64);
+            }
             _tile_loadd(7, w, 64);
-            _tile_dpbf16ps(0, 6, 7);
-            _tile_dpbf16ps(0, 5, 7);
-            _tile_dpbf16ps(0, 4, 7);
+            ADD_TO(0)
             _tile_loadd(7, w + STEP_WORDS / 2, 64);
-            _tile_dpbf16ps(1, 6, 7);
-            _tile_dpbf16ps(1, 5, 7);
-            _tile_dpbf16ps(1, 4, 7);
+            ADD_TO(1)
             if constexpr (TWO) {
                 fetch(v + distance, from, to);
                 _tile_loadd(7, v, 64);
-                _tile_dpbf16ps(2, 6, 7);
-                _tile_dpbf16ps(2, 5, 7);
-                _tile_dpbf16ps(2, 4, 7);
+                ADD_TO(2)
                 _tile_loadd(7, v + STEP_WORDS / 2, 64);
-                _tile_dpbf16ps(3, 6, 7);
-                _tile_dpbf16ps(3, 5, 7);
-                _tile_dpbf16ps(3, 4, 7);
+                ADD_TO(3)
             }
             x += PARTS * TILE;
             w += STEP_WORDS;
@@ -199,7 +209,6 @@ struct Problem {
         }
     }
 
-  private:
     const uint32_t* at(int64_t panel) const { return static_cast<const uint32_t*>(layer.packed) + panel * words; }
 
     static void fetch(const uint32_t* words, int64_t from, int64_t to) {
@@ -210,12 +219,12 @@ struct Problem {
 // f(first row, problem) for as many rows at a time as fit beside a panel.
 template <class F>
 void each_batch(const Linear& layer, const float* x, int64_t rows, const F& f) {
-    const int64_t tile = steps_of(layer.inputs) * PARTS * TILE * int64_t(sizeof(uint16_t));
+    const int64_t tile = steps_of(layer.inputs) * layer.parts * TILE * int64_t(sizeof(uint16_t));
     const int64_t most = tile < ROOM ? ROOM / tile * ROWS : ROWS;
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = rows - first < most ? rows - first : most;
         const float* from = x + first * layer.inputs;
-        f(first, Problem{layer, from, count, count > OWN ? shared_cut.share(from, count, layer.inputs) : nullptr});
+        f(first, Problem{layer, from, count, count > OWN ? shared_cut.share(layer, from, count) : nullptr});
     }
 }
 

@@ -3,10 +3,12 @@
 //
 // It computes in float32 all the same: a row of x is cut into three numbers in bfloat16 whose sum it is, exactly, and each
 // of the three is multiplied with the weight, which is in bfloat16 to begin with. So nothing is rounded but the sums, as in
-// the other layouts, and there, too, every output is summed in one fixed order: over k in steps of 32, in each step the
+// the other layouts, and as there every output is summed in one fixed order: over k in steps of 32, in each step the
 // smallest parts first. (Parts below 2^-126 count as nothing: the unit knows no denormal numbers.)
 // (Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
 // 2019, with both factors cut.)
+//
+// With one part for three, x is rounded to bfloat16, as engines do that compute in it.
 //
 // A weight is laid out as [N / 32][K / 32][2][16][16] words: for each 32 values of k two tiles of 16 outputs, in each a row
 // for two values of k. What is missing to whole tiles is zeros.

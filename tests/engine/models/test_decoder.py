@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from engine.execution.models import load_model
 from engine.execution.models.decoder import Decoder
 from kernels.interface import Kernels
+from kernels.reference.backend import ReferenceKernels
 from tests.engine.models.checkpoints import DECODERS, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
 
@@ -74,7 +75,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, kernels: K
     expected = checkpoint.logits(checkpoint.prompt)[-1]
     exact = Driver(checkpoint.load(torch.float32), kernels).prefill(Row(checkpoint.prompt), 1000)
     torch.testing.assert_close(exact, expected, atol=2e-4, rtol=1e-3)
-    as_stored = load_model(tmp_path, None, torch.device("cpu"), lambda done, total: None)
+    as_stored = load_model(tmp_path, None, torch.device("cpu"), lambda done, total: None, kernels=ReferenceKernels())
     assert as_stored.dtype == torch.bfloat16
     close = Driver(as_stored, kernels).prefill(Row(checkpoint.prompt), 1000)
     assert close.dtype == torch.float32

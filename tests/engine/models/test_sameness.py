@@ -84,11 +84,35 @@ def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkp
     torch.testing.assert_close(logits, exact, atol=0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "qwen3"], indirect=True)
+def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Checkpoint):
+    """What is rounded is a row, by itself."""
+    model, tokens = checkpoint.load(torch.bfloat16), checkpoint.prompt * 4
+    assert (model.weights_dtype, model.dtype) == (torch.bfloat16, torch.float32)
+    expected: Tensor | None = None
+    for chunk in (10_000, 1, 3, 64, 257):
+        logits = Driver(model, CpuKernels(), cache_dtype=torch.bfloat16).prefill(Row(list(tokens)), chunk)
+        expected = logits if expected is None else expected
+        assert torch.equal(logits, expected), chunk
+    driver = Driver(model, CpuKernels(), num_pages=400, cache_dtype=torch.bfloat16)
+    rows = [Row(tokens[:length]) for length in (5, 40, len(tokens), 100)]
+    for row in rows:
+        row.tokens, last = row.tokens[:-1], row.tokens[-1]
+        driver.prefill(row, 50)
+        row.tokens.append(last)
+    assert torch.equal(driver.step(rows, [(Row(tokens[5:]), 33)])[2], expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
+)
 @pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "llama-ragged", "qwen2"], indirect=True)
-def test_all_layers_in_one_go_are_the_operations_one_by_one(checkpoint: Checkpoint, cache_dtype: torch.dtype):
+def test_all_layers_in_one_go_are_the_operations_one_by_one(
+    checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype
+):
     """Decode rows and chunks through the whole decoder at once: the bits that the single operations give."""
-    model = checkpoint.load()
+    model = checkpoint.load(dtype)
     tokens = checkpoint.prompt * 4
     results = []
     for kernels in (CpuKernels(), OneByOne()):
