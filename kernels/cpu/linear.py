@@ -29,7 +29,9 @@ class CpuLinear:
         unless told otherwise. rounds: whether `x` may be rounded to bfloat16, where that is faster."""
         library = load()
         outputs, inputs = weight.shape
-        layout = layouts(weight.dtype)[0] if layout is None else layout
+        possible = layouts(weight.dtype)
+        layout = possible[0] if layout is None else layout
+        assert layout in possible, layout
         words = library.carousel_packed_words(outputs, inputs, layout)
         self._packed = own_pages((words,), torch.int32)
         self._bias = None if bias is None else bias.float().contiguous()
