@@ -31,7 +31,11 @@ NARROW, WIDE = torch.bfloat16, torch.float32
 # name: (dtype of weights, of activations, weight[N, K] -> layer)
 WAYS: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]] = {
     "matrix unit": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES)),
-    "matrix unit, rounded": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES, rounds=True)),
+    "matrix unit, rounded": (
+        NARROW,
+        WIDE,
+        lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES, may_round=True),
+    ),
     "vectors": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_PANELS)),
     "oneDNN bfloat16": (NARROW, NARROW, onednn),
     "oneDNN float32": (WIDE, WIDE, onednn),

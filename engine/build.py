@@ -89,7 +89,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         device=str(device),
-        dtype=str(dtype or model.dtype).removeprefix("torch."),
+        dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
     )
     scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
@@ -110,13 +110,14 @@ def _device(name: str) -> torch.device:
 
 def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
     try:
-        return load_kernels(device, dtype, config.kernels, config.batch_invariant)
+        return load_kernels(device, dtype, config.kernels, config.batch_invariant, may_round=config.dtype == "auto")
     except ValueError as error:
         raise ConfigError(f"batch_invariant cannot be had: {error}") from error
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """None: as the checkpoint says. On a CPU float32 is the default, because there sameness is exact in it."""
+    """None: as the checkpoint says. On a CPU the default is float32, in which sameness is exact whoever computes, over
+    weights as the checkpoint has them."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None
     return _known_dtype("dtype", name)

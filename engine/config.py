@@ -17,10 +17,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     model: str  # a folder in Hugging Face layout
     device: str = "auto"  # auto | cpu | cuda | cuda:N
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is float32 on a CPU, the checkpoint's on a GPU
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is the checkpoint's, for torch on a CPU float32
     kv_cache_dtype: str = "auto"  # the same; auto is the weights', as they are held in memory
     kernels: Literal["auto", "torch"] = "auto"  # torch: the references, on any device; for comparison and debugging
-    batch_invariant: bool = False  # a text has the same bits in every batch; so it always is in float32 on a CPU
+    batch_invariant: bool = False  # a text has the same bits in every batch; compiled, a CPU always gives that
     enforce_eager: bool = False  # on a GPU: launch decode steps operation by operation, not as CUDA graphs
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's

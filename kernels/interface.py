@@ -157,13 +157,18 @@ class Kernels(Protocol):
 
 
 def load(
-    device: torch.device, dtype: torch.dtype | None = None, choice: Choice = "auto", batch_invariant: bool = False
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    choice: Choice = "auto",
+    batch_invariant: bool = False,
+    may_round: bool = False,
 ) -> Kernels:
     """The fastest back end for `device` where `dtype` is asked for (None: not known): Triton on a CUDA device, C++ for
     float32 and bfloat16 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for.
 
     batch_invariant: one that gives a row the same bits in every batch. Raises `ValueError` where there is none; all are
-    in float32 on a CPU.
+    in float32 on a CPU. may_round: in float32 on a CPU, whether what a weight in bfloat16 is multiplied with may be
+    rounded to it, as if `dtype` were that.
     """
     from kernels.reference.backend import ReferenceKernels
 
@@ -185,7 +190,7 @@ def load(
         try:
             from kernels.cpu.backend import CpuKernels
 
-            return CpuKernels(dtype)
+            return CpuKernels(may_round or dtype == torch.bfloat16)
         except CannotCompile as error:
             log.warning("the CPU kernels cannot be compiled, so torch computes, which is slower: %s", error)
     if batch_invariant and dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""The C++ operations gathered into one back end: float32 or bfloat16 on a CPU.
+"""The C++ operations gathered into one back end: float32 on a CPU, weights in float32 or bfloat16.
 
 Every operation computes a row from that row alone, in one fixed order, so a row has the same bits whatever is computed
 with it and however its sequence was cut into chunks; tests/kernels/test_invariance.py holds it to that.
@@ -28,13 +28,13 @@ class CpuKernels(ReferenceKernels):
     """`kernels.interface.Kernels`. Torch does log-probabilities, whatever is not float32, and attention with heads of a
     size that no register tiling was made for.
 
-    In bfloat16 weights are kept in it, and what they are multiplied with is rounded to it where that is faster; all
-    else stays in float32. Raises `kernels.cpu.library.CannotCompile`.
+    may_round: whether what a weight in bfloat16 is multiplied with may be rounded to it, where that is faster. All else
+    stays in float32. Raises `kernels.cpu.library.CannotCompile`.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, may_round: bool = False) -> None:
         self._library = load()
-        self._rounds = dtype == torch.bfloat16
+        self._may_round = may_round
 
     @property
     def tolerates_neighbours(self) -> bool:
@@ -55,7 +55,7 @@ class CpuKernels(ReferenceKernels):
         return dtype in CACHES and self._has_tiling(head_dim, query_heads // kv_heads)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return CpuLinear(weight, bias, rounds=self._rounds)
+        return CpuLinear(weight, bias, may_round=self._may_round)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return CpuForward(shape, weights) if CpuForward.can_do(shape, weights) else None

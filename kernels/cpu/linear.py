@@ -24,9 +24,11 @@ def layouts(dtype: torch.dtype) -> list[Layout]:
 class CpuLinear:
     """y = x @ weight.T + bias. `struct` is what C++ knows of it, valid as long as this object lives."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, rounds: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, may_round: bool = False
+    ) -> None:
         """weight[N, K] float32 or bfloat16, bias[N] or None. Nothing of `weight` is kept. layout: the fastest
-        unless told otherwise. rounds: whether `x` may be rounded to bfloat16, where that is faster."""
+        unless told otherwise. may_round: whether `x` may be rounded to bfloat16, where that is faster."""
         library = load()
         outputs, inputs = weight.shape
         possible = layouts(weight.dtype)
@@ -37,7 +39,7 @@ class CpuLinear:
         self._bias = None if bias is None else bias.float().contiguous()
         weight = weight.contiguous()
         library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
-        parts = 1 if rounds else ALL_PARTS
+        parts = 1 if may_round else ALL_PARTS
         self.struct = structs.Linear(address(self._packed), address(self._bias), outputs, inputs, layout, parts)
         self._multiply = library.carousel_linear
         self._outputs = outputs

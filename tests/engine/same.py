@@ -14,7 +14,7 @@ Texts = dict[tuple[str, int], list[int]]
 
 
 def make_engine(model: Path, **options) -> Engine:
-    """A CPU engine in float32."""
+    """A CPU engine, in float32 unless told otherwise."""
     defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "page_size": 16, "device": "cpu", "dtype": "float32"}
     return build_engine(EngineConfig(model=str(model), **(defaults | options)))
 

@@ -43,6 +43,17 @@ def test_a_cache_that_cannot_be_had_is_refused_by_name(demo: Path, options: dict
         bytes_per_page(demo, **options)
 
 
+def test_what_is_computed_in_is_the_checkpoints_unless_told_otherwise(demo: Path):
+    """As it is told to people: a bfloat16 checkpoint is computed in bfloat16, but by torch on a CPU."""
+    cpu_kernels()
+
+    def told(**options) -> str:
+        return build_engine(EngineConfig(model=str(demo), device="cpu", num_pages=64, **options)).info.dtype
+
+    assert told() == told(dtype="bfloat16") == "bfloat16"
+    assert told(dtype="float32") == told(kernels="torch") == "float32"
+
+
 def test_batch_invariance_is_had_or_refused_by_name(demo: Path):
     """float32 on a CPU always has it, bfloat16 where it is compiled; what cannot have it says so instead of
     promising."""

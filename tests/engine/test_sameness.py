@@ -13,6 +13,7 @@ from engine.execution.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
 from engine.types import Mechanism
 from tests.engine.same import Texts, alone, make_engine, requests, run
+from tests.kernels.conftest import cpu_kernels
 
 STREAMS = 64
 TOKENS = 40
@@ -67,6 +68,18 @@ def test_64_streams_at_once_say_what_each_says_alone(demo: Path, wanted, solo: T
     if caching:
         assert run(engine, wanted) == solo, "again, now from a warm cache"
         assert engine.load().counters.cached_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_what_is_rounded_depends_on_nobody_else(demo: Path, wanted, dtype: str):
+    """The compiled kernels may round rows: the texts are those said alone, with pieces of prompts and a warm cache."""
+    cpu_kernels()
+    some = wanted[:24]
+    expected = alone(make_engine(demo, dtype=dtype), some)
+    engine = make_engine(demo, dtype=dtype, prefill_chunk=7)
+    assert run(engine, some) == expected
+    assert run(engine, some) == expected
 
 
 @pytest.mark.slow

@@ -51,18 +51,18 @@ def dtype_of(layout: Layout) -> torch.dtype:
     return torch.float32 if layout == Layout.FLOAT_PANELS else torch.bfloat16
 
 
-@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layout: Layout, rounds: bool):
+def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layout: Layout, may_round: bool):
     """A row's result is right, and does not depend on how many rows are computed with it nor on its place."""
     weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) / inputs**0.5).to(
         dtype_of(layout)
     )
     bias = torch.randn(outputs, generator=torch.Generator().manual_seed(2))
-    layer = CpuLinear(weight, bias, layout, rounds)
+    layer = CpuLinear(weight, bias, layout, may_round)
     x = torch.randn(80, inputs, generator=torch.Generator().manual_seed(1))
     everything = layer(x)
-    off = 0.02 if rounds and layout == Layout.BFLOAT16_TILES else 1e-5
+    off = 0.02 if may_round and layout == Layout.BFLOAT16_TILES else 1e-5
     torch.testing.assert_close(everything.double(), x.double() @ weight.double().T + bias, atol=off, rtol=off)
     for rows in (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 28, 29, 31, 33, 43, 48, 64, 65):
         for first in (0, 3, 80 - rows):
@@ -102,14 +102,14 @@ def test_weights_in_bfloat16_are_computed_in_float32(inputs: int):
         return float((layer(x).double() - right).norm() / right.norm())
 
     assert error(CpuLinear(weight, None)) <= 1.1 * error(CpuLinear(weight.float(), None)) < 2e-6
-    assert error(CpuLinear(weight, None, rounds=True)) < 2e-3
+    assert error(CpuLinear(weight, None, may_round=True)) < 2e-3
 
 
 def test_what_is_rounded_is_rounded_to_the_nearest():
     """Where rounding is faster a row is rounded as torch rounds, and nothing else is; elsewhere it is not rounded."""
     weight = torch.randn(70, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = torch.randn(20, 200, generator=torch.Generator().manual_seed(1))
-    rounded, exact = CpuLinear(weight, None, rounds=True), CpuLinear(weight, None)
+    rounded, exact = CpuLinear(weight, None, may_round=True), CpuLinear(weight, None)
     if Layout.BFLOAT16_TILES in layouts(torch.bfloat16):
         torch.testing.assert_close(rounded(x), exact(x.bfloat16().float()), atol=1e-5, rtol=1e-5)
     else:
