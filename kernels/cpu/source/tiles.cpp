@@ -153,8 +153,8 @@ struct Problem {
 
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? int64_t(ROWS) : rows - tile * ROWS; }
 
-    // A tile of rows with a panel; with TWO also with `other`, since a sum that waits for itself leaves the unit idle. The
-    // panels that this thread will take next lie `stride` behind.
+    // A tile of rows with a panel; with TWO also with `other`, which takes less time than one after the other. The panels
+    // that this thread will take next lie `stride` behind.
     template <bool TWO>
     void multiply(Unit& unit, int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums& sums) const {
         unit.set(rows_of(tile));
