@@ -7,6 +7,7 @@
 #include "attention.h"
 
 #include <type_traits>
+#include <vector>
 
 #include "pool.h"
 #include "vec.h"
@@ -198,10 +199,15 @@ inline void score(
     }
 }
 
-// One tile: queries first..last-1 (rows of q) of one chunk, the heads that share one kv head.
+// Queries first..last-1 (rows of q) of one chunk. With the heads that share a kv head they are one task.
+struct Tile {
+    int64_t chunk, first, last;
+};
+
 template <int V, class Number>
-void attend(const Attention& p, int64_t chunk, int64_t first, int64_t last, int64_t kv_head) {
+void attend(const Attention& p, const Tile& tile, int64_t kv_head) {
     constexpr int D = V * LANES;
+    const int64_t chunk = tile.chunk, first = tile.first, last = tile.last;
     const int64_t group = p.query_heads / p.kv_heads, rows = (last - first) * group;
     const int64_t chunk_first = p.start(chunk), chunk_last = p.start(chunk + 1);
     const int64_t origin = p.context_lens[chunk] - (chunk_last - chunk_first) - chunk_first;  // position of row r: origin + r
@@ -269,19 +275,15 @@ void attend(const Attention& p, int64_t chunk, int64_t first, int64_t last, int6
 template <int V, class Number>
 void run(const Attention& p) {
     const int64_t group = p.query_heads / p.kv_heads;
-    const int64_t tile = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries
-    int64_t tiles = 0;
-    for (int64_t c = 0; c < p.chunks; c++) tiles += (p.start(c + 1) - p.start(c) + tile - 1) / tile;
-    Pool::instance().each(tiles * p.kv_heads, [&](int64_t task) {
-        // Last tiles first: within a chunk they have the longest contexts.
-        int64_t left = tiles - 1 - task / p.kv_heads, chunk = 0;
-        for (;; chunk++) {
-            const int64_t own = (p.start(chunk + 1) - p.start(chunk) + tile - 1) / tile;
-            if (left < own) break;
-            left -= own;
-        }
-        const int64_t first = p.start(chunk) + left * tile, bound = p.start(chunk + 1);
-        attend<V, Number>(p, chunk, first, first + tile < bound ? first + tile : bound, task % p.kv_heads);
+    const int64_t most = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries of a tile
+    std::vector<Tile> tiles;
+    for (int64_t chunk = 0; chunk < p.chunks; chunk++)
+        for (int64_t first = p.start(chunk), end = p.start(chunk + 1); first < end; first += most)
+            tiles.push_back({chunk, first, first + most < end ? first + most : end});
+    // Last tiles first: within a chunk they have the longest contexts.
+    const int64_t count = tiles.size();
+    Pool::instance().each(count * p.kv_heads, [&](int64_t task) {
+        attend<V, Number>(p, tiles[count - 1 - task / p.kv_heads], task % p.kv_heads);
     });
 }
 
