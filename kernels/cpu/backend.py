@@ -225,7 +225,6 @@ class CpuKernels(ReferenceKernels):
             q=address(q),
             k=address(k_cache),
             v=address(v_cache),
-            out=address(out),
             page_table=address(page_table),
             width=page_table.shape[1],
             chunks=page_table.shape[0],
@@ -239,7 +238,7 @@ class CpuKernels(ReferenceKernels):
             is_bf16=k_cache.dtype == torch.bfloat16,
             scale=scale,
         )
-        self._library.carousel_attention(problem)
+        self._library.carousel_attention(problem, out.data_ptr())
         return out
 
     def sample(

@@ -12,6 +12,7 @@ from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
+from kernels.memory import own_pages
 
 
 class CpuForward:
@@ -37,7 +38,8 @@ class CpuForward:
             scale=shape.scale,
         )
         self._forward = load().carousel_forward
-        self._floats: int = load().carousel_scratch_floats(self._decoder)
+        self._scratch_bytes = load().carousel_scratch_bytes
+        self._scratch = own_pages((0,), torch.uint8)
 
     @staticmethod
     def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
@@ -51,7 +53,8 @@ class CpuForward:
         """-> hidden states [T, H] float32 after the last norm."""
         rows = inputs.token_ids.shape[0]
         out = torch.empty((rows, self._decoder.hidden))
-        scratch = torch.empty(rows * self._floats)
+        if (size := self._scratch_bytes(self._decoder, rows)) > self._scratch.shape[0]:
+            self._scratch = own_pages((size,), torch.uint8)
         starts = (ctypes.c_int64 * len(inputs.prefill_query_starts))(*inputs.prefill_query_starts)
         contexts = (ctypes.c_int32 * len(inputs.prefill_context_lens))(*inputs.prefill_context_lens)
         decode_table, chunk_table = inputs.decode_page_table.contiguous(), inputs.prefill_page_table.contiguous()
@@ -73,7 +76,7 @@ class CpuForward:
             v=ctypes.addressof(values := _addresses(v)),
             cache_is_bf16=k[0].dtype == torch.bfloat16,
             page_size=k[0].shape[2],
-            scratch=address(scratch),
+            scratch=address(self._scratch),
             out=address(out),
         )
         self._forward(self._decoder, step)

@@ -42,7 +42,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "silu_mul": (_pointer, _int, _int, _pointer),
     "rope_and_cache": (_struct(structs.Rope), _pointer, _pointer, _int, _pointer),
     "write_cache": (_struct(structs.Rope), _pointer, _int),
-    "attention": (_struct(structs.Attention),),
+    "attention": (_struct(structs.Attention), _pointer),
     "sample": (_struct(structs.Sampling),),
     "forward": (_struct(structs.Decoder), _struct(structs.Step)),
 }
@@ -50,7 +50,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
     "attention_fits": (_int, _int),
-    "scratch_floats": (_struct(structs.Decoder),),
+    "scratch_bytes": (_struct(structs.Decoder), _int),
 }
 
 

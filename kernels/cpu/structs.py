@@ -42,8 +42,8 @@ class Attention(ctypes.Structure):
     """source/attention.h"""
 
     _fields_ = (
-        *((name, _pointer) for name in ("q", "k", "v", "out", "page_table")),
-        *((name, _int) for name in ("width", "chunks")),
+        *((name, _pointer) for name in ("q", "k", "v", "page_table")),
+        *((name, _int) for name in ("width", "chunks", "first")),
         *((name, _pointer) for name in ("query_starts", "context_lens")),
         *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "window", "is_bf16")),
         ("scale", _float),

@@ -21,21 +21,21 @@ void carousel_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t 
 }
 
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {
-    linear(*layer, x, rows, nullptr, y);
+    linear(*layer, Operand::floats(x, layer->inputs), rows, nullptr, y);
 }
 
 void carousel_rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
-    rms_norm(x, weight, rows, size, eps, out);
+    rms_norm(x, weight, rows, size, eps, Operand::floats(out, size));
 }
 
 void carousel_add_rms_norm(
     float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, float* out
 ) {
-    add_rms_norm(x, residual, weight, rows, size, eps, out);
+    add_rms_norm(x, residual, weight, rows, size, eps, Operand::floats(out, size));
 }
 
 void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
-    silu_mul(gate_up, rows, size, out);
+    silu_mul(gate_up, rows, size, Operand::floats(out, size));
 }
 
 void carousel_rope_and_cache(
@@ -48,11 +48,13 @@ void carousel_write_cache(const Rope* rope, const int64_t* slots, int64_t rows) 
 
 int64_t carousel_attention_fits(int64_t dim, int64_t group) { return attention_fits(dim, group); }
 
-void carousel_attention(const Attention* problem) { attention(*problem); }
+void carousel_attention(const Attention* problem, float* out) {
+    attention(*problem, Operand::floats(out, problem->query_heads * problem->dim));
+}
 
 void carousel_sample(const Sampling* sampling) { sample(*sampling); }
 
-int64_t carousel_scratch_floats(const Decoder* decoder) { return scratch_floats(*decoder); }
+int64_t carousel_scratch_bytes(const Decoder* decoder, int64_t rows) { return scratch_bytes(*decoder, rows); }
 
 void carousel_forward(const Decoder* decoder, const Step* step) { forward(*decoder, *step); }
 }

@@ -205,7 +205,7 @@ struct Tile {
 };
 
 template <int V, class Number>
-void attend(const Attention& p, const Tile& tile, int64_t kv_head) {
+void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand& out) {
     constexpr int D = V * LANES;
     const int64_t chunk = tile.chunk, first = tile.first, last = tile.last;
     const int64_t group = p.query_heads / p.kv_heads, rows = (last - first) * group;
@@ -213,10 +213,9 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head) {
     const int64_t origin = p.context_lens[chunk] - (chunk_last - chunk_first) - chunk_first;  // position of row r: origin + r
     const int32_t* pages = p.page_table + chunk * p.width;
     const auto position = [&](int64_t row) { return origin + first + row / group; };
-    const auto place = [&](int64_t row) {
-        return ((first + row / group) * p.query_heads + kv_head * group + row % group) * D;
-    };
-    const auto query = [&](int64_t row) { return p.q + place(row); };
+    const auto token = [&](int64_t row) { return first + row / group; };
+    const auto place = [&](int64_t row) { return (kv_head * group + row % group) * D; };
+    const auto query = [&](int64_t row) { return p.q + token(row) * p.query_heads * D + place(row); };
 
     alignas(64) thread_local float scores[MOST_ROWS * SEGMENT];
     alignas(64) thread_local float sums[MOST_ROWS * D];
@@ -265,15 +264,16 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head) {
                 join<V>(segment_most[r], segment_mass[r], sums + r * D, most[r], mass[r], totals + r * D);
     }
     for (int64_t r = 0; r < rows; r++) {
-        F16 out[V];
-        for (int d = 0; d < V; d++) out[d] = load(totals + r * D + d * LANES) / splat(mass[r]);
-        restore<V, Number>(out);
-        for (int d = 0; d < V; d++) store(p.out + place(r) + d * LANES, out[d]);
+        F16 mean[V];
+        for (int d = 0; d < V; d++) mean[d] = load(totals + r * D + d * LANES) / splat(mass[r]);
+        restore<V, Number>(mean);
+        const Operand::Line line = out.line(token(r));
+        for (int d = 0; d < V; d++) line.put(place(r) + d * LANES, mean[d]);
     }
 }
 
 template <int V, class Number>
-void run(const Attention& p) {
+void run(const Attention& p, const Operand& out) {
     const int64_t group = p.query_heads / p.kv_heads;
     const int64_t most = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries of a tile
     std::vector<Tile> tiles;
@@ -283,21 +283,21 @@ void run(const Attention& p) {
     // Last tiles first: within a chunk they have the longest contexts.
     const int64_t count = tiles.size();
     Pool::instance().each(count * p.kv_heads, [&](int64_t task) {
-        attend<V, Number>(p, tiles[count - 1 - task / p.kv_heads], task % p.kv_heads);
+        attend<V, Number>(p, tiles[count - 1 - task / p.kv_heads], task % p.kv_heads, out);
     });
 }
 
 template <class Number>
-void run(const Attention& p) {
+void run(const Attention& p, const Operand& out) {
     switch (p.dim / LANES) {
-        case 1: return run<1, Number>(p);
-        case 2: return run<2, Number>(p);
-        case 4: return run<4, Number>(p);
-        case 5: return run<5, Number>(p);
-        case 6: return run<6, Number>(p);
-        case 8: return run<8, Number>(p);
-        case 12: return run<12, Number>(p);
-        case 16: return run<16, Number>(p);
+        case 1: return run<1, Number>(p, out);
+        case 2: return run<2, Number>(p, out);
+        case 4: return run<4, Number>(p, out);
+        case 5: return run<5, Number>(p, out);
+        case 6: return run<6, Number>(p, out);
+        case 8: return run<8, Number>(p, out);
+        case 12: return run<12, Number>(p, out);
+        case 16: return run<16, Number>(p, out);
     }
 }
 
@@ -309,9 +309,9 @@ bool attention_fits(int64_t dim, int64_t group) {
            group <= MOST_ROWS;
 }
 
-void attention(const Attention& p) {
+void attention(const Attention& p, const Operand& out) {
     if (p.is_bf16)
-        run<uint16_t>(p);
+        run<uint16_t>(p, out);
     else
-        run<float>(p);
+        run<float>(p, out);
 }

@@ -3,23 +3,26 @@
 
 #include <cstdint>
 
+#include "operand.h"
+
 struct Attention {
-    const float* q;      // [T, query heads, dim]
-    const void *k, *v;   // caches [N, kv heads, page size, dim], float or bfloat16
-    float* out;          // as q
+    const float* q;             // [T, query heads, dim]
+    const void *k, *v;          // caches [N, kv heads, page size, dim], float or bfloat16
     const int32_t* page_table;  // [chunks, width]
     int64_t width, chunks;
-    const int64_t* query_starts;  // [chunks + 1] into T; null: one query each
+    int64_t first;                // of q, that of the first chunk
+    const int64_t* query_starts;  // [chunks + 1], from there; null: one query each
     const int32_t* context_lens;  // [chunks], up to and with the chunk's last query
     int64_t query_heads, kv_heads, dim, page_size;
-    int64_t window;  // 0: none
+    int64_t window;   // 0: none
     int64_t is_bf16;  // the caches
     float scale;
 
-    int64_t start(int64_t chunk) const { return query_starts ? query_starts[chunk] : chunk; }
+    int64_t start(int64_t chunk) const { return first + (query_starts ? query_starts[chunk] : chunk); }
 };
 
 // Whether heads of `dim` floats and `group` query heads to a kv head are computed here.
 bool attention_fits(int64_t dim, int64_t group);
 
-void attention(const Attention& problem);
+// Row by row as q has them.
+void attention(const Attention& problem, const Operand& out);

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "operand.h"
 
 namespace {
 
@@ -23,8 +24,9 @@ void embed(const Decoder& d, const Step& s, float* out) {
     }
 }
 
-void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, float* out) {
+void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, const Operand& out) {
     Attention a{};
+    a.q = q;
     a.k = s.k[layer];
     a.v = s.v[layer];
     a.query_heads = d.query_heads;
@@ -35,47 +37,65 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, floa
     a.is_bf16 = s.cache_is_bf16;
     a.scale = d.scale;
     if (s.decodes) {
-        a.q = q;
-        a.out = out;
         a.page_table = s.decode_table;
         a.width = s.decode_width;
         a.chunks = s.decodes;
         a.context_lens = s.decode_contexts;
-        attention(a);
+        attention(a, out);
     }
     if (s.chunks) {
-        const int64_t skipped = s.decodes * d.query_heads * d.dim;
-        a.q = q + skipped;
-        a.out = out + skipped;
+        a.first = s.decodes;
         a.page_table = s.chunk_table;
         a.width = s.chunk_width;
         a.chunks = s.chunks;
         a.query_starts = s.chunk_starts;
         a.context_lens = s.chunk_contexts;
-        attention(a);
+        attention(a, out);
     }
 }
 
+// What lies in `Step::scratch`. Layers may differ in how they want their rows: there is room for any form.
+struct Scratch {
+    float *residual, *qkv, *q, *gate_up;
+    void *x, *attended, *gated;
+    int64_t bytes = 0;
+
+    Scratch(const Decoder& d, int64_t rows, void* memory) : memory_(static_cast<char*>(memory)) {
+        const Layer& layer = d.layers[0];
+        residual = floats(rows, d.hidden);
+        qkv = floats(rows, layer.qkv.outputs);
+        q = floats(rows, layer.out.inputs);
+        gate_up = floats(rows, gated_fits(layer.gate_up) ? 0 : layer.gate_up.outputs);
+        x = operand(rows, d.hidden);
+        attended = operand(rows, layer.out.inputs);
+        gated = operand(rows, layer.down.inputs);
+    }
+
+  private:
+    void* take(int64_t size) {
+        char* const at = memory_ ? memory_ + bytes : nullptr;
+        bytes += (size + 63) / 64 * 64;
+        return at;
+    }
+
+    float* floats(int64_t rows, int64_t size) { return static_cast<float*>(take(rows * size * int64_t(sizeof(float)))); }
+    void* operand(int64_t rows, int64_t size) { return take(Operand::bytes(rows, size)); }
+
+    char* memory_;
+};
+
 }  // namespace
 
-int64_t scratch_floats(const Decoder& d) {
-    const Layer& layer = d.layers[0];
-    return 2 * d.hidden + layer.qkv.outputs + 2 * layer.out.inputs + layer.gate_up.outputs + layer.down.inputs;
-}
+int64_t scratch_bytes(const Decoder& d, int64_t rows) { return Scratch(d, rows, nullptr).bytes; }
 
 void forward(const Decoder& d, const Step& s) {
-    const Layer& shape = d.layers[0];
-    const int64_t rows = s.rows, qkv_size = shape.qkv.outputs, inner = shape.down.inputs;
-    float* residual = s.scratch;
-    float* x = residual + rows * d.hidden;
-    float* qkv = x + rows * d.hidden;
-    float* q = qkv + rows * qkv_size;
-    float* attended = q + rows * shape.out.inputs;
-    float* gate_up = attended + rows * shape.out.inputs;
-    float* gated = gate_up + rows * shape.gate_up.outputs;
+    const Scratch scratch(d, s.rows, s.scratch);
+    const int64_t rows = s.rows, qkv_size = d.layers[0].qkv.outputs, inner = d.layers[0].down.inputs;
+    float *const residual = scratch.residual, *const qkv = scratch.qkv, *const q = scratch.q;
     embed(d, s, residual);
     for (int64_t index = 0; index < d.num_layers; index++) {
         const Layer& layer = d.layers[index];
+        const Operand x = Operand::of(layer.qkv, scratch.x);
         rms_norm(residual, layer.input_norm, rows, d.hidden, d.eps, x);
         linear(layer.qkv, x, rows, nullptr, qkv);
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
@@ -83,16 +103,18 @@ void forward(const Decoder& d, const Step& s) {
             qkv,          k,     v,             qkv_size,   qkv_size, qkv_size,   d.cos_sin, s.k[index], s.v[index],
             layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slots, rows, q);
+        const Operand attended = Operand::of(layer.out, scratch.attended);
         attend(d, s, index, q, attended);
         linear(layer.out, attended, rows, residual, residual);
-        rms_norm(residual, layer.mlp_norm, rows, d.hidden, d.eps, x);
+        const Operand y = Operand::of(layer.gate_up, scratch.x), gated = Operand::of(layer.down, scratch.gated);
+        rms_norm(residual, layer.mlp_norm, rows, d.hidden, d.eps, y);
         if (gated_fits(layer.gate_up)) {
-            gated_linear(layer.gate_up, x, rows, gated);
+            gated_linear(layer.gate_up, y, rows, gated);
         } else {
-            linear(layer.gate_up, x, rows, nullptr, gate_up);
-            silu_mul(gate_up, rows, inner, gated);
+            linear(layer.gate_up, y, rows, nullptr, scratch.gate_up);
+            silu_mul(scratch.gate_up, rows, inner, gated);
         }
         linear(layer.down, gated, rows, residual, residual);
     }
-    rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, s.out);
+    rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, Operand::floats(s.out, d.hidden));
 }

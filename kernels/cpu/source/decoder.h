@@ -40,9 +40,9 @@ struct Step {
     void* const* k;  // the caches of the layers, float or bfloat16
     void* const* v;
     int64_t cache_is_bf16, page_size;
-    float* scratch;  // `scratch_floats` for each row
-    float* out;      // [rows, hidden], normed
+    void* scratch;  // `scratch_bytes`, at a multiple of 64
+    float* out;     // [rows, hidden], normed
 };
 
-int64_t scratch_floats(const Decoder& decoder);
+int64_t scratch_bytes(const Decoder& decoder, int64_t rows);
 void forward(const Decoder& decoder, const Step& step);

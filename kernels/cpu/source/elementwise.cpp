@@ -29,48 +29,41 @@ inline F16 load_some(const float* p, int64_t at, int64_t size) {
     return load(some);
 }
 
-inline void store_some(float* p, int64_t at, int64_t size, F16 v) {
-    if (at + LANES <= size) return store(p + at, v);
-    float some[LANES];
-    store(some, v);
-    std::memcpy(p + at, some, (size - at) * sizeof(float));
-}
-
-void norm_row(const float* x, const float* weight, int64_t size, float eps, float* out) {
+void norm_row(const float* x, const float* weight, int64_t size, float eps, const Operand::Line& out) {
     F16 squares = splat(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         const F16 v = load_some(x, i, size);
         squares += v * v;
     }
     const F16 factor = splat(1.0f / std::sqrt(sum(squares) / float(size) + eps));
-    for (int64_t i = 0; i < size; i += LANES)
-        store_some(out, i, size, load_some(x, i, size) * factor * load_some(weight, i, size));
+    for (int64_t i = 0; i < size; i += LANES) out.put(i, load_some(x, i, size) * factor * load_some(weight, i, size));
 }
 
 }  // namespace
 
-void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
-    each_row(rows, size, [=](int64_t row) { norm_row(x + row * size, weight, size, eps, out + row * size); });
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out) {
+    each_row(rows, size, [&](int64_t row) { norm_row(x + row * size, weight, size, eps, out.line(row)); });
 }
 
 // x += residual; out = rms_norm(x)
 void add_rms_norm(
-    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, float* out
+    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out
 ) {
-    each_row(rows, 2 * size, [=](int64_t row) {
+    each_row(rows, 2 * size, [&](int64_t row) {
         float* line = x + row * size;
         const float* other = residual + row * size;
         for (int64_t i = 0; i < size; i++) line[i] += other[i];
-        norm_row(line, weight, size, eps, out + row * size);
+        norm_row(line, weight, size, eps, out.line(row));
     });
 }
 
 // gate_up[rows, 2 size] -> out[rows, size]
-void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
-    each_row(rows, 4 * size, [=](int64_t row) {
+void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& out) {
+    each_row(rows, 4 * size, [&](int64_t row) {
         const float *gate = gate_up + row * 2 * size, *up = gate + size;
+        const Operand::Line line = out.line(row);
         for (int64_t i = 0; i < size; i += LANES)
-            store_some(out + row * size, i, size, silu16(load_some(gate, i, size)) * load_some(up, i, size));
+            line.put(i, silu16(load_some(gate, i, size)) * load_some(up, i, size));
     });
 }
 
@@ -111,7 +104,7 @@ void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot
     const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
         float normed[LARGEST_HEAD];
         if (norm) {
-            norm_row(from, norm, r.dim, r.eps, normed);
+            norm_row(from, norm, r.dim, r.eps, Operand::floats(normed, r.dim).line(0));
             from = normed;
         }
         for (int64_t i = 0; i < half; i++) {

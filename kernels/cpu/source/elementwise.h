@@ -3,16 +3,18 @@
 
 #include <cstdint>
 
+#include "operand.h"
+
 // x[rows, size] -> out
-void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out);
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out);
 
 // x += residual; out = rms_norm(x)
 void add_rms_norm(
-    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, float* out
+    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out
 );
 
 // gate_up[rows, 2 size] -> out[rows, size]
-void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out);
+void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& out);
 
 struct Rope {
     const float *q, *k, *v;  // heads of `dim` floats, `stride` floats from one token to the next

@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include "operand.h"
 #include "panel.h"
 #include "pool.h"
 #include "tiles.h"
@@ -132,7 +133,7 @@ void run(const Linear& layer, const float* x, int64_t rows, const float* residua
 
 // The panels of a gate and of what it gates are walked together.
 template <class Panel>
-void run_gated(const Linear& layer, const float* x, int64_t rows, float* y) {
+void run_gated(const Linear& layer, const float* x, int64_t rows, const Operand& y) {
     const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(size), [&](int64_t panel) {
         const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
@@ -143,7 +144,9 @@ void run_gated(const Linear& layer, const float* x, int64_t rows, float* y) {
             ups.block(block, first, last, up);
             for (int64_t row = first; row < last; row++) {
                 const F16(&g)[2] = gate[row - first], (&u)[2] = up[row - first];
-                put(silu16(g[0]) * u[0], silu16(g[1]) * u[1], row, panel, size, nullptr, y);
+                const Operand::Line line = y.line(row);
+                line.put(panel * PANEL, silu16(g[0]) * u[0]);
+                line.put(panel * PANEL + LANES, silu16(g[1]) * u[1]);
             }
         }
     });
@@ -195,20 +198,22 @@ void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, vo
     }
 }
 
-void linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
+void linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y) {
+    const float* floats = static_cast<const float*>(x.data);
     switch (layer.layout) {
-        case FLOAT_PANELS: return run<F32Panel>(layer, x, rows, residual, y);
-        case BFLOAT16_PANELS: return run<Bf16Panel>(layer, x, rows, residual, y);
+        case FLOAT_PANELS: return run<F32Panel>(layer, floats, rows, residual, y);
+        case BFLOAT16_PANELS: return run<Bf16Panel>(layer, floats, rows, residual, y);
         case BFLOAT16_TILES: return tiled_linear(layer, x, rows, residual, y);
     }
 }
 
 bool gated_fits(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
 
-void gated_linear(const Linear& layer, const float* x, int64_t rows, float* y) {
+void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y) {
+    const float* floats = static_cast<const float*>(x.data);
     switch (layer.layout) {
-        case FLOAT_PANELS: return run_gated<F32Panel>(layer, x, rows, y);
-        case BFLOAT16_PANELS: return run_gated<Bf16Panel>(layer, x, rows, y);
+        case FLOAT_PANELS: return run_gated<F32Panel>(layer, floats, rows, y);
+        case BFLOAT16_PANELS: return run_gated<Bf16Panel>(layer, floats, rows, y);
         case BFLOAT16_TILES: return tiled_gated_linear(layer, x, rows, y);
     }
 }

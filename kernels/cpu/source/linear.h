@@ -27,10 +27,13 @@ bool has_layout(Layout layout);  // here, on this processor
 int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout);
 void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed);
 
-// x[rows, inputs] -> y[rows, outputs] = x @ weight.T + bias + residual. residual[rows, outputs] may be y, or null.
-void linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y);
+struct Operand;
+
+// x[rows, inputs] -> y[rows, outputs] = x @ weight.T + bias + residual. residual[rows, outputs] may be y, or null. x: floats,
+// or in the layer's own form.
+void linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y);
 
 // x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of x @ weight.T + bias, for layers whose halves
 // are whole panels.
 bool gated_fits(const Linear& layer);
-void gated_linear(const Linear& layer, const float* x, int64_t rows, float* y);
+void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y);

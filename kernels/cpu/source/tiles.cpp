@@ -6,29 +6,25 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
+#include <vector>
 
 #include "panel.h"
 #include "pool.h"
 
 namespace {
 
-constexpr int ROWS = 16;                           // of a tile
-constexpr int DEPTH = 32;                          // values of k in a tile
-constexpr int ALL = 3;                             // parts of a float: each has 8 of its 24 bits
-constexpr int64_t TILE = ROWS * DEPTH;             // numbers
+constexpr int ROWS = Operand::ROWS, DEPTH = Operand::DEPTH, ALL = Operand::ALL;
+constexpr int64_t TILE = Operand::TILE;            // numbers
 constexpr int64_t LINE = 16;                       // words
 constexpr int64_t STEP_WORDS = PANEL * DEPTH / 2;  // of a panel, for DEPTH values of k
 constexpr int64_t STEP_LINES = STEP_WORDS / LINE;
 constexpr int64_t AHEAD = 4;       // steps, 8 KiB: what is fetched so far ahead is there in time
-constexpr int64_t OWN = 64;        // rows up to which each thread cuts them for itself
-constexpr int64_t ROOM = 1 << 20;  // bytes of rows that are multiplied with a panel while both are in the cache
+constexpr int64_t BLOCK = 12;      // steps, 24 KiB of a panel: they stay in a first-level cache beside the rows
+constexpr int64_t ROOM = 1 << 20;  // bytes of rows that stay in a second-level cache
 
-inline int64_t steps_of(int64_t inputs) { return (inputs + DEPTH - 1) / DEPTH; }
-
-// The unit, set to a number of rows for as long as this lives: sums in tiles 0 to 3, the parts of the rows in 4 to 6, the
-// weight in 7.
+// The unit, set to a number of rows for as long as this lives: sums in tiles 0 to 3, in 4 to 6 what has as many rows, in 7
+// a whole tile.
 class Unit {
   public:
     ~Unit() { _tile_release(); }
@@ -52,132 +48,98 @@ class Unit {
     int64_t rows_ = 0;
 };
 
-// Rows cut into parts, tile by tile: [rows / 16][inputs / 32][parts][16][32] numbers in bfloat16. One for each thread.
-class Cut {
-  public:
-    ~Cut() { std::free(numbers_); }
-
-    static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
-
-    // By all threads together, for all of them.
-    const uint16_t* share(const Linear& layer, const float* x, int64_t rows) {
-        reserve(layer, rows);
-        uint16_t* numbers = numbers_;
-        Pool::instance().each(tiles(rows), [=, &layer](int64_t tile) { cut_tile(layer, x, tile, rows, numbers); });
-        return numbers;
-    }
-
-    // By each thread for itself, once for a problem: to fetch a few rows from another core would take longer.
-    const uint16_t* own(uint64_t problem, const Linear& layer, const float* x, int64_t rows) {
-        if (problem != problem_) {
-            problem_ = problem;
-            reserve(layer, rows);
-            for (int64_t tile = 0; tile < tiles(rows); tile++) cut_tile(layer, x, tile, rows, numbers_);
-        }
-        return numbers_;
-    }
-
-  private:
-    void reserve(const Linear& layer, int64_t rows) {
-        const int64_t size = tiles(rows) * steps_of(layer.inputs) * layer.parts * TILE;
-        if (size <= room_) return;
-        std::free(numbers_);
-        numbers_ = static_cast<uint16_t*>(std::aligned_alloc(64, size * sizeof(uint16_t)));
-        room_ = size;
-    }
-
-    static void cut_tile(const Linear& layer, const float* x, int64_t tile, int64_t rows, uint16_t* numbers) {
-        const int64_t steps = steps_of(layer.inputs);
-        for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++)
-            for (int64_t step = 0; step < steps; step++)
-                cut(x + row * layer.inputs, step * DEPTH, layer.inputs, layer.parts,
-                    numbers + (tile * steps + step) * layer.parts * TILE + row % ROWS * DEPTH);
-    }
-
-    // Each part is what the ones before leave of a number, rounded; what the third leaves is nothing.
-    static void cut(const float* line, int64_t k, int64_t inputs, int64_t parts, uint16_t* out) {
-        __m512 low, high;
-        if (k + DEPTH <= inputs) {
-            low = _mm512_loadu_ps(line + k);
-            high = _mm512_loadu_ps(line + k + LANES);
-        } else {
-            float some[DEPTH] = {};
-            std::memcpy(some, line + k, (inputs - k) * sizeof(float));
-            low = _mm512_loadu_ps(some);
-            high = _mm512_loadu_ps(some + LANES);
-        }
-        for (int64_t part = 0; part < parts; part++) {
-            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-            _mm512_store_si512(out + part * TILE, both);
-            low = _mm512_sub_ps(low, wide(_mm512_castsi512_si256(both)));
-            high = _mm512_sub_ps(high, wide(_mm512_extracti64x4_epi64(both, 1)));
-        }
-    }
-
-    static __m512 wide(__m256i narrow) {
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
-    }
-
-    uint16_t* numbers_ = nullptr;
-    int64_t room_ = 0;
-    uint64_t problem_ = 0;
-};
-
-thread_local Cut shared_cut, own_cut;
-std::atomic<uint64_t> problems{0};
-
-// Products of a tile of rows with one panel or two: low and high outputs of the first, and of the second.
+// Products of a tile of rows with a panel: its low outputs, and its high ones.
 struct alignas(64) Sums {
-    float tiles[4][ROWS][LANES];
+    float tiles[2][ROWS][LANES];
 
-    F16 low(int64_t row, int panel = 0) const { return load(tiles[2 * panel][row]); }
-    F16 high(int64_t row, int panel = 0) const { return load(tiles[2 * panel + 1][row]); }
+    F16 low(int64_t row) const { return load(tiles[0][row]); }
+    F16 high(int64_t row) const { return load(tiles[1][row]); }
 };
 
-// The parts of the rows times the weight, smallest first. A macro, as the unit's tiles are named by constants.
-#define ADD_TO(sum)                  \
-    if constexpr (PARTS == ALL) {    \
-        _tile_dpbf16ps(sum, 6, 7);   \
-        _tile_dpbf16ps(sum, 5, 7);   \
-    }                                \
-    _tile_dpbf16ps(sum, 4, 7);
+// Room of this thread's own.
+Sums* sums_room(int64_t count) {
+    thread_local std::vector<Sums> room;
+    if (int64_t(room.size()) < count) room.resize(count);
+    return room.data();
+}
+
+// Macros, as the unit's tiles are named by constants. All four sums, or without TWO the first two.
+#define CLEAR_SUMS       \
+    _tile_zero(0);       \
+    _tile_zero(1);       \
+    if constexpr (TWO) { \
+        _tile_zero(2);   \
+        _tile_zero(3);   \
+    }
+#define LOAD_SUMS(sums)                       \
+    _tile_loadd(0, (sums)[0].tiles[0], 64);     \
+    _tile_loadd(1, (sums)[0].tiles[1], 64);     \
+    if constexpr (TWO) {                      \
+        _tile_loadd(2, (sums)[1].tiles[0], 64); \
+        _tile_loadd(3, (sums)[1].tiles[1], 64); \
+    }
+#define STORE_SUMS(sums)                       \
+    _tile_stored(0, (sums)[0].tiles[0], 64);     \
+    _tile_stored(1, (sums)[0].tiles[1], 64);     \
+    if constexpr (TWO) {                       \
+        _tile_stored(2, (sums)[1].tiles[0], 64); \
+        _tile_stored(3, (sums)[1].tiles[1], 64); \
+    }
 
 // A layer, and a batch of rows as cut.
 struct Problem {
     const Linear& layer;
-    const float* x;
+    const uint16_t* x;
     int64_t rows;
-    const uint16_t* shared;  // the rows as cut; null where each thread cuts them for itself
-    uint64_t id = ++problems;
-    int64_t tiles = Cut::tiles(rows), steps = steps_of(layer.inputs), words = steps * STEP_WORDS;
+    int64_t tiles = Operand::tiles(rows), steps = Operand::steps(layer.inputs), words = steps * STEP_WORDS;
+
+    // So few tiles of rows that time goes into fetching the weight; of many it goes into loading tiles.
+    bool is_small() const { return tiles <= (layer.parts == ALL ? 8 : 2); }
 
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? int64_t(ROWS) : rows - tile * ROWS; }
 
-    // A tile of rows with a panel; with TWO also with `other`, which takes less time than one after the other. The panels
-    // that this thread will take next lie `stride` behind.
-    template <bool TWO>
-    void multiply(Unit& unit, int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums& sums) const {
-        unit.set(rows_of(tile));
+    // The tiles of rows with `panel`, and with TWO with `other` too: done(tile, its sums, its sums with the other). The
+    // panels that this thread will take next lie `stride` behind.
+    template <bool TWO, class Done>
+    void multiply(int64_t panel, int64_t other, int64_t stride, const Done& done) const {
         if (layer.parts == ALL)
-            walk<TWO, ALL>(tile, panel, other, stride, sums);
+            multiply<TWO, ALL>(panel, other, stride, done);
         else
-            walk<TWO, 1>(tile, panel, other, stride, sums);
+            multiply<TWO, 1>(panel, other, stride, done);
     }
 
   private:
+    template <bool TWO, int PARTS, class Done>
+    void multiply(int64_t panel, int64_t other, int64_t stride, const Done& done) const {
+        Unit unit;
+        if (is_small()) {
+            Sums* const sums = sums_room(2);
+            for (int64_t tile = 0; tile < tiles; tile++) {
+                unit.set(rows_of(tile));
+                walk_across<TWO, PARTS>(tile, panel, other, stride, sums);
+                done(tile, sums[0], sums[1]);
+            }
+            return;
+        }
+        unit.set(ROWS);
+        Sums *const sums = sums_room(2 * tiles), *const others = sums + tiles;
+        if constexpr (TWO) {
+            walk_down<PARTS>(panel, other, sums, [](int64_t) {});
+            walk_down<PARTS>(other, panel + stride, others, [&](int64_t tile) { done(tile, sums[tile], others[tile]); });
+        } else {
+            walk_down<PARTS>(panel, panel + stride, sums, [&](int64_t tile) { done(tile, sums[tile], sums[tile]); });
+        }
+    }
+
+    // One tile of rows with one panel or two.
     template <bool TWO, int PARTS>
-    void walk(int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums& sums) const {
-        const uint16_t* x = (shared ? shared : own_cut.own(id, layer, this->x, rows)) + tile * steps * PARTS * TILE;
+    void walk_across(int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums* sums) const {
+        const uint16_t* x = this->x + tile * steps * PARTS * TILE;
         const uint32_t *w = at(panel), *v = at(other);
         // As in linear.cpp: where there is one walk it fetches what it comes to, of many each its share of what is next.
         const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + 1) / tiles;
         int64_t distance = tiles == 1 ? AHEAD * STEP_WORDS : stride * words;
-        _tile_zero(0);
-        _tile_zero(1);
-        if constexpr (TWO) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+        CLEAR_SUMS
         for (int64_t step = 0; step < steps; step++) {
             if (tiles == 1 && step + AHEAD == steps) distance += (stride - 1) * words;
             fetch(w + distance, from, to);
@@ -186,6 +148,12 @@ struct Problem {
                 _tile_loadd(5, x + TILE, 64);
                 _tile_loadd(6, x + 2 * TILE, 64);
             }
+#define ADD_TO(sum)                \
+    if constexpr (PARTS == ALL) {  \
+        _tile_dpbf16ps(sum, 6, 7); \
+        _tile_dpbf16ps(sum, 5, 7); \
+    }                              \
+    _tile_dpbf16ps(sum, 4, 7);
             _tile_loadd(7, w, 64);
             ADD_TO(0)
             _tile_loadd(7, w + STEP_WORDS / 2, 64);
@@ -197,16 +165,65 @@ struct Problem {
                 _tile_loadd(7, v + STEP_WORDS / 2, 64);
                 ADD_TO(3)
             }
+#undef ADD_TO
             x += PARTS * TILE;
             w += STEP_WORDS;
             v += STEP_WORDS;
         }
-        _tile_stored(0, sums.tiles[0], 64);
-        _tile_stored(1, sums.tiles[1], 64);
-        if constexpr (TWO) {
-            _tile_stored(2, sums.tiles[2], 64);
-            _tile_stored(3, sums.tiles[3], 64);
+        STORE_SUMS(sums)
+    }
+
+    // All tiles of rows, two at a time, with one panel, block by block of what stays in the first-level cache: with two
+    // tiles of rows and two of the weight in registers four loads are enough for four multiplications. done(tile).
+    template <int PARTS, class Done>
+    void walk_down(int64_t panel, int64_t next, Sums* sums, const Done& done) const {
+        const int64_t blocks = (steps + BLOCK - 1) / BLOCK, size = (steps + blocks - 1) / blocks;
+        for (int64_t first = 0; first < steps; first += size) {
+            const int64_t last = first + size < steps ? first + size : steps;
+            for (int64_t tile = 0; tile < tiles; tile += 2) {
+                const bool alone = tile + 1 == tiles;
+                if (alone)
+                    walk_block<false, PARTS>(tile, panel, next, first, last, sums);
+                else
+                    walk_block<true, PARTS>(tile, panel, next, first, last, sums);
+                if (last < steps) continue;
+                done(tile);
+                if (!alone) done(tile + 1);
+            }
         }
+    }
+
+    // Steps first..last-1 of one tile of rows or two. Its share of the next block is fetched.
+    template <bool TWO, int PARTS>
+    void walk_block(int64_t tile, int64_t panel, int64_t next, int64_t first, int64_t last, Sums* sums) const {
+        const uint16_t *x = this->x + (tile * steps + first) * PARTS * TILE, *y = x + steps * PARTS * TILE;
+        const uint32_t *w = at(panel) + first * STEP_WORDS, *ahead = last < steps ? at(panel) + last * STEP_WORDS : at(next);
+        const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + (TWO ? 2 : 1)) / tiles;
+        if (first) {
+            LOAD_SUMS(sums + tile)
+        } else {
+            CLEAR_SUMS
+        }
+        for (int64_t step = first; step < last; step++) {
+            fetch(ahead, from, to);
+            _tile_loadd(6, w, 64);
+            _tile_loadd(7, w + STEP_WORDS / 2, 64);
+            for (int part = PARTS - 1; part >= 0; part--) {
+                _tile_loadd(4, x + part * TILE, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+                if constexpr (TWO) {
+                    _tile_loadd(5, y + part * TILE, 64);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            x += PARTS * TILE;
+            y += PARTS * TILE;
+            w += STEP_WORDS;
+            ahead += STEP_WORDS;
+        }
+        STORE_SUMS(sums + tile)
     }
 
     const uint32_t* at(int64_t panel) const { return static_cast<const uint32_t*>(layer.packed) + panel * words; }
@@ -216,15 +233,49 @@ struct Problem {
     }
 };
 
+// Rows in floats are cut here, by all threads together; rows that are cut already stay where they are.
+class Cut {
+  public:
+    ~Cut() { std::free(memory_); }
+
+    Operand operator()(const Linear& layer, const Operand& x, int64_t rows) {
+        if (x.parts) return x;
+        const int64_t size = Operand::bytes(rows, layer.inputs);
+        if (size > size_) {
+            std::free(memory_);
+            memory_ = std::aligned_alloc(64, size);
+            size_ = size;
+        }
+        const Operand cut = Operand::of(layer, memory_);
+        Pool::instance().each(Operand::tiles(rows), [&](int64_t tile) {
+            for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++) {
+                const float* line = static_cast<const float*>(x.data) + row * x.inputs;
+                const Operand::Line to = cut.line(row);
+                for (int64_t k = 0; k < x.inputs; k += LANES) {
+                    float some[LANES];
+                    const bool whole = k + LANES <= x.inputs;
+                    if (!whole) std::memcpy(some, line + k, (x.inputs - k) * sizeof(float));
+                    to.put(k, load(whole ? line + k : some));
+                }
+            }
+        });
+        return cut;
+    }
+
+  private:
+    void* memory_ = nullptr;
+    int64_t size_ = 0;
+};
+
 // f(first row, problem) for as many rows at a time as fit beside a panel.
 template <class F>
-void each_batch(const Linear& layer, const float* x, int64_t rows, const F& f) {
-    const int64_t tile = steps_of(layer.inputs) * layer.parts * TILE * int64_t(sizeof(uint16_t));
+void each_batch(const Linear& layer, const Operand& x, int64_t rows, const F& f) {
+    const int64_t tile = Operand::steps(layer.inputs) * layer.parts * TILE * int64_t(sizeof(uint16_t));
     const int64_t most = tile < ROOM ? ROOM / tile * ROWS : ROWS;
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = rows - first < most ? rows - first : most;
-        const float* from = x + first * layer.inputs;
-        f(first, Problem{layer, from, count, count > OWN ? shared_cut.share(layer, from, count) : nullptr});
+        thread_local Cut cut;
+        f(first, Problem{layer, static_cast<const uint16_t*>(cut(layer, x.from(first), count).data), count});
     }
 }
 
@@ -240,57 +291,53 @@ bool has_tiles() {
     return answer;
 }
 
-void tiled_linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
+void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y) {
     const int64_t count = panels(layer.outputs);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
-        const auto keep = [&](const Sums& sums, int which, int64_t tile, int64_t panel) {
+        const auto keep = [&](int64_t tile, const Sums& sums, int64_t panel) {
             const PanelBias bias(layer, panel);
             for (int64_t row = 0; row < problem.rows_of(tile); row++)
-                put(sums.low(row, which) + bias.low, sums.high(row, which) + bias.high, before + tile * ROWS + row, panel,
-                    layer.outputs, residual, y);
+                put(sums.low(row) + bias.low, sums.high(row) + bias.high, before + tile * ROWS + row, panel, layer.outputs,
+                    residual, y);
         };
+        const auto one = [&](int64_t panel) {
+            problem.multiply<false>(panel, panel, 1, [&](int64_t tile, const Sums& sums, const Sums&) {
+                keep(tile, sums, panel);
+            });
+        };
+        if (!problem.is_small()) return Pool::instance().each(count, one);
         // Two by two, but for the first panel and, of an even number, the last: so two threads have the same to do.
         Pool::instance().each(count / 2 + 1, [&](int64_t task) {
             const int64_t panel = task ? 2 * task - 1 : 0;
-            const bool alone = task == 0 || panel + 1 == count;
-            Unit unit;
-            for (int64_t tile = 0; tile < problem.tiles; tile++) {
-                Sums sums;
-                if (alone) {
-                    problem.multiply<false>(unit, tile, panel, panel, 1, sums);
-                    keep(sums, 0, tile, panel);
-                } else {
-                    problem.multiply<true>(unit, tile, panel, panel + 1, 2, sums);
-                    keep(sums, 0, tile, panel);
-                    keep(sums, 1, tile, panel + 1);
-                }
-            }
+            if (task == 0 || panel + 1 == count) return one(panel);
+            problem.multiply<true>(panel, panel + 1, 2, [&](int64_t tile, const Sums& sums, const Sums& others) {
+                keep(tile, sums, panel);
+                keep(tile, others, panel + 1);
+            });
         });
     });
 }
 
-void tiled_gated_linear(const Linear& layer, const float* x, int64_t rows, float* y) {
-    const int64_t size = layer.outputs / 2, count = panels(size);
+void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y) {
+    const int64_t count = panels(layer.outputs / 2);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
         Pool::instance().each(count, [&](int64_t panel) {
             const PanelBias gate(layer, panel), up(layer, count + panel);
-            Unit unit;
-            for (int64_t tile = 0; tile < problem.tiles; tile++) {
-                Sums sums;
-                problem.multiply<true>(unit, tile, panel, count + panel, 1, sums);
-                for (int64_t row = 0; row < problem.rows_of(tile); row++)
-                    put(silu16(sums.low(row) + gate.low) * (sums.low(row, 1) + up.low),
-                        silu16(sums.high(row) + gate.high) * (sums.high(row, 1) + up.high), before + tile * ROWS + row,
-                        panel, size, nullptr, y);
-            }
+            problem.multiply<true>(panel, count + panel, 1, [&](int64_t tile, const Sums& gates, const Sums& ups) {
+                for (int64_t row = 0; row < problem.rows_of(tile); row++) {
+                    const Operand::Line line = y.line(before + tile * ROWS + row);
+                    line.put(panel * PANEL, silu16(gates.low(row) + gate.low) * (ups.low(row) + up.low));
+                    line.put(panel * PANEL + LANES, silu16(gates.high(row) + gate.high) * (ups.high(row) + up.high));
+                }
+            });
         });
     });
 }
 
-int64_t tile_words(int64_t outputs, int64_t inputs) { return panels(outputs) * steps_of(inputs) * STEP_WORDS; }
+int64_t tile_words(int64_t outputs, int64_t inputs) { return panels(outputs) * Operand::steps(inputs) * STEP_WORDS; }
 
 void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed) {
-    const int64_t steps = steps_of(inputs);
+    const int64_t steps = Operand::steps(inputs);
     Pool::instance().each(panels(outputs), [=](int64_t panel) {
         uint32_t* word = packed + panel * steps * STEP_WORDS;
         const auto at = [=](int64_t output, int64_t k) -> uint32_t {
@@ -314,7 +361,7 @@ void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_
 bool has_tiles() { return false; }
 int64_t tile_words(int64_t, int64_t) { std::abort(); }
 void pack_tiles(const uint16_t*, int64_t, int64_t, uint32_t*) { std::abort(); }
-void tiled_linear(const Linear&, const float*, int64_t, const float*, float*) { std::abort(); }
-void tiled_gated_linear(const Linear&, const float*, int64_t, float*) { std::abort(); }
+void tiled_linear(const Linear&, const Operand&, int64_t, const float*, float*) { std::abort(); }
+void tiled_gated_linear(const Linear&, const Operand&, int64_t, const Operand&) { std::abort(); }
 
 #endif

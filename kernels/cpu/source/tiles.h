@@ -14,7 +14,7 @@
 // for two values of k. What is missing to whole tiles is zeros.
 #pragma once
 
-#include "linear.h"
+#include "operand.h"
 
 bool has_tiles();  // the processor has the unit, and the system lets us use it
 
@@ -22,5 +22,5 @@ int64_t tile_words(int64_t outputs, int64_t inputs);
 void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
 
 // As `linear` and `gated_linear`.
-void tiled_linear(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y);
-void tiled_gated_linear(const Linear& layer, const float* x, int64_t rows, float* y);
+void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y);
+void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y);

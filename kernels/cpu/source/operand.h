@@ -1,0 +1,86 @@
+// What layers multiply their weights with: rows of numbers, in the form that a layer's layout takes. Whoever computes the
+// rows puts them into that form at once, so that nobody has to read them just to lay them out anew.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "linear.h"
+#include "vec.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+struct Operand {
+    static constexpr int ROWS = 16;    // of a tile
+    static constexpr int DEPTH = 32;   // numbers of a row in a tile
+    static constexpr int ALL = 3;      // parts of a float: each has 8 of its 24 bits
+    static constexpr int64_t TILE = ROWS * DEPTH;
+
+    void* data;
+    int64_t inputs;  // numbers of a row
+    int64_t parts;   // 0: [rows, inputs] floats. Else tiles.h: [rows / 16][inputs / 32][parts][16][32] numbers in bfloat16
+
+    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0}; }
+
+    // As `layer` takes them.
+    static Operand of(const Linear& layer, void* data) {
+        return {data, layer.inputs, layer.layout == BFLOAT16_TILES ? layer.parts : 0};
+    }
+
+    static int64_t steps(int64_t inputs) { return (inputs + DEPTH - 1) / DEPTH; }
+    static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+
+    // Room for so many rows in any form.
+    static int64_t bytes(int64_t rows, int64_t inputs) {
+        return tiles(rows) * steps(inputs) * ALL * TILE * int64_t(sizeof(uint16_t));
+    }
+
+    // The rows from `first` on, which is the first one of a tile.
+    Operand from(int64_t first) const {
+        if (!parts) return {static_cast<float*>(data) + first * inputs, inputs, 0};
+        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts};
+    }
+
+    // One row, to be written sixteen numbers at a time.
+    struct Line {
+        float* floats;
+        uint16_t* cut;
+        int64_t inputs, parts;
+
+        // At a multiple of 16. What is behind the last input is not looked at.
+        void put(int64_t column, F16 v) const {
+            if (floats) {
+                if (column + LANES <= inputs) return store(floats + column, v);
+                float some[LANES];
+                store(some, v);
+                std::memcpy(floats + column, some, (inputs - column) * sizeof(float));
+                return;
+            }
+            if (column + LANES > inputs)
+                for (int64_t lane = inputs - column; lane < LANES; lane++) v[lane] = 0.0f;
+            uint16_t* to = cut + column / DEPTH * parts * TILE + column % DEPTH;
+            put_parts(to, v);
+            if (column + LANES >= inputs && column % DEPTH == 0) put_parts(to + LANES, splat(0.0f));
+        }
+
+      private:
+        // Each part is what the ones before leave of a number, rounded; what the third leaves is nothing.
+        void put_parts(uint16_t* to, F16 v) const {
+#if defined(__AVX512BF16__)
+            for (int64_t part = 0; part < parts; part++) {
+                const __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+                std::memcpy(to + part * TILE, &narrow, sizeof narrow);
+                v -= (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+            }
+#endif
+        }
+    };
+
+    Line line(int64_t row) const {
+        if (!parts) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 0};
+        uint16_t* cut = static_cast<uint16_t*>(data) + row / ROWS * steps(inputs) * parts * TILE + row % ROWS * DEPTH;
+        return {nullptr, cut, inputs, parts};
+    }
+};
