@@ -33,6 +33,10 @@ class Runner(Protocol):
         """Begin: move pages, put the batch's tokens through the model, sample. Steps are computed in the order in which
         they were launched. Returns what waits for the outcome."""
 
+    def take_memory(self, pages: int) -> bool:
+        """Have the system give some of the memory behind the first `pages` pages, which nobody has held yet: a step
+        that is the first to write there waits for it. Takes milliseconds. False: there is none to take for now."""
+
 
 class Engine:
     """Scheduler and runner, stepped from outside."""
@@ -81,6 +85,10 @@ class Engine:
             self._positions_told_at = began
             self.scheduler.tell_positions(began)
         return self.scheduler.take_events()
+
+    def take_memory(self) -> bool:
+        """For when there is nothing else to do; see `Runner.take_memory`."""
+        return self._runner.take_memory(self.scheduler.memory.pool.touched)
 
     @property
     def has_work(self) -> bool:

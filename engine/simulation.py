@@ -63,6 +63,10 @@ class SimulatedRunner:
         self._clock = clock
         self._lengths = array("q", [0]) * slots
 
+    def take_memory(self, pages: int) -> bool:
+        """There is none to take."""
+        return False
+
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Time passes when the outcome is asked for."""
         cost, lengths = self._cost, self._lengths

@@ -48,6 +48,7 @@ class Worker:
         self._watching = False
         self._watched_at = 0.0
         self._refused: list[Event] = []
+        self._takes_memory = True
 
     def run(self, early: list[ToEngine]) -> None:
         """Serve until the other side closes the channel (`ChannelClosed`). `early` came before the engine was ready."""
@@ -60,6 +61,9 @@ class Worker:
             events: list[Event] = []
             if self._engine.seconds_to_step() == 0.0:
                 events = self._engine.step()
+                self._takes_memory = True
+            elif self._takes_memory:
+                self._takes_memory = self._engine.take_memory()
             events += self._engine.scheduler.take_events()
             events += self._refused
             self._refused = []
@@ -69,6 +73,8 @@ class Worker:
 
     def _patience(self) -> float | None:
         """How long the inbox may be waited for: not at all while there is work, for ever while nobody looks."""
+        if self._takes_memory:
+            return 0.0
         seconds = self._engine.seconds_to_step()
         if self._watching:
             return WATCH_IDLE if seconds is None else min(seconds, WATCH_IDLE)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paging import page_rows
 from kernels.plans import DecodePlan
 
 SPLIT = 256  # positions; a multiple of BLOCK
@@ -37,6 +38,7 @@ def _split_kernel(
     partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
     weight,  # [B, Hq, splits] float32: log2 of the split's softmax denominator
     table_stride,
+    page_rows,  # of D numbers, from one page to the next
     scale,  # of scores, times log2(e)
     window,
     GROUP: tl.constexpr,  # Hq / Hkv
@@ -76,7 +78,7 @@ def _split_kernel(
         positions = block + tl.arange(0, BLOCK)
         seen = (positions >= first) & (positions < end)
         pages = tl.load(page_table + row * table_stride + positions // PAGE_SIZE, mask=seen, other=0).to(tl.int64)
-        rows = (pages * KV_HEADS + kv_head) * PAGE_SIZE + positions % PAGE_SIZE
+        rows = pages * page_rows + kv_head * PAGE_SIZE + positions % PAGE_SIZE
         keys = tl.load(
             k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
         )
@@ -166,6 +168,7 @@ def decode_attention(
         partial,
         weight,
         page_table.stride(0),
+        page_rows(k_cache),
         scale * LOG2_E,
         window,
         GROUP=group,

@@ -3,8 +3,9 @@
 Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads, D head size, N pages, S positions in
 a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
 
-The cache of one layer is two tensors [N, Hkv, S, D], in the activations' dtype or in another one that
-`Kernels.keeps`. A slot is a position in the cache: `page * S + offset`.
+The cache of one layer is two tensors [N, Hkv, S, D], alike in their strides, each page in one piece (`kernels.paging`),
+in the activations' dtype or in another one that `Kernels.keeps`. A slot is a position in the cache:
+`page * S + offset`.
 """
 
 from __future__ import annotations

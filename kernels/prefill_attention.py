@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paging import page_rows
+
 BLOCK_M = 64  # queries of one program
 BLOCK_N = 64  # positions of one product
 BLOCK_N_WIDE = 32  # the same for float32, whose tiles take twice the shared memory
@@ -34,6 +36,7 @@ def _prefill_kernel(
     out,  # [T, Hq, D]
     q_stride,
     table_stride,
+    page_rows,  # of D numbers, from one page to the next
     scale,  # of scores, times log2(e)
     window,
     QUERY_HEADS: tl.constexpr,
@@ -73,7 +76,7 @@ def _prefill_kernel(
         positions = block + tl.arange(0, BLOCK_N)
         known = positions < end
         pages = tl.load(page_table + chunk * table_stride + positions // PAGE_SIZE, mask=known, other=0).to(tl.int64)
-        cache_rows = (pages * KV_HEADS + kv_head) * PAGE_SIZE + positions % PAGE_SIZE
+        cache_rows = pages * page_rows + kv_head * PAGE_SIZE + positions % PAGE_SIZE
         keys = tl.load(
             k_cache + cache_rows[None, :] * HEAD_DIM + dims[:, None],
             mask=known[None, :] & dim_inside[:, None],
@@ -132,6 +135,7 @@ def attend_tiles(
         out,
         q.stride(0),
         page_table.stride(0),
+        page_rows(k_cache),
         scale * LOG2_E,
         window,
         QUERY_HEADS=query_heads,

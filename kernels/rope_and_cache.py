@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paging import page_rows
 from kernels.plans import RopePlan
 
 NUM_WARPS = 1  # a head is at most a few hundred values
@@ -42,9 +43,9 @@ def _rope_and_cache_kernel(
     q_stride,
     k_stride,
     v_stride,
+    page_rows,  # of D numbers, from one page to the next
     eps,
     QUERY_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,  # D / 2 rounded up to a power of two
     PAGE_SIZE: tl.constexpr,
@@ -75,7 +76,7 @@ def _rope_and_cache_kernel(
         slot = tl.load(slots + token)
         if slot >= 0:
             kv_head = head - QUERY_HEADS
-            row = (slot // PAGE_SIZE * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE
+            row = slot // PAGE_SIZE * page_rows + kv_head * PAGE_SIZE + slot % PAGE_SIZE
             source = k + token * k_stride + kv_head * HEAD_DIM
             first = tl.load(source + halves, mask=inside, other=0.0).to(tl.float32)
             second = tl.load(source + HALF + halves, mask=inside, other=0.0).to(tl.float32)
@@ -99,7 +100,7 @@ def _write_cache_kernel(
     v_cache,  # [N, Hkv, S, D]
     k_stride,
     v_stride,
-    KV_HEADS: tl.constexpr,
+    page_rows,  # of D numbers, from one page to the next
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -111,7 +112,7 @@ def _write_cache_kernel(
     inside = dims < HEAD_DIM
     slot = tl.load(slots + token)
     if slot >= 0:
-        row = (slot // PAGE_SIZE * KV_HEADS + head) * PAGE_SIZE + slot % PAGE_SIZE
+        row = slot // PAGE_SIZE * page_rows + head * PAGE_SIZE + slot % PAGE_SIZE
         key = tl.load(k + token * k_stride + head * HEAD_DIM + dims, mask=inside)
         value = tl.load(v + token * v_stride + head * HEAD_DIM + dims, mask=inside)
         tl.store(k_cache + row * HEAD_DIM + dims, key, mask=inside)
@@ -152,9 +153,9 @@ def rope_and_cache(
         q.stride(0),
         k.stride(0),
         v.stride(0),
+        page_rows(k_cache),
         eps,
         QUERY_HEADS=query_heads,
-        KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
         PAGE_SIZE=k_cache.shape[2],
@@ -177,7 +178,7 @@ def write_cache(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: T
         v_cache,
         k.stride(0),
         v.stride(0),
-        KV_HEADS=kv_heads,
+        page_rows(k_cache),
         HEAD_DIM=head_dim,
         HEAD_BLOCK=triton.next_power_of_2(head_dim),
         PAGE_SIZE=k_cache.shape[2],

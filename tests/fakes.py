@@ -29,6 +29,10 @@ class MemoryRunner:
         self.coming: list[tuple[int, list[int]]] = []
         self.most_tokens = 0
 
+    def take_memory(self, pages: int) -> bool:
+        """There is none to take."""
+        return False
+
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Do as `Batch` and `Moves` say, in their order."""
         for page, content in self.coming:

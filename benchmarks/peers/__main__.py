@@ -17,6 +17,7 @@ import shlex
 import signal
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ STREAMS = {"llama-115m": "1,4,8,16,32", "qwen3-0.6b": "1,8"}
 FIRST = 8  # tokens of an answer that are compared between peers
 LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "largest_gap_ms")
 FIGURES = ("tokens_per_s", *LATENCIES, "tokens_per_event", "other_cores")
+REST = 0.5  # seconds between thawing and the run: a server is seldom asked in the moment in which it was stopped
 DISTURBED = 0.1  # cores taken by what is no part of this
 HTTP = ("carousel", "vllm", "llama-server", "transformers serve")
 
@@ -83,6 +85,7 @@ class Comparison:
     def _measure(self, name: str, load: Load) -> tuple[dict[str, Any], list[list[str]]] | None:
         process = self.peers[name].process
         process.thaw()
+        time.sleep(REST)
         watch = Watch(process)
         try:
             measured, words = self.peers[name].measure(load)

@@ -15,10 +15,11 @@ from kernels.memory import own_pages
 
 @dataclass(frozen=True)
 class KVCache:
-    """One tensor for all layers, so that moving a page is one operation; `k` and `v` are its views, one per layer.
+    """One tensor for all layers, page by page: to move a page is to move one piece of memory, what one layer reads of a
+    page lies together, and memory is taken as it fills, page after page. `k` and `v` are its views, one per layer.
 
-    data: [layers, 2, N, Hkv, S, D]. k, v: per layer [N, Hkv, S, D]. host: [M, layers, 2, Hkv, S, D], page by page, so
-    that a page is one contiguous piece of a transfer; pinned where the cache is on a CUDA device.
+    data: [N, layers, 2, Hkv, S, D]. k, v: per layer [N, Hkv, S, D]. host: [M, layers, 2, Hkv, S, D]; pinned where the
+    cache is on a CUDA device.
     """
 
     data: Tensor
@@ -40,14 +41,14 @@ class KVCache:
     ) -> KVCache:
         """A cache of `num_pages` pages on `device` and `host_pages` in host memory, all zero."""
         # Zeros, not empty: a page that was never written is gathered as padding, and NaN times a weight of zero is NaN.
-        shape = (layers, 2, num_pages, heads, page_size, dim)
-        host_shape = (host_pages, layers, 2, heads, page_size, dim)
+        page = (layers, 2, heads, page_size, dim)
+        shape, host_shape = (num_pages, *page), (host_pages, *page)
         if device.type == "cpu":
             data, host = own_pages(shape, dtype), own_pages(host_shape, dtype)
         else:
             data = torch.zeros(shape, dtype=dtype, device=device)
             host = torch.zeros(host_shape, dtype=dtype, pin_memory=device.type == "cuda")
-        return cls(data, host, tuple(data[:, 0].unbind(0)), tuple(data[:, 1].unbind(0)))
+        return cls(data, host, data[:, :, 0].unbind(1), data[:, :, 1].unbind(1))
 
     @staticmethod
     def bytes_per_page(page_size: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:
@@ -56,7 +57,7 @@ class KVCache:
 
     @property
     def num_pages(self) -> int:
-        return self.data.shape[2]
+        return self.data.shape[0]
 
     @property
     def page_size(self) -> int:
@@ -71,7 +72,7 @@ class KVCache:
         written.
         """
         assert len(sources) == len(destinations) == len(set(destinations))
-        self.data.index_copy_(2, self.index(destinations), self.data.index_select(2, self.index(sources)))
+        self.data.index_copy_(0, self.index(destinations), self.data.index_select(0, self.index(sources)))
 
     def index(self, pages: Sequence[int]) -> Tensor:
         """Page numbers, where the pages are."""

@@ -25,6 +25,9 @@ from engine.execution.transfer import Arriving, to_device
 from engine.scheduling.batch import Batch, Join, Outcome
 from kernels.interface import Kernels
 
+AHEAD = 256 << 20  # bytes of fresh pages that are ready for whoever comes
+PIECE = 2 << 20  # bytes taken at a time: where a virtual machine's memory is new to its host too, that takes 5 ms
+
 
 class ModelRunner:
     """Owns the KV cache and the slots' state of one model on one device."""
@@ -38,6 +41,7 @@ class ModelRunner:
         self._swap = Swap(cache)
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
+        self._taken = 0  # pages below this one have memory
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)  # the last one is nobody's
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: DecodeGraphs | None = None
@@ -78,6 +82,16 @@ class ModelRunner:
         if batch.num_tokens:
             drawn += self._compute(batch)
         return _Step(Arriving([tensor for some in drawn for tensor in some.tensors], self._model.device), drawn)
+
+    def take_memory(self, pages: int) -> bool:
+        """See `engine.engine.Runner`. A GPU's cache has its memory from the beginning."""
+        page_bytes = self._cache.data[0].nbytes
+        first, last = max(pages, self._taken), min(self._cache.num_pages, pages + AHEAD // page_bytes)
+        if first >= last or self._cache.device.type != "cpu":
+            return False
+        self._taken = min(last, first + -(-PIECE // page_bytes))
+        self._cache.data[first : self._taken].zero_()
+        return True
 
     def _join(self, joins: tuple[Join, ...]) -> None:
         if joins:

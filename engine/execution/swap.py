@@ -39,11 +39,10 @@ class Swap:
         """(device page, host page) pairs: to host memory. On a GPU only begun: the host pages are for `back` alone."""
         cache = self._cache
         pages, host_pages = zip(*pairs, strict=True)
-        leaving = cache.data.index_select(2, cache.index(pages)).movedim(2, 0)
+        leaving = cache.data.index_select(0, cache.index(pages))
         if self._beside is None:
             cache.host.index_copy_(0, cache.index(host_pages), leaving)
             return
-        leaving = leaving.contiguous()
         self._beside.wait_stream(torch.cuda.current_stream(cache.device))
         leaving.record_stream(self._beside)
         with torch.cuda.stream(self._beside):
@@ -70,5 +69,5 @@ class Swap:
                 computing = torch.cuda.current_stream(cache.device)
                 computing.wait_event(coming.fetched)
                 coming.content.record_stream(computing)
-            cache.data.index_copy_(2, cache.index(coming.pages), coming.content.movedim(0, 2))
+            cache.data.index_copy_(0, cache.index(coming.pages), coming.content)
         self._coming = []

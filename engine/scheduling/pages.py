@@ -37,6 +37,7 @@ class PagePool:
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.touched = 0  # pages from this one on have never been held
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._digest: list[bytes | None] = [None] * total
@@ -79,6 +80,7 @@ class PagePool:
             self._forget(page)
         else:
             raise IntegrityError(f"allocate() with none of {self.total} pages available")
+        self.touched = max(self.touched, page + 1)
         self._references[page] = 1
         return page
 

@@ -133,6 +133,7 @@ class CpuKernels(ReferenceKernels):
             kv_heads=k.shape[1],
             dim=dim,
             page_size=k_cache.shape[2],
+            page_stride=k_cache.stride(0),
             is_bf16=k_cache.dtype == torch.bfloat16,
         )
         self._library.carousel_rope_and_cache(rope, address(positions), address(slots), rows, address(out))
@@ -154,6 +155,7 @@ class CpuKernels(ReferenceKernels):
             kv_heads=heads,
             dim=dim,
             page_size=k_cache.shape[2],
+            page_stride=k_cache.stride(0),
             is_bf16=k_cache.dtype == torch.bfloat16,
         )
         self._library.carousel_write_cache(places, address(slots), rows)
@@ -234,6 +236,7 @@ class CpuKernels(ReferenceKernels):
             kv_heads=kv_heads,
             dim=dim,
             page_size=page_size,
+            page_stride=k_cache.stride(0),
             window=window,
             is_bf16=k_cache.dtype == torch.bfloat16,
             scale=scale,

@@ -76,6 +76,7 @@ class CpuForward:
             v=ctypes.addressof(values := _addresses(v)),
             cache_is_bf16=k[0].dtype == torch.bfloat16,
             page_size=k[0].shape[2],
+            page_stride=k[0].stride(0),
             scratch=address(self._scratch),
             out=address(out),
         )

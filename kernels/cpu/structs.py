@@ -34,7 +34,7 @@ class Rope(ctypes.Structure):
         *((name, _int) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _pointer) for name in ("cos_sin", "k_cache", "v_cache", "q_norm", "k_norm")),
         ("eps", _float),
-        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "is_bf16")),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "page_stride", "is_bf16")),
     )
 
 
@@ -45,7 +45,7 @@ class Attention(ctypes.Structure):
         *((name, _pointer) for name in ("q", "k", "v", "page_table")),
         *((name, _int) for name in ("width", "chunks", "first")),
         *((name, _pointer) for name in ("query_starts", "context_lens")),
-        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "window", "is_bf16")),
+        *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "page_stride", "window", "is_bf16")),
         ("scale", _float),
     )
 
@@ -107,7 +107,7 @@ class Step(ctypes.Structure):
         ("chunk_width", _int),
         ("chunks", _int),
         *((name, _pointer) for name in ("chunk_starts", "chunk_contexts", "k", "v")),
-        *((name, _int) for name in ("cache_is_bf16", "page_size")),
+        *((name, _int) for name in ("cache_is_bf16", "page_size", "page_stride")),
         *((name, _pointer) for name in ("scratch", "out")),
     )
 

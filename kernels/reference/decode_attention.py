@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.paging import as_rows, page_rows
 from kernels.plans import DecodeGroup, DecodePlan
 from kernels.reference.scores import softmax_scores
 from kernels.reference.tiles import TILE, first_tile_position, padded_length
@@ -46,13 +47,11 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, sca
     """q[b, Hq, D] of one group -> [b, Hq, D]."""
     b, query_heads, head_dim = q.shape
     kv_heads = k_cache.shape[1]
-    keys = (
-        k_cache.view(k_cache.shape[0] * kv_heads, -1).index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
-    )
+    keys = as_rows(k_cache, k_cache[0, 0].numel()).index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
     heads = (b, kv_heads, query_heads // kv_heads)
     weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
     tiles = torch.embedding_bag(
-        v_cache.view(-1, head_dim),
+        as_rows(v_cache, head_dim),
         group.value_rows,
         group.tile_starts,
         mode=0,  # sum
@@ -110,6 +109,7 @@ def _group(
 ) -> DecodeGroup:
     """page_table[b, P], context_lens[b] and the same as `lengths` -> the indices of one group."""
     _, kv_heads, page_size, _ = k_cache.shape
+    between = page_rows(k_cache)
     start = first_tile_position(max(0, min(lengths) - window), page_size) if window else 0
     end = padded_length(max(lengths), page_size)
     positions = torch.arange(start, end, dtype=torch.int32, device=page_table.device)
@@ -121,9 +121,9 @@ def _group(
     own = positions.clamp(starts, ends - 1)
     pages = page_table.gather(1, (own // page_size).to(torch.int64))
     heads = torch.arange(kv_heads, dtype=torch.int32, device=page_table.device).view(1, -1, 1)
-    value_rows = (pages * (kv_heads * page_size) + own % page_size).unsqueeze(1) + heads * page_size
+    value_rows = (pages * between + own % page_size).unsqueeze(1) + heads * page_size
     # The last position of a page lies in its page or, for pages outside the context, in the nearest one inside.
-    key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * kv_heads + heads
+    key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * (between // page_size) + heads
     bags, length = len(lengths) * query_heads, end - start
     tile_starts = torch.arange(0, bags * length, length).unsqueeze(1) + torch.arange(0, length, TILE)
     return DecodeGroup(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.paging import as_rows, page_rows
 from kernels.reference.scores import softmax_scores
 from kernels.reference.tiles import LANES, TILE, first_tile_position, padded_length
 
@@ -50,8 +51,10 @@ def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
         # Lanes are padded with the last page: its positions are outside the context and hidden.
         missing = wanted - start // page_size - used.shape[0]
         used = torch.cat((used, used[-1:].expand(missing)))
-    rows = used * heads + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(1)
-    return cache.view(-1, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
+    rows = used * (page_rows(cache) // page_size) + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(
+        1
+    )
+    return as_rows(cache, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, start: int, scale: float, window: int) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.paging import as_rows, page_rows
 from kernels.plans import RopePlan
 from kernels.reference.rms_norm import rms_norm
 
@@ -58,14 +59,14 @@ def plan_rope(cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor
 
 
 def _cache_rows(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor | None]:
-    """slots[T] -> rows[T', Hkv] of the cache seen as [N * Hkv * S, D], and which tokens those are (None: all)."""
+    """slots[T] -> rows[T', Hkv] of the cache seen as rows of D numbers, and which tokens those are (None: all)."""
     _, heads, page_size, _ = cache.shape
     kept = None
     if bool((slots < 0).any()):
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots.index_select(0, kept)
     pages = slots.div(page_size, rounding_mode="floor")
-    first = pages * (heads - 1) * page_size + slots  # page * Hkv * S + offset: the row of head 0
+    first = pages * page_rows(cache) + slots % page_size  # the row of head 0
     return first.unsqueeze(1) + torch.arange(0, heads * page_size, page_size, device=slots.device), kept
 
 
@@ -86,4 +87,4 @@ def _write(x: Tensor, cache: Tensor, rows: Tensor, kept: Tensor | None) -> None:
     """x[T, Hkv, D] into rows[T', Hkv] of the cache [N, Hkv, S, D]."""
     if kept is not None:
         x = x.index_select(0, kept)
-    cache.view(-1, cache.shape[-1]).index_put_((rows,), x)
+    as_rows(cache, cache.shape[-1]).index_put_((rows,), x)

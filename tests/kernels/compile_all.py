@@ -13,10 +13,11 @@ from kernels import decode_attention, invariant, prefill_attention, rms_norm, ro
 
 HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 CACHES = {"k_cache": HALF, "v_cache": HALF}
-STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32"}
+STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
 PARAMETERS = {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
 PARAMETERS |= {"seed": LONG, "position": LONG, "choice": LONG}
-HEADS = {"KV_HEADS": 8, "HEAD_DIM": 80, "PAGE_SIZE": 32}
+PAGES = {"HEAD_DIM": 80, "PAGE_SIZE": 32}
+HEADS = PAGES | {"KV_HEADS": 8}
 
 # kernel, types of its arguments, its constants, warps
 CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
@@ -38,18 +39,26 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         | CACHES
         | {"q_norm": HALF, "k_norm": HALF, "q_out": HALF, "eps": "fp32"}
         | STRIDES,
-        HEADS | {"QUERY_HEADS": 32, "HALF_BLOCK": 64, "Q_NORM": True, "K_NORM": True},
+        PAGES | {"QUERY_HEADS": 32, "HALF_BLOCK": 64, "Q_NORM": True, "K_NORM": True},
         rope_and_cache.NUM_WARPS,
     ),
     (
         rope_and_cache._write_cache_kernel,
-        {"k": HALF, "v": HALF, "slots": LONG, "k_stride": "i32", "v_stride": "i32"} | CACHES,
-        HEADS | {"HEAD_BLOCK": 128},
+        {"k": HALF, "v": HALF, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
+        PAGES | {"HEAD_BLOCK": 128},
         rope_and_cache.NUM_WARPS,
     ),
     (
         decode_attention._split_kernel,
-        {"q": HALF, "page_table": INT, "context_lens": INT, "partial": FLOAT, "weight": FLOAT, "table_stride": "i32"}
+        {
+            "q": HALF,
+            "page_table": INT,
+            "context_lens": INT,
+            "partial": FLOAT,
+            "weight": FLOAT,
+            "table_stride": "i32",
+            "page_rows": "i32",
+        }
         | CACHES
         | {"scale": "fp32", "window": "i32"},
         HEADS
@@ -66,6 +75,7 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     (
         prefill_attention._prefill_kernel,
         {"q": HALF, "page_table": INT, "tiles": INT, "out": HALF, "q_stride": "i32", "table_stride": "i32"}
+        | {"page_rows": "i32"}
         | CACHES
         | {"scale": "fp32", "window": "i32"},
         HEADS

@@ -37,7 +37,9 @@ def make_paged(
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-context // page_size) for context in context_lens]
     order = torch.randperm(sum(counts) + 2, generator=generator).to(torch.int32)
-    caches = [torch.full((len(order), kv_heads, page_size, head_dim), torch.nan) for _ in range(2)]
+    # As two layers' keys and values lie in a real cache: page by page, so that a page of one is followed by others.
+    data = torch.full((len(order), 2, 2, kv_heads, page_size, head_dim), torch.nan)
+    caches = data[:, 1].unbind(1)
     table = torch.full((len(counts), max(counts) + spare_width), -1, dtype=torch.int32)
     contiguous = []
     used = 0
@@ -52,7 +54,7 @@ def make_paged(
             cache[pages, :, positions % page_size] = values.float()
             pair.append(values)
         contiguous.append((pair[0], pair[1]))
-    k_cache, v_cache = (cache.to(dtype).to(device) for cache in caches)
+    k_cache, v_cache = data.to(dtype).to(device)[:, 1].unbind(1)
     return Paged(k_cache, v_cache, table.to(device), context_lens, tuple(contiguous))
 
 

@@ -235,7 +235,7 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand
         const int to = end - start < SEGMENT ? int(end - start) : SEGMENT;
         for (int j = from; j < to;) {
             const int64_t page = (start + j) / p.page_size, offset = (start + j) % p.page_size;
-            const int64_t row = ((pages[page] * p.kv_heads + kv_head) * p.page_size + offset) * D;
+            const int64_t row = pages[page] * p.page_stride + (kv_head * p.page_size + offset) * D;
             for (int64_t i = offset; i < p.page_size && j < to; i++, j++) {
                 keys[j] = static_cast<const Number*>(p.k) + row + (i - offset) * D;
                 values[j] = static_cast<const Number*>(p.v) + row + (i - offset) * D;

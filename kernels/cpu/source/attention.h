@@ -7,13 +7,13 @@
 
 struct Attention {
     const float* q;             // [T, query heads, dim]
-    const void *k, *v;          // caches [N, kv heads, page size, dim], float or bfloat16
+    const void *k, *v;          // caches [N, kv heads, page size, dim], pages `page_stride` apart, float or bfloat16
     const int32_t* page_table;  // [chunks, width]
     int64_t width, chunks;
     int64_t first;                // of q, that of the first chunk
     const int64_t* query_starts;  // [chunks + 1], from there; null: one query each
     const int32_t* context_lens;  // [chunks], up to and with the chunk's last query
-    int64_t query_heads, kv_heads, dim, page_size;
+    int64_t query_heads, kv_heads, dim, page_size, page_stride;
     int64_t window;   // 0: none
     int64_t is_bf16;  // the caches
     float scale;

@@ -33,6 +33,7 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
     a.kv_heads = d.kv_heads;
     a.dim = d.dim;
     a.page_size = s.page_size;
+    a.page_stride = s.page_stride;
     a.window = d.layers[layer].window;
     a.is_bf16 = s.cache_is_bf16;
     a.scale = d.scale;
@@ -100,8 +101,8 @@ void forward(const Decoder& d, const Step& s) {
         linear(layer.qkv, x, rows, nullptr, qkv);
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
-            qkv,          k,     v,             qkv_size,   qkv_size, qkv_size,   d.cos_sin, s.k[index], s.v[index],
-            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.cache_is_bf16};
+            qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
+            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride, s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slots, rows, q);
         const Operand attended = Operand::of(layer.out, scratch.attended);
         attend(d, s, index, q, attended);

@@ -39,7 +39,7 @@ struct Step {
     const int32_t* chunk_contexts;
     void* const* k;  // the caches of the layers, float or bfloat16
     void* const* v;
-    int64_t cache_is_bf16, page_size;
+    int64_t cache_is_bf16, page_size, page_stride;  // the last: numbers from one page of a layer to the next
     void* scratch;  // `scratch_bytes`, at a multiple of 64
     float* out;     // [rows, hidden], normed
 };

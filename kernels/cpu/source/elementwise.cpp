@@ -83,7 +83,7 @@ template <class Number>
 void keep_token(const Rope& r, int64_t slot, const float* k, const float* v) {
     const int64_t page = slot / r.page_size, offset = slot % r.page_size;
     for (int64_t head = 0; head < r.kv_heads; head++) {
-        const int64_t at = ((page * r.kv_heads + head) * r.page_size + offset) * r.dim;
+        const int64_t at = page * r.page_stride + (head * r.page_size + offset) * r.dim;
         keep(k + head * r.dim, r.dim, static_cast<Number*>(r.k_cache) + at);
         keep(v + head * r.dim, r.dim, static_cast<Number*>(r.v_cache) + at);
     }

@@ -20,10 +20,10 @@ struct Rope {
     const float *q, *k, *v;  // heads of `dim` floats, `stride` floats from one token to the next
     int64_t q_stride, k_stride, v_stride;
     const float* cos_sin;  // [positions, dim]
-    void *k_cache, *v_cache;  // [N, kv heads, page size, dim], float or bfloat16
+    void *k_cache, *v_cache;  // [N, kv heads, page size, dim], pages `page_stride` apart, float or bfloat16
     const float *q_norm, *k_norm;  // or null
     float eps;
-    int64_t query_heads, kv_heads, dim, page_size, is_bf16;  // the last: the caches
+    int64_t query_heads, kv_heads, dim, page_size, page_stride, is_bf16;  // the last: the caches
 };
 
 // Rotated queries go to q_out[rows, query heads, dim], keys and values to their slots; a slot of -1 is not written.

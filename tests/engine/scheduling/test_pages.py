@@ -20,6 +20,7 @@ class PoolMachine(RuleBasedStateMachine):
     def build(self, total):
         self.pool = PagePool(total)
         self.tables: list[list[int]] = []
+        self.ever_held: set[int] = set()
         self.content: dict[int, bytes] = {}  # what was published about a page that has not been given out since
         self.serial = 0
 
@@ -32,6 +33,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert free_before or page in self.content, "a cached page was taken although one was free, or from nowhere"
         self.content.pop(page, None)
         self.tables.append([page])
+        self.ever_held.add(page)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), fresh=st.booleans())
@@ -75,6 +77,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.held == len(held)
         assert self.pool.cached == len(self.content.keys() - held.keys())
         assert self.pool.free + self.pool.cached + self.pool.held == self.pool.total
+        assert self.ever_held == set(range(self.pool.touched))
 
 
 TestPool = PoolMachine.TestCase
