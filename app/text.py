@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 WINDOW = 32  # most tokens a detokeniser looks back on
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -52,6 +53,7 @@ class TextModel:
         self.eos_token_ids = eos
         self._special = special
         self._lengths: dict[int, int] = {}  # see `length_alone`
+        self._whole_texts: dict[int, str | None] = {}  # see `whole_text`
         try:
             self._template = _environment().from_string(template) if template else None
         except TemplateSyntaxError as error:
@@ -101,6 +103,16 @@ class TextModel:
             length = self._lengths[token_id] = len(self.decode([token_id]))
         return length
 
+    def whole_text(self, token_id: int) -> str | None:
+        """The text of a token that adds just that to any whole characters; None where that is not known of it."""
+        try:
+            return self._whole_texts[token_id]
+        except KeyError:
+            # A byte-level decoder joins what each token stands for: only bytes that are no characters yet can join.
+            text = self.decode([token_id]) if isinstance(self.tokenizer.decoder, ByteLevel) else "\ufffd"
+            whole = self._whole_texts[token_id] = None if "\ufffd" in text else text
+            return whole
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; together with its neighbours' they make up the text."""
         token = self.tokenizer.id_to_token(token_id)
@@ -132,6 +144,10 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; possibly none."""
+        if self._settled == len(self._ids) and (whole := self._model.whole_text(token_id)) is not None:
+            # Nearly every token: nothing needs to be decoded.
+            self._ids, self._settled, self._given = [token_id], 1, len(whole)
+            return whole
         self._ids.append(token_id)
         text = self._decode(self._ids)
         pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0

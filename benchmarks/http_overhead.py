@@ -133,7 +133,7 @@ def main() -> None:
         engine.stdin.close()
         engine.wait()
     summary = {key: spread([row[key] for row in rows]) for key in ("in_process", "http", "ratio")}
-    settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": SIZE, "dtype": "float32"}
+    settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": SIZE, "dtype": "auto"}
     print(summary)
     print("kept in", save("http_overhead", settings, rows, summary))
 
