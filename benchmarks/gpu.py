@@ -29,6 +29,7 @@ from benchmarks.results import save
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.execution.cache import KVCache
 from engine.types import Mechanism, Request, SamplingParams, ServiceClass, TokenEvent
 from kernels.interface import Kernels, load
 
@@ -151,8 +152,7 @@ class Bench:
     def decode_attention(self, shape: Shape, batch: int, context: int, page_size: int) -> None:
         """One layer; the bound is reading the keys and values once."""
         pages = -(-context // page_size)
-        size = (batch * pages, shape.kv_heads, page_size, shape.head_dim)
-        k_cache, v_cache = (torch.randn(size, device=self.device).to(torch.bfloat16) for _ in range(2))
+        k_cache, v_cache = self._one_layer(shape, batch * pages, page_size)
         table = torch.randperm(batch * pages, device=self.device).to(torch.int32).view(batch, pages)
         lengths = torch.full((batch,), context, dtype=torch.int32, device=self.device)
         q = torch.randn((batch, shape.heads, shape.head_dim), device=self.device).to(torch.bfloat16)
@@ -167,8 +167,7 @@ class Bench:
     def prefill_attention(self, shape: Shape, tokens: int, page_size: int) -> None:
         """One layer, one whole prompt; the bound is half of a full attention's matrix products."""
         pages = -(-tokens // page_size)
-        size = (pages, shape.kv_heads, page_size, shape.head_dim)
-        k_cache, v_cache = (torch.randn(size, device=self.device).to(torch.bfloat16) for _ in range(2))
+        k_cache, v_cache = self._one_layer(shape, pages, page_size)
         table = torch.randperm(pages, device=self.device).to(torch.int32).view(1, pages)
         q = torch.randn((tokens, shape.heads, shape.head_dim), device=self.device).to(torch.bfloat16)
         seconds = self.seconds(
@@ -179,6 +178,14 @@ class Bench:
             "prefill attention", shape=shape.name, tokens=tokens, us=1e6 * seconds,
             of_matmul_rate=flops / seconds / self.ceilings.flops_per_second,
         )  # fmt: skip
+
+    def _one_layer(self, shape: Shape, pages: int, page_size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer as they lie in a whole cache, between those of the others."""
+        cache = KVCache.allocate(
+            pages, page_size, shape.layers, shape.kv_heads, shape.head_dim, torch.bfloat16, self.device
+        )
+        layer = shape.layers // 2
+        return cache.k[layer].normal_(), cache.v[layer].normal_()
 
     def elementwise(self, shape: Shape, rows: int) -> None:
         """The two memory-bound kernels between the matrix products."""

@@ -80,6 +80,8 @@ def engine_mode(model: str) -> None:
     engine = build_engine(config)
     print("ready", flush=True)
     for line in sys.stdin:
+        while engine.take_memory():  # as a server's does while nobody asks it anything
+            pass
         began = time.perf_counter()
         for i, prompt in enumerate(prompts()):
             sampling = SamplingParams(max_tokens=OUTPUT, temperature=0.0)

@@ -30,6 +30,8 @@ def start() -> dict[str, float]:
     for line in server.stderr:
         if line.startswith("Ready"):
             break
+    else:
+        raise RuntimeError("the server ended before it was ready; `make serve` says why")
     ready = time.perf_counter() - began
     first = psutil.Process(server.pid)
     family = [first, *first.children(recursive=True)]

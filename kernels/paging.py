@@ -9,12 +9,15 @@ from torch import Tensor
 
 def page_rows(cache: Tensor) -> int:
     """Rows of D numbers from one page to the next."""
-    assert cache[0].is_contiguous() and cache.stride(0) % cache.shape[3] == 0
-    return cache.stride(0) // cache.shape[3]
+    _, _, positions, dim = cache.shape
+    between, *inside = cache.stride()
+    assert inside == [positions * dim, dim, 1] and between % dim == 0, cache.stride()
+    return between // dim
 
 
 def as_rows(cache: Tensor, width: int) -> Tensor:
     """The memory from the first page to the end of the last one, as rows of `width` numbers."""
-    numbers = (cache.shape[0] - 1) * cache.stride(0) + cache[0].numel()
+    pages, heads, positions, dim = cache.shape
+    numbers = (pages - 1) * cache.stride(0) + heads * positions * dim
     assert cache.stride(0) % width == 0
     return cache.as_strided((numbers // width, width), (width, 1))

@@ -40,6 +40,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied-mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "llama-ragged": ("Llama", {"intermediate_size": 88}),  # no whole number of any panel
+    # Nor of any tile: rows of 80 and 112 numbers end in the middle of one.
+    "llama-odd": (
+        "Llama",
+        {"hidden_size": 80, "intermediate_size": 112, "num_attention_heads": 5, "num_key_value_heads": 1},
+    ),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.3}}),

@@ -84,7 +84,7 @@ def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkp
     torch.testing.assert_close(logits, exact, atol=0.1, rtol=0.05)
 
 
-@pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "qwen3"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "llama-odd", "qwen3"], indirect=True)
 def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Checkpoint):
     """What is rounded is a row, by itself."""
     model, tokens = checkpoint.load(torch.bfloat16), checkpoint.prompt * 4
@@ -107,7 +107,7 @@ def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Che
     ("dtype", "cache_dtype"),
     [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
 )
-@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "llama-ragged", "qwen2"], indirect=True)
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "llama-ragged", "llama-odd", "qwen2"], indirect=True)
 def test_all_layers_in_one_go_are_the_operations_one_by_one(
     checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype
 ):
