@@ -21,6 +21,7 @@ class OneByOne(CpuKernels):
         return None
 
 
+OTHERS = ["llama-biases", "llama-ragged", "llama-odd", "qwen2"]
 CHECKPOINTS = ["llama", "llama-tied-mha", "mistral-window", "qwen2-window", "qwen3", "llama-llama3"]
 
 
@@ -107,7 +108,7 @@ def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Che
     ("dtype", "cache_dtype"),
     [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
 )
-@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, "llama-biases", "llama-ragged", "llama-odd", "qwen2"], indirect=True)
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, *OTHERS], indirect=True)
 def test_all_layers_in_one_go_are_the_operations_one_by_one(
     checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype
 ):
