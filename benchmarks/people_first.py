@@ -1,7 +1,7 @@
 """What a person feels while bulk work has every slot and every page.
 
 A server with 8 slots and a pool that 8 bulk requests fill. Time to first token of interactive requests, over HTTP and
-SSE, on the idle server and, interleaved with that, while 24 bulk requests (`service_tier: flex`) keep it saturated.
+SSE, on the idle server and, interleaved with that, while 48 bulk requests (`service_tier: flex`) keep it saturated.
 Every bulk text is compared with its text alone, and all of them must finish.
 
     python -m benchmarks.people_first
@@ -20,7 +20,7 @@ from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream, text
 
-SLOTS, BULK, BULK_TOKENS, PEOPLE, ANSWER = 8, 24, 160, 12, 8
+SLOTS, BULK, BULK_TOKENS, PEOPLE, ANSWER = 8, 48, 400, 12, 8
 PROMPT = 40
 
 
