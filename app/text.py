@@ -52,8 +52,7 @@ class TextModel:
         self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
         self._special = special
-        self._lengths: dict[int, int] = {}  # see `length_alone`
-        self._whole_texts: dict[int, str | None] = {}  # see `whole_text`
+        self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
         try:
             self._template = _environment().from_string(template) if template else None
         except TemplateSyntaxError as error:
@@ -96,22 +95,15 @@ class TextModel:
         except (TemplateError, TypeError) as error:
             raise TemplateRefused(str(error)) from error
 
-    def length_alone(self, token_id: int) -> int:
-        """Characters of the text of one token."""
-        length = self._lengths.get(token_id)
-        if length is None:
-            length = self._lengths[token_id] = len(self.decode([token_id]))
-        return length
-
-    def whole_text(self, token_id: int) -> str | None:
-        """The text of a token that adds just that to any whole characters; None where that is not known of it."""
-        try:
-            return self._whole_texts[token_id]
-        except KeyError:
+    def alone(self, token_id: int) -> tuple[str, bool]:
+        """The text of one token, and whether it adds just that to any whole characters before it."""
+        found = self._alone.get(token_id)
+        if found is None:
+            text = self.decode([token_id])
             # A byte-level decoder joins what each token stands for: only bytes that are no characters yet can join.
-            text = self.decode([token_id]) if isinstance(self.tokenizer.decoder, ByteLevel) else "\ufffd"
-            whole = self._whole_texts[token_id] = None if "\ufffd" in text else text
-            return whole
+            is_whole = "\ufffd" not in text and isinstance(self.tokenizer.decoder, ByteLevel)
+            found = self._alone[token_id] = text, is_whole
+        return found
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; together with its neighbours' they make up the text."""
@@ -144,10 +136,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; possibly none."""
-        if self._settled == len(self._ids) and (whole := self._model.whole_text(token_id)) is not None:
+        alone, is_whole = self._model.alone(token_id)
+        if is_whole and self._settled == len(self._ids):
             # Nearly every token: nothing needs to be decoded.
-            self._ids, self._settled, self._given = [token_id], 1, len(whole)
-            return whole
+            self._ids, self._settled, self._given = [token_id], 1, len(alone)
+            return alone
         self._ids.append(token_id)
         text = self._decode(self._ids)
         pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
@@ -165,7 +158,7 @@ class Detokenizer:
             # A clean border. The newest token stays as context: some decoders treat a text's first token specially.
             self._ids = self._ids[self._settled :]
             self._settled = len(self._ids)
-            self._given = self._model.length_alone(token_id) if self._settled == 1 else len(self._decode(self._ids))
+            self._given = len(alone) if self._settled == 1 else len(self._decode(self._ids))
         return new
 
     def flush(self) -> str:

@@ -47,7 +47,9 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, sca
     """q[b, Hq, D] of one group -> [b, Hq, D]."""
     b, query_heads, head_dim = q.shape
     kv_heads = k_cache.shape[1]
-    keys = as_rows(k_cache, k_cache[0, 0].numel()).index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
+    keys = (
+        as_rows(k_cache, k_cache.shape[2] * head_dim).index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
+    )
     heads = (b, kv_heads, query_heads // kv_heads)
     weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
     tiles = torch.embedding_bag(

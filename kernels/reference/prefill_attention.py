@@ -51,9 +51,8 @@ def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
         # Lanes are padded with the last page: its positions are outside the context and hidden.
         missing = wanted - start // page_size - used.shape[0]
         used = torch.cat((used, used[-1:].expand(missing)))
-    rows = used * (page_rows(cache) // page_size) + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(
-        1
-    )
+    first = used * (page_rows(cache) // page_size)
+    rows = first + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(1)
     return as_rows(cache, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
 
 

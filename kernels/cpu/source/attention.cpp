@@ -212,8 +212,8 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand
     const int64_t chunk_first = p.start(chunk), chunk_last = p.start(chunk + 1);
     const int64_t origin = p.context_lens[chunk] - (chunk_last - chunk_first) - chunk_first;  // position of row r: origin + r
     const int32_t* pages = p.page_table + chunk * p.width;
-    const auto position = [&](int64_t row) { return origin + first + row / group; };
     const auto token = [&](int64_t row) { return first + row / group; };
+    const auto position = [&](int64_t row) { return origin + token(row); };
     const auto place = [&](int64_t row) { return (kv_head * group + row % group) * D; };
     const auto query = [&](int64_t row) { return p.q + token(row) * p.query_heads * D + place(row); };
 

@@ -58,7 +58,7 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
 // What lies in `Step::scratch`. Layers may differ in how they want their rows: there is room for any form.
 struct Scratch {
     float *residual, *qkv, *q, *gate_up;
-    void *x, *attended, *gated;
+    void *normed, *attended, *gated;
     int64_t bytes = 0;
 
     Scratch(const Decoder& d, int64_t rows, void* memory) : memory_(static_cast<char*>(memory)) {
@@ -67,7 +67,7 @@ struct Scratch {
         qkv = floats(rows, layer.qkv.outputs);
         q = floats(rows, layer.out.inputs);
         gate_up = floats(rows, gated_fits(layer.gate_up) ? 0 : layer.gate_up.outputs);
-        x = operand(rows, d.hidden);
+        normed = operand(rows, d.hidden);
         attended = operand(rows, layer.out.inputs);
         gated = operand(rows, layer.down.inputs);
     }
@@ -96,23 +96,24 @@ void forward(const Decoder& d, const Step& s) {
     embed(d, s, residual);
     for (int64_t index = 0; index < d.num_layers; index++) {
         const Layer& layer = d.layers[index];
-        const Operand x = Operand::of(layer.qkv, scratch.x);
-        rms_norm(residual, layer.input_norm, rows, d.hidden, d.eps, x);
-        linear(layer.qkv, x, rows, nullptr, qkv);
+        const Operand for_qkv = Operand::of(layer.qkv, scratch.normed);
+        rms_norm(residual, layer.input_norm, rows, d.hidden, d.eps, for_qkv);
+        linear(layer.qkv, for_qkv, rows, nullptr, qkv);
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
             qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
-            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride, s.cache_is_bf16};
+            layer.q_norm, layer.k_norm, d.eps, d.query_heads, d.kv_heads, d.dim,    s.page_size, s.page_stride,
+            s.cache_is_bf16};
         rope_and_cache(rope, s.positions, s.slots, rows, q);
         const Operand attended = Operand::of(layer.out, scratch.attended);
         attend(d, s, index, q, attended);
         linear(layer.out, attended, rows, residual, residual);
-        const Operand y = Operand::of(layer.gate_up, scratch.x), gated = Operand::of(layer.down, scratch.gated);
-        rms_norm(residual, layer.mlp_norm, rows, d.hidden, d.eps, y);
+        const Operand for_mlp = Operand::of(layer.gate_up, scratch.normed), gated = Operand::of(layer.down, scratch.gated);
+        rms_norm(residual, layer.mlp_norm, rows, d.hidden, d.eps, for_mlp);
         if (gated_fits(layer.gate_up)) {
-            gated_linear(layer.gate_up, y, rows, gated);
+            gated_linear(layer.gate_up, for_mlp, rows, gated);
         } else {
-            linear(layer.gate_up, y, rows, nullptr, scratch.gate_up);
+            linear(layer.gate_up, for_mlp, rows, nullptr, scratch.gate_up);
             silu_mul(scratch.gate_up, rows, inner, gated);
         }
         linear(layer.down, gated, rows, residual, residual);

@@ -21,14 +21,6 @@ void each_row(int64_t rows, int64_t floats, const F& f) {
     });
 }
 
-// Sixteen floats, or the `size - at` that are left, the rest 0.
-inline F16 load_some(const float* p, int64_t at, int64_t size) {
-    if (at + LANES <= size) return load(p + at);
-    float some[LANES] = {};
-    std::memcpy(some, p + at, (size - at) * sizeof(float));
-    return load(some);
-}
-
 void norm_row(const float* x, const float* weight, int64_t size, float eps, const Operand::Line& out) {
     F16 squares = splat(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {

@@ -6,7 +6,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <vector>
 
 #include "panel.h"
@@ -56,34 +55,33 @@ struct alignas(64) Sums {
     F16 high(int64_t row) const { return load(tiles[1][row]); }
 };
 
+// A tile of rows in one part.
+struct alignas(64) CutTile {
+    uint16_t numbers[TILE];
+};
+
 // Room of this thread's own.
-Sums* sums_room(int64_t count) {
-    thread_local std::vector<Sums> room;
-    if (int64_t(room.size()) < count) room.resize(count);
-    return room.data();
+template <class T>
+T* room(int64_t count) {
+    thread_local std::vector<T> kept;
+    if (int64_t(kept.size()) < count) kept.resize(count);
+    return kept.data();
 }
 
-// Macros, as the unit's tiles are named by constants. All four sums, or without TWO the first two.
+// The sums in the unit, all four or without TWO the first two, to or from memory. Macros, as its tiles are named by constants.
+#define MOVE_SUMS(how, sums)             \
+    how(0, (sums)[0].tiles[0], 64);      \
+    how(1, (sums)[0].tiles[1], 64);      \
+    if constexpr (TWO) {                 \
+        how(2, (sums)[1].tiles[0], 64);  \
+        how(3, (sums)[1].tiles[1], 64);  \
+    }
 #define CLEAR_SUMS       \
     _tile_zero(0);       \
     _tile_zero(1);       \
     if constexpr (TWO) { \
         _tile_zero(2);   \
         _tile_zero(3);   \
-    }
-#define LOAD_SUMS(sums)                       \
-    _tile_loadd(0, (sums)[0].tiles[0], 64);     \
-    _tile_loadd(1, (sums)[0].tiles[1], 64);     \
-    if constexpr (TWO) {                      \
-        _tile_loadd(2, (sums)[1].tiles[0], 64); \
-        _tile_loadd(3, (sums)[1].tiles[1], 64); \
-    }
-#define STORE_SUMS(sums)                       \
-    _tile_stored(0, (sums)[0].tiles[0], 64);     \
-    _tile_stored(1, (sums)[0].tiles[1], 64);     \
-    if constexpr (TWO) {                       \
-        _tile_stored(2, (sums)[1].tiles[0], 64); \
-        _tile_stored(3, (sums)[1].tiles[1], 64); \
     }
 
 // A layer, and a batch of rows as cut.
@@ -113,7 +111,7 @@ struct Problem {
     void multiply(int64_t panel, int64_t other, int64_t stride, const Done& done) const {
         Unit unit;
         if (is_small()) {
-            Sums* const sums = sums_room(2);
+            Sums* const sums = room<Sums>(2);
             for (int64_t tile = 0; tile < tiles; tile++) {
                 unit.set(rows_of(tile));
                 walk_across<TWO, PARTS>(tile, panel, other, stride, sums);
@@ -122,7 +120,7 @@ struct Problem {
             return;
         }
         unit.set(ROWS);
-        Sums *const sums = sums_room(2 * tiles), *const others = sums + tiles;
+        Sums *const sums = room<Sums>(2 * tiles), *const others = sums + tiles;
         if constexpr (TWO) {
             walk_down<PARTS>(panel, other, sums, [](int64_t) {});
             walk_down<PARTS>(other, panel + stride, others, [&](int64_t tile) { done(tile, sums[tile], others[tile]); });
@@ -170,7 +168,7 @@ struct Problem {
             w += STEP_WORDS;
             v += STEP_WORDS;
         }
-        STORE_SUMS(sums)
+        MOVE_SUMS(_tile_stored, sums)
     }
 
     // All tiles of rows, two at a time, with one panel, block by block of what stays in the first-level cache: with two
@@ -200,7 +198,7 @@ struct Problem {
         const uint32_t *w = at(panel) + first * STEP_WORDS, *ahead = last < steps ? at(panel) + last * STEP_WORDS : at(next);
         const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + (TWO ? 2 : 1)) / tiles;
         if (first) {
-            LOAD_SUMS(sums + tile)
+            MOVE_SUMS(_tile_loadd, sums + tile)
         } else {
             CLEAR_SUMS
         }
@@ -223,7 +221,7 @@ struct Problem {
             w += STEP_WORDS;
             ahead += STEP_WORDS;
         }
-        STORE_SUMS(sums + tile)
+        MOVE_SUMS(_tile_stored, sums + tile)
     }
 
     const uint32_t* at(int64_t panel) const { return static_cast<const uint32_t*>(layer.packed) + panel * words; }
@@ -234,38 +232,19 @@ struct Problem {
 };
 
 // Rows in floats are cut here, by all threads together; rows that are cut already stay where they are.
-class Cut {
-  public:
-    ~Cut() { std::free(memory_); }
-
-    Operand operator()(const Linear& layer, const Operand& x, int64_t rows) {
-        if (x.parts) return x;
-        const int64_t size = Operand::bytes(rows, layer.inputs);
-        if (size > size_) {
-            std::free(memory_);
-            memory_ = std::aligned_alloc(64, size);
-            size_ = size;
+Operand as_cut(const Linear& layer, const Operand& x, int64_t rows) {
+    if (x.parts) return x;
+    const int64_t tiles = Operand::tiles(rows);
+    const Operand cut = Operand::of(layer, room<CutTile>(tiles * Operand::steps(x.inputs) * layer.parts));
+    Pool::instance().each(tiles, [&](int64_t tile) {
+        for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++) {
+            const float* from = static_cast<const float*>(x.data) + row * x.inputs;
+            const Operand::Line to = cut.line(row);
+            for (int64_t k = 0; k < x.inputs; k += LANES) to.put(k, load_some(from, k, x.inputs));
         }
-        const Operand cut = Operand::of(layer, memory_);
-        Pool::instance().each(Operand::tiles(rows), [&](int64_t tile) {
-            for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++) {
-                const float* line = static_cast<const float*>(x.data) + row * x.inputs;
-                const Operand::Line to = cut.line(row);
-                for (int64_t k = 0; k < x.inputs; k += LANES) {
-                    float some[LANES];
-                    const bool whole = k + LANES <= x.inputs;
-                    if (!whole) std::memcpy(some, line + k, (x.inputs - k) * sizeof(float));
-                    to.put(k, load(whole ? line + k : some));
-                }
-            }
-        });
-        return cut;
-    }
-
-  private:
-    void* memory_ = nullptr;
-    int64_t size_ = 0;
-};
+    });
+    return cut;
+}
 
 // f(first row, problem) for as many rows at a time as fit beside a panel.
 template <class F>
@@ -274,8 +253,8 @@ void each_batch(const Linear& layer, const Operand& x, int64_t rows, const F& f)
     const int64_t most = tile < ROOM ? ROOM / tile * ROWS : ROWS;
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = rows - first < most ? rows - first : most;
-        thread_local Cut cut;
-        f(first, Problem{layer, static_cast<const uint16_t*>(cut(layer, x.from(first), count).data), count});
+        const Operand cut = as_cut(layer, x.from(first), count);
+        f(first, Problem{layer, static_cast<const uint16_t*>(cut.data), count});
     }
 }
 
@@ -294,15 +273,15 @@ bool has_tiles() {
 void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y) {
     const int64_t count = panels(layer.outputs);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
-        const auto keep = [&](int64_t tile, const Sums& sums, int64_t panel) {
-            const PanelBias bias(layer, panel);
+        const auto keep = [&](int64_t tile, const Sums& sums, int64_t panel, const PanelBias& bias) {
             for (int64_t row = 0; row < problem.rows_of(tile); row++)
                 put(sums.low(row) + bias.low, sums.high(row) + bias.high, before + tile * ROWS + row, panel, layer.outputs,
                     residual, y);
         };
         const auto one = [&](int64_t panel) {
+            const PanelBias bias(layer, panel);
             problem.multiply<false>(panel, panel, 1, [&](int64_t tile, const Sums& sums, const Sums&) {
-                keep(tile, sums, panel);
+                keep(tile, sums, panel, bias);
             });
         };
         if (!problem.is_small()) return Pool::instance().each(count, one);
@@ -310,9 +289,10 @@ void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const flo
         Pool::instance().each(count / 2 + 1, [&](int64_t task) {
             const int64_t panel = task ? 2 * task - 1 : 0;
             if (task == 0 || panel + 1 == count) return one(panel);
+            const PanelBias bias(layer, panel), other(layer, panel + 1);
             problem.multiply<true>(panel, panel + 1, 2, [&](int64_t tile, const Sums& sums, const Sums& others) {
-                keep(tile, sums, panel);
-                keep(tile, others, panel + 1);
+                keep(tile, sums, panel, bias);
+                keep(tile, others, panel + 1, other);
             });
         });
     });

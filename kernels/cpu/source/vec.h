@@ -19,6 +19,14 @@ static inline F16 load(const float* p) {
 
 static inline void store(float* p, F16 v) { std::memcpy(p, &v, sizeof v); }
 
+// Sixteen floats, or the `size - at` that are left, the rest 0.
+static inline F16 load_some(const float* p, int64_t at, int64_t size) {
+    if (at + LANES <= size) return load(p + at);
+    float some[LANES] = {};
+    std::memcpy(some, p + at, (size - at) * sizeof(float));
+    return load(some);
+}
+
 static inline F16 splat(float x) {
     return F16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
 }
