@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 pytestmark = pytest.mark.browser
 
 WAIT_MS = 120_000
-LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
 
 
 @pytest.fixture
@@ -32,29 +33,41 @@ def engine(server: Any, context: BrowserContext) -> Page:
 
 
 @pytest.fixture
-def talk(server: Any, context: BrowserContext) -> Iterator[Callable[[], None]]:
-    """Asks for a long answer on a chat page beside; stops it in the end."""
-    pages: list[Page] = []
+def talk(server: Any) -> Iterator[Callable[[], None]]:
+    """Has a person ask for one long answer after the other, from a thread beside, until the test is over."""
+    begun, over = threading.Event(), threading.Event()
+    body = {
+        "messages": [{"role": "user", "content": "Tell me a very long story"}],
+        "service_tier": "priority",
+        "stream": True,
+        "ignore_eos": True,
+    }
+
+    def go_on() -> None:
+        with httpx.Client(base_url=server.url, timeout=WAIT_MS / 1000) as http:
+            while not over.is_set():
+                with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    for _ in answer.iter_lines():
+                        begun.set()
+                        if over.is_set():
+                            return
+
+    person = threading.Thread(target=go_on)
 
     def ask() -> None:
-        page = context.new_page()
-        pages.append(page)
-        page.goto(server.url + "/")
-        expect(page.locator("#loading")).to_be_hidden(timeout=WAIT_MS)
-        page.locator("#prompt").fill(LONG)
-        page.locator("#prompt").press("Enter")
-        expect(page.locator("[data-role=assistant] .body").last).not_to_be_empty(timeout=WAIT_MS)
+        person.start()
+        assert begun.wait(WAIT_MS / 1000)
 
     yield ask
-    for page in pages:
-        page.keyboard.press("Escape")
+    over.set()
+    if person.ident is not None:
+        person.join()
 
 
 def test_a_seat_fills_when_somebody_talks(engine: Page, talk: Callable[[], None]) -> None:
     """An interactive request appears on a seat of the ring, in the figures and in the ring's description."""
     assert engine.locator("[data-slot]").count() > 0
     talk()
-    engine.bring_to_front()
     expect(engine.locator("[data-slot][data-class=interactive]").first).to_be_attached(timeout=WAIT_MS)
     expect(engine.locator("#count-interactive")).not_to_have_text("0")
     expect(engine.locator("#ring-label")).to_contain_text("seats taken")
@@ -63,7 +76,6 @@ def test_a_seat_fills_when_somebody_talks(engine: Page, talk: Callable[[], None]
 def test_the_table_says_what_the_ring_shows(engine: Page, talk: Callable[[], None]) -> None:
     """The fallback has one row for each slot, with the request's class and state in words."""
     talk()
-    engine.bring_to_front()
     engine.locator("#slots-table summary").click()
     expect(engine.locator("#slots-body tr")).to_have_count(engine.locator("[data-slot]").count())
     expect(engine.locator("#slots-body")).to_contain_text("interactive", timeout=WAIT_MS)
