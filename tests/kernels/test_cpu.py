@@ -125,16 +125,22 @@ def test_a_layer_answers_in_the_dtype_it_is_asked_in():
     torch.testing.assert_close(out, right.bfloat16(), atol=0.1, rtol=0.02)
 
 
+@pytest.mark.parametrize("page_size", [5, 32])
 @pytest.mark.parametrize("dim", [16, 32, 64, 80, 128, 192, 256])
-def test_a_cache_in_bfloat16_computes_what_float32_copies_of_it_compute(dim: int):
-    """Keeping keys and values in half the memory changes only the order in which a head is summed."""
-    kernels, paged = CpuKernels(), make_paged((300, 7), 2, dim, 16, torch.bfloat16)
-    q = torch.randn(9, 6, dim, generator=torch.Generator().manual_seed(0))
-    wide = (paged.k_cache.float(), paged.v_cache.float())
-    for window in (0, 40):
-        rest = (paged.page_table[:1], (0, 9), (300,), 0.2, window)
-        narrow_out = kernels.prefill_attention(q, paged.k_cache, paged.v_cache, *rest)
-        torch.testing.assert_close(narrow_out, kernels.prefill_attention(q, *wide, *rest), atol=2e-6, rtol=2e-6)
+def test_a_cache_in_bfloat16_computes_what_float32_copies_of_it_compute(dim: int, page_size: int):
+    """Keeping keys and values in half the memory changes only the order in which they are summed, on either side of the
+    position from which a matrix unit computes."""
+    kernels, paged = CpuKernels(), make_paged((300, 7, 256, 257), 2, dim, page_size, torch.bfloat16)
+    narrow, wide = (paged.k_cache, paged.v_cache), (paged.k_cache.float(), paged.v_cache.float())
+    generator = torch.Generator().manual_seed(0)
+    prompt, decodes = (torch.randn(rows, 6, dim, generator=generator) for rows in (60, 4))
+    for window in (0, 40, 290):
+        chunk = (paged.page_table[:1], (0, 60), (300,), dim**-0.5, window)
+        right = kernels.prefill_attention(prompt, *wide, *chunk)
+        torch.testing.assert_close(kernels.prefill_attention(prompt, *narrow, *chunk), right, atol=8e-7, rtol=0)
+        rest = (paged.page_table, paged.lengths, dim**-0.5, window)
+        right = kernels.decode_attention(decodes, *wide, *rest)
+        torch.testing.assert_close(kernels.decode_attention(decodes, *narrow, *rest), right, atol=8e-7, rtol=0)
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(3, 64), (2, 80), (1, 24)])

@@ -49,8 +49,8 @@ struct Operand {
         uint16_t* cut;
         int64_t inputs, parts;
 
-        // At a multiple of 16. What is behind the last input is not looked at.
-        void put(int64_t column, F16 v) const {
+        // At a multiple of 16. What is behind the last input is not looked at. Inlined always, as exp16.
+        __attribute__((always_inline)) void put(int64_t column, F16 v) const {
             if (floats) {
                 if (column + LANES <= inputs) return store(floats + column, v);
                 float some[LANES];

@@ -1,8 +1,9 @@
 #include "tiles.h"
 
-#if defined(__linux__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#include "unit.h"
 
-#include <immintrin.h>
+#if HAS_UNIT
+
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,31 +22,6 @@ constexpr int64_t STEP_LINES = STEP_WORDS / LINE;
 constexpr int64_t AHEAD = 4;       // steps, 8 KiB: what is fetched so far ahead is there in time
 constexpr int64_t BLOCK = 12;      // steps, 24 KiB of a panel: they stay in a first-level cache beside the rows
 constexpr int64_t ROOM = 1 << 20;  // bytes of rows that stay in a second-level cache
-
-// The unit, set to a number of rows for as long as this lives: sums in tiles 0 to 3, in 4 to 6 what has as many rows, in 7
-// a whole tile.
-class Unit {
-  public:
-    ~Unit() { _tile_release(); }
-
-    void set(int64_t rows) {
-        if (rows == rows_) return;
-        rows_ = rows;
-        struct {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } shape;
-        for (int tile = 0; tile < 8; tile++) {
-            shape.bytes[tile] = DEPTH * sizeof(uint16_t);
-            shape.rows[tile] = tile < 7 ? rows : ROWS;
-        }
-        _tile_loadconfig(&shape);
-    }
-
-  private:
-    int64_t rows_ = 0;
-};
 
 // Products of a tile of rows with a panel: its low outputs, and its high ones.
 struct alignas(64) Sums {

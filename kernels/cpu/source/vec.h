@@ -69,7 +69,8 @@ static inline float maximum(F16 v) {
 
 // e^x, relative error below 2e-7; 0 below -87, infinity above 88, NaN for NaN. Cody and Waite's reduction with the
 // polynomial of Cephes' expf.
-static inline F16 exp16(F16 x) {
+// Inlined always: where it is called from many places, compilers would pass vectors through memory.
+__attribute__((always_inline)) static inline F16 exp16(F16 x) {
     const F16 low = splat(-87.0f), high = splat(88.0f);
     const F16 clamped = choose(x < low, low, choose(x > high, high, x));
     const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
