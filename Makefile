@@ -63,11 +63,20 @@ peers: install  ## compare with other servers on a CPU; sets them up first, outs
 GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 
+# What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results there.
+GPU_TESTS := $(patsubst %,tests/kernels/test_%.py,attention invariant log_probs noise norm_and_gate rope_and_cache sample) \
+  tests/engine/test_on_device.py
+OUT ?=
+
 gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
 	@if ls build/wheels/*.whl >/dev/null 2>&1; then \
 	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu-site build/wheels/*.whl; fi
-	PYTHONPATH=build/gpu-site:. timeout 240 $(GPU_PYTHON) -m pytest -q -o addopts= -o filterwarnings=default tests/kernels tests/engine/execution tests/engine/test_on_device.py
-	PYTHONPATH=build/gpu-site:. $(GPU_PYTHON) -m benchmarks.gpu
+	@export PYTHONPATH=build/gpu-site:.; failed=0; \
+	workers=$$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8'); \
+	timeout --signal INT --kill-after 10 150 $(GPU_PYTHON) -m pytest -q $$workers -rfE --tb=short -o addopts= -o timeout=100 \
+	  -o filterwarnings=default $(GPU_TESTS) || failed=1; \
+	timeout --signal INT --kill-after 10 310 $(GPU_PYTHON) -m benchmarks.gpu $(if $(OUT),--also-in '$(OUT)') || failed=1; \
+	exit $$failed
 
 gpu-wheels: install  ## fetch what `make gpu` needs on a machine without a network
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/wheels --constraint constraints.txt \

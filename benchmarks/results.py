@@ -18,11 +18,9 @@ FOLDER = Path(__file__).parent / "results"
 
 def origin() -> dict[str, Any]:
     """What a reader needs to judge a figure."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False)
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": _commit(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
@@ -43,6 +41,15 @@ def save(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], summar
 def spread(values: list[float]) -> dict[str, float]:
     """Median and range."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        described = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # a GPU machine may have no git
+        described = ""
+    return described or "unknown"
 
 
 def _version(package: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -97,15 +98,18 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
 
 
 def _device(name: str) -> torch.device:
+    """A CUDA device has its index: torch.cuda.set_device takes no other."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device {name!r} is not a torch device: use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but this torch sees no CUDA device")
-    return device
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
@@ -163,6 +167,7 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
     if config.num_pages is not None:
         pages = config.num_pages
     elif model.device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left behind in torch's hands counts as used
         free, total = torch.cuda.mem_get_info(model.device)
         pages = min(useful, int(free - (1.0 - config.memory_fraction) * total) // page)
     else:
@@ -198,23 +203,25 @@ def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
     """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
-    what a swapped page, a prefilled token and a decode step
-    cost here. The pages used are free again afterwards."""
+    what a swapped page, a prefilled token and a decode step cost here while nobody asks for more than plain sampling.
+    The pages used are free again afterwards."""
     most = 2048 if runner.runs_ahead else 128  # a GPU is not filled by less
     length = min(most, max_len - 4, num_pages * config.page_size - 4)
     if length < 2:
         return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
     pages = tuple(range(-(-(length + 4) // config.page_size)))
-    sampling = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1)
-    join = Join(0, tuple(i % 7 for i in range(length)), length, 0, sampling, pages)
-    prefill = Batch(0, (), (), (), (join,), (), (), (Chunk(0, 0, length, True),))
-    runner.launch(prefill)()
+    plain = SamplingParams(max_tokens=4, temperature=0.7)
+    join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
+    demanding = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
+    chunk, decode = Chunk(0, 0, length, True), Batch(0, (), (), (), (), (), (0,), ())
+    runner.launch(Batch(0, (), (), (), (demanding,), (), (), (chunk,)))()
+    runner.launch(decode)()
     began = time.perf_counter()
-    runner.launch(prefill)()
+    runner.launch(Batch(0, (), (), (), (join,), (), (), (chunk,)))()
     seconds = time.perf_counter() - began
-    one = _fastest(runner, Batch(0, (), (), (), (), (), (0,), ()))
+    one = _fastest(runner, decode)
     rows = min(8, config.max_num_seqs)  # copies of the first that write the same values into the same pages
-    joins = tuple(Join(slot, join.tokens, length, 0, sampling, pages) for slot in range(rows))
+    joins = tuple(replace(join, slot=slot) for slot in range(rows))
     runner.launch(Batch(0, (), (), (), joins, (), (), ()))()
     several = _fastest(runner, Batch(0, (), (), (), (), (), tuple(range(rows)), ()))
     swapped = tuple((page, page) for page in pages[:host_pages])

@@ -127,7 +127,8 @@ def _group(
     # The last position of a page lies in its page or, for pages outside the context, in the nearest one inside.
     key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * (between // page_size) + heads
     bags, length = len(lengths) * query_heads, end - start
-    tile_starts = torch.arange(0, bags * length, length).unsqueeze(1) + torch.arange(0, length, TILE)
+    bag_starts = torch.arange(0, bags * length, length, device=page_table.device)
+    tile_starts = bag_starts.unsqueeze(1) + torch.arange(0, length, TILE, device=page_table.device)
     return DecodeGroup(
         first=first,
         last=first + len(lengths),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from engine.build import build_engine
+from engine.build import _device, _size_cache, _warm_up, build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.execution.slots import SlotState
+from engine.scheduling.batch import Batch
 from tests.kernels.conftest import cpu_kernels
 
 
@@ -62,3 +67,55 @@ def test_batch_invariance_is_had_or_refused_by_name(demo: Path):
     bytes_per_page(demo, batch_invariant=True, dtype="bfloat16")
     with pytest.raises(ConfigError, match=r"batch_invariant.*float32"):
         bytes_per_page(demo, batch_invariant=True, dtype="bfloat16", kernels="torch")
+
+
+@pytest.mark.parametrize(("name", "index"), [("auto", 3), ("cuda", 3), ("cuda:1", 1)])
+def test_a_cuda_device_has_its_index(name: str, index: int, monkeypatch: pytest.MonkeyPatch):
+    """The current one's where none is named: nothing else can be made the current device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert _device(name) == torch.device("cuda", index)
+
+
+def test_what_loading_left_behind_on_a_gpu_becomes_pages(monkeypatch: pytest.MonkeyPatch):
+    """Memory that torch keeps for later counts as free once torch was told to give it back."""
+    free, total = 20 << 20, 100 << 20
+
+    def give_back() -> None:
+        nonlocal free
+        free = 60 << 20
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    model = SimpleNamespace(device=torch.device("cuda", 0), num_layers=1, num_kv_heads=1, head_dim=256)
+    config = EngineConfig(model="", page_size=1024, memory_fraction=0.9, swap_space=0.0)
+    pages, _ = _size_cache(config, model, torch.bfloat16, max_len=100_000)
+    assert pages == 50  # of a MiB each: 60 free, less a tenth of 100
+
+
+class SlowUnlessPlain:
+    """A runner whose step takes a second for each token, and ten thousand more where anybody asks for more than
+    filters, or filters by top_p.
+    """
+
+    runs_ahead = False
+
+    def __init__(self, slots: int, max_len: int, page_size: int) -> None:
+        self.slots = SlotState(slots, max_len, page_size)
+        self.now = 0.0
+
+    def launch(self, batch: Batch) -> Callable[[], None]:
+        self.slots.apply(batch)
+        who = np.array(batch.sampled, np.int64)
+        is_plain = self.slots.are_plain(who) and not (self.slots.top_p[who] < 1).any()
+        self.now += batch.num_tokens + (0 if is_plain else 10_000)
+        return lambda: None
+
+
+def test_costs_are_those_of_plain_requests(monkeypatch: pytest.MonkeyPatch):
+    """What is run before anything is timed may ask for everything; prompts and decodes that are timed do not."""
+    runner = SlowUnlessPlain(8, 200, 16)
+    monkeypatch.setattr("engine.build.time", SimpleNamespace(perf_counter=lambda: runner.now))
+    costs = _warm_up(EngineConfig(model="", page_size=16, max_num_seqs=8), runner, 64, 0, 200)
+    assert (costs.prefill_tokens_per_second, costs.decode_seconds, costs.row_seconds) == (1.0, 1.0, 1.0)
+    assert runner.now > 10_000, "and something did ask for more"

@@ -106,3 +106,23 @@ def test_a_strided_query_is_read_correctly(kernels: Kernels, device: torch.devic
     torch.testing.assert_close(
         kernels.decode_attention(q[3:], *args), kernels.decode_attention(q[3:].clone(), *args), atol=0, rtol=0
     )
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_the_references_make_everything_where_their_inputs_are(
+    reference_kernels: Kernels, device: torch.device, window: int
+) -> None:
+    """Where tensors that say nothing of a device would lie elsewhere, attention is what it is."""
+    paged = make_paged((9, 300), 2, 32, 8, device=device)
+    q = torch.randn(2, 4, 32, device=device)
+    given = (q, paged.k_cache, paged.v_cache, paged.page_table)
+    decode, prefill = (*given, paged.lengths, 0.2, window), (*given, (0, 1, 2), (9, 300), 0.2, window)
+    expected = reference_kernels.decode_attention(*decode), reference_kernels.prefill_attention(*prefill)
+    with torch.device("meta"):
+        plan = reference_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.k_cache, window)
+        found = reference_kernels.decode_attention(*decode), reference_kernels.prefill_attention(*prefill)
+    assert plan is not None
+    for group in plan.groups:
+        made = (group.key_rows, group.hidden, group.value_rows, group.tile_starts)
+        assert {tensor.device for tensor in made} == {paged.page_table.device}
+    assert all(map(torch.equal, found, expected))

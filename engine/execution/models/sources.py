@@ -64,8 +64,8 @@ class CheckpointSource:
 
 
 class DummySource:
-    """Random weights: every tensor a function of the seed and its name, norms 1, so that shapes alone decide the
-    speed.
+    """Random weights, drawn where they are to lie: every tensor a function of the seed, its name and the kind of
+    device, norms 1, so that shapes alone decide the speed.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
@@ -79,8 +79,8 @@ class DummySource:
         if "norm" in name:
             out.fill_(1.0)
             return
-        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        out.copy_(torch.empty(out.shape).normal_(0.0, DUMMY_STD, generator=generator))
+        generator = torch.Generator(out.device).manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        out.copy_(torch.empty(out.shape, device=out.device).normal_(0.0, DUMMY_STD, generator=generator))
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """Nothing can be left over."""

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.execution.models import Model, ModelError, WeightsError, load_model
+from engine.execution.models.sources import DummySource
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -169,6 +170,14 @@ def test_dummy_weights_need_no_files_and_are_the_same_every_time(
     first, second = (Driver(model, kernels).prefill(Row([1, 2, 3]), 10) for model in models)
     assert torch.equal(first, second)
     assert first.isfinite().all() and float(first.std()) > 0
+
+
+def test_dummy_weights_are_drawn_where_they_are_to_lie():
+    """Not somewhere else and copied: here tensors that say nothing of a device would lie where there are no numbers."""
+    out = torch.empty(3, 4, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        DummySource(0, torch.bfloat16).read_into("some.weight", out)
+    assert out.isfinite().all() and float(out.float().std()) > 0
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path):

@@ -1,0 +1,96 @@
+"""A device under measurement: how long something takes on it, and what it can do at best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from kernels.interface import Kernels, load
+
+Call = Callable[[], object]
+
+# Seconds below which what a call waits for between two launches, and the clock's grain, are a part of what is measured.
+SHORT = 20e-6
+
+# Several times the largest L2 cache there is, and so often that the host has launched what is measured by then.
+FLUSHED_FLOATS = 64 << 20
+FLUSHES = 4
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device did in this run."""
+
+    bytes_per_second: float  # read and written by a large copy
+    flops_per_second: float  # of a large matrix product in bfloat16
+    host_bytes_per_second: float  # from pinned host memory
+
+
+class Device:
+    """One device, its kernels and its ceilings."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+        self.kernels: Kernels = load(device)
+        self._flush = torch.zeros(FLUSHED_FLOATS if self.on_gpu else 1, device=device)
+        self.ceilings = self._measure_ceilings()
+
+    def times(self, *calls: Call, repeats: int = 20) -> list[float]:
+        """Seconds that one of `calls` takes on the device, measured `repeats` times after a warm-up, when nothing of
+        its inputs is in the L2 cache. All do the same over memory of their own; short ones are recorded as one graph,
+        in which each runs once, and share its time."""
+        for _ in range(3):
+            calls[0]()
+        alone = [self.elapsed(calls[0]) for _ in range(repeats if self.on_gpu else 1)]
+        if not self.on_gpu or len(calls) == 1 or median(alone) > SHORT:
+            return alone
+        replay = _recorded(calls)
+        replay()
+        return [self.elapsed(replay) / len(calls) for _ in range(repeats)]
+
+    def elapsed(self, call: Call) -> float:
+        """Seconds of `call` on the device, which reads something else before. Reads, as what was written would still
+        have to be written back."""
+        if not self.on_gpu:
+            began = time.perf_counter()
+            call()
+            return time.perf_counter() - began
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for _ in range(FLUSHES):
+            self._flush.amax()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+    def release(self) -> None:
+        """What torch holds and nobody uses goes back to the device."""
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def _measure_ceilings(self) -> Ceilings:
+        size, side = (4 << 30, 8192) if self.on_gpu else (1 << 24, 256)
+        source = torch.randint(-100, 100, (size,), dtype=torch.int8, device=self.device)
+        target = torch.empty_like(source)
+        copy = 2 * size / median(self.times(lambda: target.copy_(source)))
+        a, b = (torch.randn((side, side), device=self.device).to(torch.bfloat16) for _ in range(2))
+        rate = 2 * side**3 / median(self.times(lambda: a @ b))
+        pinned = torch.empty(size // 16, dtype=torch.int8, pin_memory=self.on_gpu)
+        there = source[: size // 16]
+        seconds = median(self.times(lambda: there.copy_(pinned, non_blocking=True)))
+        return Ceilings(copy, rate, len(pinned) / seconds)
+
+
+def _recorded(calls: tuple[Call, ...]) -> Callable[[], None]:
+    """A CUDA graph of one call after another."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph.replay

@@ -1,0 +1,113 @@
+"""Single kernels on a device against its ceilings: attention, what stands between the matrix products, the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.device import Device
+from benchmarks.results import spread
+from benchmarks.shapes import Shape
+from engine.execution.cache import KVCache
+
+CALLS = 20  # over inputs of their own, where one is short
+
+
+class KernelMarks:
+    """Adds a row for each kernel and size."""
+
+    def __init__(self, device: Device, add: Callable[..., None]) -> None:
+        """add: takes what the row is of, and its columns."""
+        self._on = device
+        self._add = add
+
+    def decode_attention(self, shape: Shape, batch: int, context: int, page_size: int) -> None:
+        """One layer, another one in each call; the bound is reading the keys and values once."""
+        cache = self._cache(shape, batch * -(-context // page_size), page_size)
+        table = self._pages(cache).view(batch, -1)
+        lengths = torch.full((batch,), context, dtype=torch.int32, device=self._on.device)
+        q = self._random(batch, shape.heads, shape.head_dim)
+        kernels = self._on.kernels
+        plan = kernels.plan_decode(table, lengths, shape.heads, cache.k[0], 0)
+
+        def layer(k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+            return lambda: kernels.decode_attention(q, k, v, table, lengths, 0.1, 0, plan)
+
+        times = self._on.times(*map(layer, cache.k, cache.v))
+        moved = 2 * 2 * batch * context * shape.kv_heads * shape.head_dim
+        sizes = {"shape": shape.name, "batch": batch, "context": context, "page_size": page_size}
+        self._add_memory_bound("decode attention", times, moved, **sizes)
+
+    def prefill_attention(self, shape: Shape, tokens: int, page_size: int) -> None:
+        """One layer, one whole prompt; the bound is half of a full attention's matrix products."""
+        cache = self._cache(shape, -(-tokens // page_size), page_size)
+        table = self._pages(cache).view(1, -1)
+        q = self._random(tokens, shape.heads, shape.head_dim)
+        given = (q, cache.k[0], cache.v[0], table, (0, tokens), (tokens,), 0.1, 0)
+        times = self._on.times(lambda: self._on.kernels.prefill_attention(*given))
+        flops = 2 * tokens * tokens * shape.heads * shape.head_dim
+        self._add(
+            "prefill attention", shape=shape.name, tokens=tokens, us=_microseconds(times),
+            of_matmul_rate=flops / median(times) / self._on.ceilings.flops_per_second,
+        )  # fmt: skip
+
+    def elementwise(self, shape: Shape, rows: int) -> None:
+        """The two memory-bound kernels between the matrix products."""
+        weight = torch.ones(shape.hidden, device=self._on.device, dtype=torch.bfloat16)
+
+        def norm() -> Callable[[], object]:
+            x, residual = (self._random(rows, shape.hidden) for _ in range(2))
+            return lambda: self._on.kernels.add_rms_norm(x, residual, weight, 1e-5)
+
+        def gate() -> Callable[[], object]:
+            gate_up = self._random(rows, 2 * shape.intermediate)
+            return lambda: self._on.kernels.silu_mul(gate_up)
+
+        times = self._on.times(*(norm() for _ in range(CALLS)))
+        self._add_memory_bound("add_rms_norm", times, 2 * rows * shape.hidden * 4, shape=shape.name, rows=rows)
+        times = self._on.times(*(gate() for _ in range(CALLS)))
+        self._add_memory_bound("silu_mul", times, 2 * rows * shape.intermediate * 3, shape=shape.name, rows=rows)
+
+    def sampler(self, shape: Shape, rows: int, top_k: int, top_p: float, temperature: float) -> None:
+        """The bound is reading the logits once."""
+
+        def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((rows,), value, device=self._on.device, dtype=dtype)
+
+        ints = (column(0, torch.int64), column(7, torch.int64), column(0, torch.int64))
+        filters = (column(temperature), column(top_k, torch.int32), column(top_p), column(0.0))
+
+        def call() -> Callable[[], Tensor]:
+            logits = torch.randn((rows, shape.vocab), device=self._on.device) * 4
+            return lambda: self._on.kernels.sample(logits, *filters, *ints)
+
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        times = self._on.times(*(call() for _ in range(CALLS)))
+        self._add_memory_bound("sample", times, 4 * rows * shape.vocab, shape=shape.name, rows=rows, **settings)
+
+    def _add_memory_bound(self, what: str, times: list[float], moved: int, **sizes: Any) -> None:
+        """moved: bytes that one call must read or write."""
+        of_copy_rate = moved / median(times) / self._on.ceilings.bytes_per_second
+        self._add(what, **sizes, us=_microseconds(times), of_copy_rate=of_copy_rate)
+
+    def _cache(self, shape: Shape, pages: int, page_size: int) -> KVCache:
+        """All layers' keys and values, at random: one layer's lie between those of the others."""
+        sizes = (pages, page_size, shape.layers, shape.kv_heads, shape.head_dim)
+        cache = KVCache.allocate(*sizes, torch.bfloat16, self._on.device)
+        cache.data.normal_()
+        return cache
+
+    def _pages(self, cache: KVCache) -> Tensor:
+        """All of them, scattered."""
+        return torch.randperm(cache.num_pages, device=self._on.device).to(torch.int32)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._on.device).to(torch.bfloat16)
+
+
+def _microseconds(times: list[float]) -> dict[str, float]:
+    return spread([1e6 * seconds for seconds in times])

@@ -1,0 +1,74 @@
+"""The sizes of known decoders, and what a token costs in them. Weights are random: shapes decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's size."""
+
+    name: str
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+
+    @property
+    def linear_weights(self) -> int:
+        """Weights that every token is multiplied with, the output head excluded."""
+        attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, which every sampled token needs."""
+        return self.vocab * self.hidden
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token, in bfloat16."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    def decode_bytes(self, rows: int, context: float) -> float:
+        """What a decode step of `rows` with `context` tokens together must move, in bfloat16: all weights and keys and
+        values once, and the logits there and back, in float32."""
+        return 2 * (self.linear_weights + self.head_weights) + context * self.kv_bytes + 8 * rows * self.vocab
+
+    def prefill_flops(self, tokens: int) -> int:
+        """What a whole prompt must be multiplied with: all weights, causal attention, and the head once."""
+        attention = 2 * tokens * tokens * self.layers * self.heads * self.head_dim
+        return 2 * self.linear_weights * tokens + 2 * self.head_weights + attention
+
+    def config(self) -> dict[str, Any]:
+        """config.json; embeddings are tied."""
+        return {
+            "architectures": [f"{self.family}ForCausalLM"],
+            "model_type": self.family.lower(),
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "hidden_act": "silu",
+            "torch_dtype": "bfloat16",
+        }
+
+
+LLAMA_1B = Shape("Llama-3.2-1B", "Llama", 2048, 16, 32, 8, 64, 8192, 128256)
+QWEN_06B = Shape("Qwen3-0.6B", "Qwen3", 1024, 28, 16, 8, 128, 3072, 151936)
+TINY = Shape("tiny", "Qwen3", 64, 2, 4, 2, 16, 128, 512)
+
+SHAPES = {shape.name: shape for shape in (LLAMA_1B, QWEN_06B, TINY)}

@@ -1,0 +1,194 @@
+"""The benchmark for GPUs, as far as it can be tried without one: it loses nothing, hangs in nothing, and runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_engine, gpu_transformers, results
+from benchmarks.device import Device
+from benchmarks.gpu_engine import Build, EngineMarks, Engines
+from benchmarks.sections import Sections
+from benchmarks.shapes import TINY
+from engine.execution.runner import ModelRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+BUILD = Build(TINY, slots=4, budget=64, page_size=16)
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return Device(CPU)
+
+
+def broken() -> None:
+    raise ZeroDivisionError("nothing to divide by")
+
+
+def test_a_section_that_fails_costs_no_others_rows(capsys: pytest.CaptureFixture[str]):
+    """It is told with what it raised, and what was measured is kept after each."""
+    kept = []
+    sections = Sections(lambda so_far: kept.append((len(so_far.rows), dict(so_far.failed))), 60.0)
+    sections.run("first", lambda: sections.add("speed", us=1.0))
+    sections.run("second", broken)
+    sections.run("third", lambda: sections.add("speed", us=results.spread([2.0, 3.0, 5.0])))
+    failed = {"second": "ZeroDivisionError: nothing to divide by"}
+    assert kept == [(1, {}), (1, failed), (2, failed)]
+    printed = capsys.readouterr().out
+    assert "second: failed" in printed and "in broken" in printed and "us 3 (2 to 5)" in printed
+
+
+def test_no_section_begins_after_its_time():
+    """What is left out has its name told."""
+    now = 0.0
+
+    def slow() -> None:
+        nonlocal now
+        now += 40.0
+
+    sections = Sections(lambda so_far: None, 60.0, clock=lambda: now)
+    for name in ("first", "second", "third"):
+        sections.run(name, slow)
+    assert now == 80.0 and sections.left_out == ["third"] and not sections.failed
+
+
+def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """With the numbers that say where it stands; the next section gets another engine."""
+    monkeypatch.setattr(gpu_engine, "MOST_STEPS", 50)
+    engines = Engines(device)
+    engine = engines.get(BUILD)
+    engine.submit(gpu_engine.make_request("a", TINY.vocab, 20, 1000, 0))
+    with pytest.raises(RuntimeError, match=r"50 steps .* \(0, 1, 0\) run.*last step had 1 rows"):
+        gpu_engine.drain(engine)
+    assert engines.get(BUILD) is not engine
+
+
+def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
+    """And then nothing of it is."""
+    engines = Engines(device)
+    engine = engines.get(BUILD)
+    assert engines.get(Build(TINY, slots=4, budget=64, page_size=16)) is engine
+    other = engines.get(Build(TINY, slots=4, budget=None, page_size=16))
+    assert other is not engine and other.config.max_num_batched_tokens is None
+
+
+def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """A step of fewer rows than it says is refused."""
+    monkeypatch.setattr(gpu_engine, "SPARE_TOKENS", -5)
+    marks = EngineMarks(device, lambda what, **row: None)
+    with pytest.raises(RuntimeError, match="of 3 rows 0 were left"):
+        marks.decode_step(Engines(device).get(BUILD), TINY, 3, 20, 4, runs=2)
+
+
+def test_what_was_measured_before_does_not_count(device: Device):
+    """A batch as large as the last one decodes when its own prompts are computed, and not at once."""
+    engine, found = Engines(device).get(BUILD), []
+    marks = EngineMarks(device, lambda what, **row: found.append(row["context"]))
+    for _ in range(2):
+        marks.decode_step(engine, TINY, 3, 200, 2, runs=1)
+    assert found[0] == found[1]
+
+
+def test_a_recorded_step_is_replayed_with_nobody_in_it(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Whoever comes afterwards is computed all the same."""
+    monkeypatch.setattr("engine.build._capture", lambda config, device: lambda step: step)
+    monkeypatch.setattr(ModelRunner, "runs_ahead", True)
+    rows = []
+    marks = EngineMarks(device, lambda what, **row: rows.append(what))
+    engine = Engines(device).get(BUILD)
+    marks.decode_step(engine, TINY, 3, 20, 2)
+    marks.recorded_step(engine, TINY, 4, 20, replays=3)
+    marks.decode_step(engine, TINY, 3, 20, 2)
+    assert rows == ["decode step", "recorded step", "decode step"]
+    assert not engine.has_work and engine.scheduler.memory.pool.held == 0
+
+
+def test_the_bound_of_a_decode_step_is_of_what_rows_hold_by_then(device: Device):
+    """And not of what they began with."""
+    found = []
+    marks = EngineMarks(device, lambda what, **row: found.append(row))
+    marks.decode_step(Engines(device).get(BUILD), TINY, 3, 20, 10, runs=2)
+    (row,) = found
+    assert 30 < row["context"] < 40
+    bound = TINY.decode_bytes(3, 3 * row["context"]) / device.ceilings.bytes_per_second
+    assert row["bound_ms"] == pytest.approx(1000 * bound)
+
+
+def test_a_person_is_told_the_largest_gap(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Of all who asked in that state."""
+    answers = iter([(0.5, [0.1])] + [(0.1, [0.01, 0.02]), (0.2, [0.03, 0.01])] * 2)
+    monkeypatch.setattr(gpu_engine, "_ask", lambda *_: next(answers))
+    found = []
+    marks = EngineMarks(device, lambda what, **row: found.append(row))
+    marks.people(Engines(device).get(BUILD), TINY, 20, 3, asks=2, bulk=(20, 100))
+    for state in ("idle", "loaded"):
+        assert found[0][f"{state}_largest_gap_ms"] == pytest.approx(30.0)
+        assert found[0][f"{state}_ttft_ms"]["max"] == pytest.approx(200.0)
+
+
+def test_fewer_tokens_than_were_asked_for_are_no_rate(monkeypatch: pytest.MonkeyPatch):
+    """transformers returns what it has when it failed."""
+    answers = {"a": SimpleNamespace(generated_tokens=[1, 2])}
+    model = SimpleNamespace(generate_batch=lambda prompts, **options: answers)
+    monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: model)
+    with pytest.raises(RuntimeError, match="2 tokens of 6"):
+        gpu_transformers._measured(TINY, CPU, [[1], [2]], output=3, runs=1)
+
+
+def test_results_are_kept_where_they_are_wanted_too(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rows, and what failed and was left out."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    card = SimpleNamespace(name="a card", multi_processor_count=7)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(results, "FOLDER", here)
+    sections = Sections(partial(gpu.keep, device, there), 60.0)
+    sections.run("first", lambda: sections.add("speed", us=1.0))
+    sections.run("second", broken)
+    kept = [json.loads((folder / "gpu.json").read_text()) for folder in (here, there)]
+    assert kept[0] == kept[1]
+    assert kept[0]["rows"] == sections.rows and list(kept[0]["summary"]["failed"]) == ["second"]
+
+
+def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine without it has no commit to tell."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert results.origin()["commit"] == "unknown"
+
+
+def test_the_benchmark_runs_whatever_the_tests_said(tmp_path: Path):
+    """`make gpu` fails in the end when either did, and the results go where they are wanted too."""
+    python, said = tmp_path / "python", tmp_path / "said"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {said}\ncase "$2" in pytest) exit 1;; esac\n')
+    python.chmod(0o755)
+    command = ["make", "gpu", f"GPU_PYTHON={python}", f"OUT={tmp_path}"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0, ended.stderr
+    lines = said.read_text().splitlines()
+    assert any(line.startswith("-m pytest") and "tests/engine/test_on_device.py" in line for line in lines)
+    assert lines[-1] == f"-m benchmarks.gpu --also-in {tmp_path}"
+
+
+def test_what_make_gpu_runs_is_there():
+    """A test file that was renamed would be no test."""
+    listed = subprocess.run(["make", "-n", "gpu"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    files = [word for word in listed.stdout.split() if word.startswith("tests/")]
+    assert len(files) > 5 and all((ROOT / file).exists() for file in files)
+
+
+def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """On tiny shapes and a CPU, where figures say nothing; transformers is left out, which takes a minute there."""
+    monkeypatch.setattr(gpu_transformers, "rates", lambda *_, **__: [100.0])
+    sections = Sections(lambda so_far: None, 600.0)
+    gpu.on_cpu(gpu.Marks(device, sections))
+    assert not sections.failed and not sections.left_out
+    measured = {row["what"] for row in sections.rows}
+    assert {"decode attention", "prefill attention", "add_rms_norm", "silu_mul", "sample"} < measured
+    assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
