@@ -24,13 +24,13 @@ class StampedChannel(EngineChannel):
     stamps: ClassVar[dict[str, list[float]]] = {}
 
     def send(self, message: msgspec.Struct) -> None:  # type: ignore[override]
-        """As the channel does, and the moment before it."""
+        """As the channel does, and the moment before it; remembered afterwards, so that nobody waits for that."""
+        now = time.perf_counter()
+        super().send(message)  # type: ignore[arg-type]
         if isinstance(message, Stepped):
-            now = time.perf_counter()
             for event in message.events:
                 if isinstance(event, TokenEvent):
                     self.stamps.setdefault(event.request_id, []).append(now)
-        super().send(message)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -56,13 +56,20 @@ def serve(options: list[str], stamps: str) -> None:
     written: list[tuple[float, bytes]] = []
     send = RequestResponseCycle.send
 
+    turn: list[bytes] = []
+
+    def note() -> None:
+        now = time.perf_counter()
+        written.extend((now, body) for body in turn)
+        turn.clear()
+
     async def noting(self: RequestResponseCycle, message: Any) -> None:
         await send(self, message)
         if message["type"] == "http.response.body":
-            # The loop writes to its sockets at the end of a turn, so a token is out when the next turn begins.
-            asyncio.get_running_loop().call_soon(
-                lambda body=message["body"]: written.append((time.perf_counter(), body))
-            )
+            # The loop writes to its sockets at the end of a turn, so a turn's tokens are out when the next one begins.
+            if not turn:
+                asyncio.get_running_loop().call_soon(note)
+            turn.append(message["body"])
 
     RequestResponseCycle.send = noting  # type: ignore[method-assign]
     sys.argv = ["carousel", "serve", *options]
