@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
 
-Texts = dict[tuple[str, int], list[int]]
+Texts = dict[tuple[str, int], list[Any]]  # by request and choice
 
 
 def make_engine(model: Path, **options) -> Engine:
@@ -39,8 +40,13 @@ def requests(prompts: Iterable[Iterable[int]], max_tokens: int, stop: Iterable[i
     return made
 
 
-def run(engine: Engine, wanted: Iterable[Request], before_step: Callable[[], None] = lambda: None) -> Texts:
-    """Submit all at once, step until done; check the books on the way."""
+def run(
+    engine: Engine,
+    wanted: Iterable[Request],
+    before_step: Callable[[], None] = lambda: None,
+    of: Callable[[TokenEvent], Any] = lambda event: event.token_id,
+) -> Texts:
+    """Submit all at once, step until done; check the books on the way. of: what is told of each token."""
     texts: Texts = {}
     for request in wanted:
         engine.submit(request)
@@ -48,16 +54,18 @@ def run(engine: Engine, wanted: Iterable[Request], before_step: Callable[[], Non
         before_step()
         for event in engine.step():
             if isinstance(event, TokenEvent):
-                texts.setdefault((event.request_id, event.choice), []).append(event.token_id)
+                texts.setdefault((event.request_id, event.choice), []).append(of(event))
         engine.scheduler.check_integrity()
     assert engine.scheduler.memory.pool.held == 0
     return texts
 
 
-def alone(engine: Engine, wanted: Iterable[Request]) -> Texts:
+def alone(
+    engine: Engine, wanted: Iterable[Request], of: Callable[[TokenEvent], Any] = lambda event: event.token_id
+) -> Texts:
     """Each request with the engine to itself, nothing remembered from the one before."""
     texts: Texts = {}
     for request in wanted:
         engine.scheduler.memory.pool.forget_cached()
-        texts |= run(engine, [request])
+        texts |= run(engine, [request], of=of)
     return texts

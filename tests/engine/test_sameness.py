@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from app.text import TextModel
 from engine.execution.runner import ModelRunner
@@ -80,6 +82,33 @@ def test_what_is_rounded_depends_on_nobody_else(demo: Path, wanted, dtype: str):
     engine = make_engine(demo, dtype=dtype, prefill_chunk=7)
     assert run(engine, some) == expected
     assert run(engine, some) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [5, 32])
+def test_contexts_that_grow_long_change_no_bit(demo: Path, text: TextModel, page_size: int):
+    """Attention takes another way from some position on: whoever comes there while it speaks, is read again or goes on
+    from a warm cache, in whatever company, says what it says alone, and is as sure of it to the last bit."""
+    story = text.encode("Tell me a story about a fox and an owl. " * 30)
+    lengths = (200, 240, 254, 255, 256, 257, 270, 300)
+    some = [
+        replace(request, sampling=replace(request.sampling, logprobs=0))
+        for request in requests([story[i : i + length] for i, length in enumerate(lengths)], 60)
+    ]
+    options, of = {"dtype": "auto", "page_size": page_size}, attrgetter("token_id", "logprob")
+    expected = alone(make_engine(demo, **options), some, of)
+    engine = make_engine(demo, **options)
+    assert run(engine, some, of=of) == expected
+    assert run(engine, some, of=of) == expected
+    engine, steps = make_engine(demo, **options, prefill_chunk=100), itertools.count()
+
+    def pause_all() -> None:
+        if next(steps) % 7 == 0:
+            for sequence in list(engine.scheduler.running):
+                engine.scheduler.pause(sequence, 0.0, mechanism=Mechanism.RECOMPUTE)
+
+    assert run(engine, some, pause_all, of) == expected
+    assert engine.load().counters.paused_by(Mechanism.RECOMPUTE) > len(some)
 
 
 @pytest.mark.slow
@@ -163,8 +192,6 @@ def test_a_pool_too_small_for_all_changes_no_text(demo: Path, wanted, solo: Text
 @pytest.mark.slow
 def test_n_choices_share_the_prompt_and_differ_only_in_noise(demo: Path, wanted):
     """n > 1 computes the prompt once; each choice is what it would be without its siblings."""
-    from msgspec.structs import replace
-
     engine = make_engine(demo, enable_prefix_caching=False)
     request = replace(wanted[1], n=4)
     together = run(engine, [request])
