@@ -28,7 +28,8 @@ NUM_STAGES = 3
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+@triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
     q,  # [B, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
@@ -102,7 +103,7 @@ def _split_kernel(
     tl.store(weight + out_rows, largest + tl.log2(total), mask=head_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine_kernel(
     partial,  # [B, Hq, splits, D] float32
     weight,  # [B, Hq, splits] float32

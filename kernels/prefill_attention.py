@@ -26,7 +26,8 @@ NUM_STAGES = 2
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
     q,  # [T, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
