@@ -15,8 +15,10 @@ from kernels import decode_attention, invariant, prefill_attention, rms_norm, ro
 HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 CACHES = {"k_cache": HALF, "v_cache": HALF}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
-PARAMETERS = {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
-PARAMETERS |= {"seed": LONG, "position": LONG, "choice": LONG}
+FILTERS = {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
+NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
+SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
+BEST = {"scores": FLOAT, "columns": INT}
 PAGES = {"HEAD_DIM": 80, "PAGE_SIZE": 32}
 HEADS = PAGES | {"KV_HEADS": 8}
 
@@ -99,16 +101,27 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     ),
     (
         sample._slice_kernel,
-        PARAMETERS | {"scores": FLOAT, "columns": INT, "V": "i32"},
+        FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32"},
         {"SLICE": sample.SLICE, "BLOCK": sample.BLOCK},
         sample.NUM_WARPS,
     ),
+    *(
+        (
+            sample._weigh_kernel,
+            FILTERS | SEARCHED | {"V": "i32", "slices": "i32"},
+            {"MASS": mass, "STEP": step, "SLICE": sample.WIDE_SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
+            sample.NUM_WARPS,
+        )
+        for mass in (False, True)
+        for step in range(sample.STEPS.value)
+    ),
     (
-        sample._sample_kernel,
-        PARAMETERS | {"slice_scores": FLOAT, "slice_columns": INT, "ids": LONG, "V": "i32", "slices": "i32"},
-        {"SLICES": 32, "BLOCK": sample.BLOCK},
+        sample._kept_kernel,
+        FILTERS | NOISE | SEARCHED | BEST | {"V": "i32"},
+        {"SLICE": sample.SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
         sample.NUM_WARPS,
     ),
+    (sample._sample_kernel, BEST | {"ids": LONG, "slices": "i32"}, {"SLICES": 32}, 1),
 ]
 
 

@@ -25,6 +25,8 @@ KERNELS = [
     "_linear_kernel",
     "_join_kernel",
     "_slice_kernel",
+    "_weigh_kernel",
+    "_kept_kernel",
     "_sample_kernel",
 ]
 
