@@ -141,7 +141,8 @@ class Kernels(Protocol):
         position: Tensor,
         choice: Tensor,
     ) -> Tensor:
-        """logits[R, V] float32 -> ids[R] int64. Rows do not influence each other and there is no generator state.
+        """logits[R, V] any float -> ids[R] int64, as of the same numbers in float32. Rows do not influence each other
+        and there is no generator state.
 
         temperature[R] float32, below 1e-5: the largest logit, the lowest id among equals. top_k[R] int32, 0: off.
         top_p[R] float32, 1: off. min_p[R] float32, 0: off. seed[R], position[R], choice[R] int64 determine the noise
@@ -154,7 +155,9 @@ class Kernels(Protocol):
         """
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k])."""
+        """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in
+        float32.
+        """
 
 
 def load(

@@ -45,10 +45,10 @@ def _ordered(values):
 
 @triton.jit
 def _load(logits, start, divisor, V, BLOCK: tl.constexpr):
-    """One block of a row, divided by its temperature, and the columns it covers."""
+    """One block of a row in float32, divided by its temperature, and the columns it covers."""
     columns = start + tl.arange(0, BLOCK)
     values = tl.load(logits + columns, mask=columns < V, other=float("-inf"))
-    return tl.div_rn(values, divisor), columns
+    return tl.div_rn(values.to(tl.float32), divisor), columns
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def _best(logits, first, last, V, divisor, greedy, floor, key_a, key_b, BLOCK: t
 
 @triton.jit
 def _slice_kernel(
-    logits,  # [R, V] float32
+    logits,  # [R, V] any float
     temperature,  # [R] float32
     top_k,  # [R] int32
     top_p,  # [R] float32
@@ -173,7 +173,7 @@ def _slice_kernel(
 
 @triton.jit
 def _weigh_kernel(
-    logits,  # [R, V] float32
+    logits,  # [R, V] any float
     temperature,  # [R] float32
     top_k,  # [R] int32
     top_p,  # [R] float32
@@ -241,7 +241,7 @@ def _weigh_kernel(
 
 @triton.jit
 def _kept_kernel(
-    logits,  # [R, V] float32
+    logits,  # [R, V] any float
     temperature,  # [R] float32
     top_k,  # [R] int32
     top_p,  # [R] float32
@@ -380,7 +380,7 @@ def sample(
     position: Tensor,
     choice: Tensor,
 ) -> Tensor:
-    """logits[R, V] float32 and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
+    """logits[R, V] any float and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
     R, V = logits.shape
     made = search(logits, temperature, top_k, top_p, min_p, seed, position, choice)
     slices = made.best[0].shape[1]

@@ -15,7 +15,7 @@ from kernels import decode_attention, invariant, prefill_attention, rms_norm, ro
 HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 CACHES = {"k_cache": HALF, "v_cache": HALF}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
-FILTERS = {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
+FILTERS = {"logits": HALF, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
 NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
 SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}

@@ -139,6 +139,15 @@ def test_all_back_ends_sample_the_same_tokens(kernels: Kernels, reference_kernel
     assert kernels.sample(logits.to(device), **on_device).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, device: torch.device, dtype: torch.dtype):
+    """The same numbers give the same ids, whatever they are stored in."""
+    torch.manual_seed(0)
+    logits = (torch.randn(8, 2100, device=device) * 3).to(dtype)
+    given = parameters(8, device, temperature=[0.0, 0.7, 1.0, 1.3] * 2, top_k=[0] * 6 + [50, 3], top_p=[1.0, 0.9] * 4)
+    assert torch.equal(kernels.sample(logits, **given), kernels.sample(logits.float(), **given))
+
+
 @pytest.mark.parametrize(
     "filters",
     [
