@@ -22,6 +22,7 @@ from kernels.plans import DecodePlan
 
 SPLIT = 256  # positions; a multiple of BLOCK
 BLOCK = 64  # positions of one product
+CHUNK = 16  # splits combined at a time
 LEAST_ROWS = 16  # of tl.dot
 NUM_WARPS = 4
 NUM_STAGES = 3
@@ -115,27 +116,36 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Combines the splits of one row and query head, in ascending order."""
+    """Combines the splits of one row and query head, CHUNK at a time from the first one on: so their sum has one order,
+    whatever the width of the table, and those of an ordinary context are waited for once.
+    """
     row = tl.program_id(0).to(tl.int64)
     out_row = row * QUERY_HEADS + tl.program_id(1)
     context = tl.load(context_lens + row)
     first = 0
     if window > 0:
         first = tl.maximum(context - window, 0) // SPLIT
+    last = tl.cdiv(context, SPLIT)
     dims = tl.arange(0, HEAD_BLOCK)
     inside = dims < HEAD_DIM
     largest = float("-inf")
     total = 0.0
     summed = tl.zeros([HEAD_BLOCK], tl.float32)
-    for split in range(first, tl.cdiv(context, SPLIT)):
-        split_weight = tl.load(weight + out_row * splits + split)
-        values = tl.load(partial + (out_row * splits + split) * HEAD_DIM + dims, mask=inside, other=0.0)
-        new_largest = tl.maximum(largest, split_weight)
+    for start in range(first // CHUNK * CHUNK, last, CHUNK):
+        parts = start + tl.arange(0, CHUNK)
+        known = (parts >= first) & (parts < last)
+        places = out_row * splits + parts
+        weights = tl.load(weight + places, mask=known, other=float("-inf"))
+        values = tl.load(
+            partial + places[:, None] * HEAD_DIM + dims[None, :], mask=known[:, None] & inside[None, :], other=0.0
+        )
+        new_largest = tl.maximum(largest, tl.max(weights, axis=0))
         decay = tl.exp2(largest - new_largest)
-        share = tl.exp2(split_weight - new_largest)
-        summed = summed * decay + values * share
-        total = total * decay + share
+        shares = tl.exp2(weights - new_largest)
+        summed = summed * decay + tl.sum(values * shares[:, None], axis=0)
+        total = total * decay + tl.sum(shares, axis=0)
         largest = new_largest
     tl.store(out + out_row * HEAD_DIM + dims, (summed / total).to(out.dtype.element_ty), mask=inside)
 
@@ -196,6 +206,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         SPLIT=SPLIT,
+        CHUNK=CHUNK,
         num_warps=1,
     )
     return out

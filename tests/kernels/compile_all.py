@@ -72,7 +72,8 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
     (
         decode_attention._combine_kernel,
         {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": HALF, "splits": "i32", "window": "i32"},
-        {"QUERY_HEADS": 32, "HEAD_DIM": 80, "HEAD_BLOCK": 128, "SPLIT": decode_attention.SPLIT},
+        {"QUERY_HEADS": 32, "HEAD_DIM": 80, "HEAD_BLOCK": 128}
+        | {"SPLIT": decode_attention.SPLIT, "CHUNK": decode_attention.CHUNK},
         1,
     ),
     (
