@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
 from kernels.plans import DecodePlan
 
@@ -79,8 +80,7 @@ def _split_kernel(
     for block in range(begin, end, BLOCK):
         positions = block + tl.arange(0, BLOCK)
         seen = (positions >= first) & (positions < end)
-        pages = tl.load(page_table + row * table_stride + positions // PAGE_SIZE, mask=seen, other=0).to(tl.int64)
-        rows = pages * page_rows + kv_head * PAGE_SIZE + positions % PAGE_SIZE
+        rows = cache_rows(page_table + row * table_stride, block, seen, kv_head, page_rows, PAGE_SIZE, BLOCK)
         keys = tl.load(
             k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
         )
