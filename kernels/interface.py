@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.plans import DecodePlan, RopePlan
+from kernels.slots import DecodeRows, SlotTensors
 
 log = logging.getLogger("carousel.kernels")
 
@@ -153,6 +154,14 @@ class Kernels(Protocol):
         probability reaches top_p. Tokens equal to the smallest kept one are all kept. Then argmax(kept + Gumbel
         noise), see `kernels.reference.noise`.
         """
+
+    def gather_slots(self, slots: SlotTensors, which: Tensor, width: int, page_size: int) -> DecodeRows:
+        """What a decode step of the slots which[B] int64 reads of them, their page tables cut to `width` pages, which
+        hold the contexts of all."""
+
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+        """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes
+        ids[B] int64 and, but for nobody's, each slot's last token and length."""
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
 from kernels.reference import sample as reference
+from kernels.slots import SlotTensors
 
 BLOCK = 2048  # columns in a step of a pass
 SLICE = 2 * BLOCK
@@ -95,17 +96,17 @@ def _narrowed(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def _floor(tallies, found, largest, k, least, V):
-    """The smallest key that min_p and top_k keep."""
-    floor = _ordered(largest + least)
+    """The smallest key that min_p and top_k keep. least: the row's min_p."""
+    floor = _ordered(tl.where(least > 0.0, largest + tl.log(tl.where(least > 0.0, least, 1.0)), float("-inf")))
     if _is_limit(k, V):
         floor = tl.maximum(floor, _narrowed(tallies, found, k, 1.0, False, STEPS)[0])
     return floor
 
 
 @triton.jit
-def _is_plain(greedy, k, p, log_min_p, V):
-    """Whether every column of a row may be sampled, or the largest is."""
-    return greedy | (((k <= 0) | (k >= V)) & (p >= 1.0) & (log_min_p == float("-inf")))
+def _is_plain(greedy, k, p, least, V):
+    """Whether every column of a row may be sampled, or the largest is. least: its min_p."""
+    return greedy | (((k <= 0) | (k >= V)) & (p >= 1.0) & (least <= 0.0))
 
 
 @triton.jit
@@ -128,13 +129,14 @@ def _best(logits, first, last, V, divisor, greedy, floor, key_a, key_b, BLOCK: t
 @triton.jit
 def _slice_kernel(
     logits,  # [R, V] any float
-    temperature,  # [R] float32
-    top_k,  # [R] int32
-    top_p,  # [R] float32
-    log_min_p,  # [R] float32, -inf: off
-    seed,  # [R] int64
-    position,  # [R] int64
-    choice,  # [R] int64
+    which,  # [R] int64, each row's slot
+    temperature,  # [slots] float32
+    top_k,  # [slots] int32
+    top_p,  # [slots] float32
+    min_p,  # [slots] float32
+    seed,  # [slots] int64
+    position,  # [slots] int64
+    choice,  # [slots] int64
     scores,  # [R, slices] float32
     columns,  # [R, slices] int32
     maxima,  # [R, slices] float32
@@ -147,14 +149,15 @@ def _slice_kernel(
     set to zero.
     """
     row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(which + row)
     part = tl.program_id(1)
     first, out = part * SLICE, row * tl.num_programs(1) + part
     logits += row * V
-    given = tl.load(temperature + row)
+    given = tl.load(temperature + slot)
     greedy = given < GREEDY_BELOW
     divisor = tl.where(greedy, 1.0, given)
-    if _is_plain(greedy, tl.load(top_k + row), tl.load(top_p + row), tl.load(log_min_p + row), V):
-        words = (tl.load(seed + row), tl.load(position + row), tl.load(choice + row))
+    if _is_plain(greedy, tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), V):
+        words = (tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
         key_a = row_key(KEY_START_A, words[0], words[1], words[2])
         key_b = row_key(KEY_START_B, words[0], words[1], words[2])
         everything = tl.zeros([], tl.int64)
@@ -174,10 +177,11 @@ def _slice_kernel(
 @triton.jit
 def _weigh_kernel(
     logits,  # [R, V] any float
-    temperature,  # [R] float32
-    top_k,  # [R] int32
-    top_p,  # [R] float32
-    log_min_p,  # [R] float32, -inf: off
+    which,  # [R] int64, each row's slot
+    temperature,  # [slots] float32
+    top_k,  # [slots] int32
+    top_p,  # [slots] float32
+    min_p,  # [slots] float32
     maxima,  # [R, slices] float32
     tallies,  # [R, SEARCHES, STEPS, BINS] int64: the weight of each bin's columns, bins of large values first
     found,  # [R, SEARCHES, STEPS - 1, 2] int64: what `_narrowed` says after the first steps
@@ -191,9 +195,10 @@ def _weigh_kernel(
 ):
     """Adds the columns of one slice of one row to the tally of one step of one search, where the row asks for it."""
     row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(which + row)
     part = tl.program_id(1)
-    divisor = tl.load(temperature + row)
-    k, p = tl.load(top_k + row), tl.load(top_p + row)
+    divisor = tl.load(temperature + slot)
+    k, p = tl.load(top_k + slot), tl.load(top_p + slot)
     asked = _is_limit(k, V)
     if MASS:
         asked = p < 1.0
@@ -205,7 +210,7 @@ def _weigh_kernel(
     floor = tl.zeros([], tl.int64)
     largest = _largest(maxima + row * slices, slices, SLICES)
     if MASS:
-        floor = _floor(tallies, found, largest, k, tl.load(log_min_p + row), V)
+        floor = _floor(tallies, found, largest, k, tl.load(min_p + slot), V)
         tallies += STEPS * BINS
         found += (STEPS - 1) * 2
     threshold, missing = _narrowed(tallies, found, k, p, MASS, STEP)
@@ -242,13 +247,14 @@ def _weigh_kernel(
 @triton.jit
 def _kept_kernel(
     logits,  # [R, V] any float
-    temperature,  # [R] float32
-    top_k,  # [R] int32
-    top_p,  # [R] float32
-    log_min_p,  # [R] float32, -inf: off
-    seed,  # [R] int64
-    position,  # [R] int64
-    choice,  # [R] int64
+    which,  # [R] int64, each row's slot
+    temperature,  # [slots] float32
+    top_k,  # [slots] int32
+    top_p,  # [slots] float32
+    min_p,  # [slots] float32
+    seed,  # [slots] int64
+    position,  # [slots] int64
+    choice,  # [slots] int64
     maxima,  # [R, slices] float32
     tallies,  # [R, SEARCHES, STEPS, BINS] int64
     found,  # [R, SEARCHES, STEPS - 1, 2] int64
@@ -261,10 +267,11 @@ def _kept_kernel(
 ):
     """The best of what the filters keep in one slice of one row, where the row has filters."""
     row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(which + row)
     part = tl.program_id(1)
     slices = tl.num_programs(1)
-    divisor = tl.load(temperature + row)
-    k, p, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(log_min_p + row)
+    divisor = tl.load(temperature + slot)
+    k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
     if _is_plain(divisor < GREEDY_BELOW, k, p, least, V):
         return
     tallies += row * SEARCHES * STEPS * BINS
@@ -273,7 +280,7 @@ def _kept_kernel(
     if p < 1.0:
         nucleus = _narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
         floor = tl.maximum(floor, nucleus)
-    words = (tl.load(seed + row), tl.load(position + row), tl.load(choice + row))
+    words = (tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
     key_a = row_key(KEY_START_A, words[0], words[1], words[2])
     key_b = row_key(KEY_START_B, words[0], words[1], words[2])
     first = part * SLICE
@@ -287,16 +294,28 @@ def _sample_kernel(
     scores,  # [R, slices] float32: the best of each slice
     columns,  # [R, slices] int32
     ids,  # [R] int64
+    which,  # [R] int64, each row's slot; this and what follows is used when ADVANCE
+    last_tokens,  # [slots] int64
+    lengths,  # [slots] int64
     slices,
+    nobody,
+    ADVANCE: tl.constexpr,
     SLICES: tl.constexpr,  # a power of two
 ):
-    """The best of one row; of equal ones the lowest column."""
+    """The best of one row, of equal ones the lowest column. Its slot is one token longer, unless it is nobody's."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, SLICES)
-    found = tl.load(scores + row * slices + parts, mask=parts < slices, other=float("-inf"))
-    where = tl.load(columns + row * slices + parts, mask=parts < slices, other=2147483647)
+    inside = parts < slices
+    found = tl.load(scores + row * slices + parts, mask=inside, other=float("-inf"))
+    where = tl.load(columns + row * slices + parts, mask=inside, other=2147483647)
     top = tl.max(found, axis=0)
-    tl.store(ids + row, tl.min(tl.where(found == top, where, 2147483647), axis=0).to(tl.int64))
+    column = tl.min(tl.where(found == top, where, 2147483647), axis=0).to(tl.int64)
+    tl.store(ids + row, column)
+    if ADVANCE:
+        slot = tl.load(which + row)
+        if slot != nobody:
+            tl.store(last_tokens + slot, column)
+            tl.store(lengths + slot, tl.load(lengths + slot) + 1)
 
 
 @dataclass(frozen=True)
@@ -305,23 +324,13 @@ class Search:
     maxima, tallies and found, as the kernels say.
     """
 
-    filters: tuple[Tensor, ...]
-    noise: tuple[Tensor, ...]
     best: tuple[Tensor, Tensor]
     searched: tuple[Tensor, Tensor, Tensor]
 
 
-def search(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
-    choice: Tensor,
-) -> Search:
-    """As for `sample`: samples the slices of rows without filters, finds the thresholds of the others.
+def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...]) -> Search:
+    """Samples the slices of rows without filters and finds the thresholds of the others. filters: which, temperature,
+    top_k, top_p and min_p; noise: seed, position and choice; as the kernels say.
 
     What is launched does not depend on what the rows ask for, which only the device knows: a program whose row has no
     use for it returns at once.
@@ -334,16 +343,11 @@ def search(
         torch.empty((R, SEARCHES.value, *shape), dtype=torch.int64, device=logits.device)
         for shape in ((STEPS.value, BINS.value), (STEPS.value - 1, 2))
     )
-    made = Search(
-        filters=(temperature, top_k, top_p, min_p.log()),
-        noise=(seed, position, choice),
-        best=(scores, columns),
-        searched=(maxima, tallies, found),
-    )
+    made = Search((scores, columns), (maxima, tallies, found))
     _slice_kernel[(R, slices)](
         logits,
-        *made.filters,
-        *made.noise,
+        *filters,
+        *noise,
         *made.best,
         maxima,
         tallies,
@@ -356,7 +360,7 @@ def search(
         for step in range(STEPS.value):
             _weigh_kernel[(R, triton.cdiv(V, WIDE_SLICE))](
                 logits,
-                *made.filters,
+                *filters,
                 *made.searched,
                 V,
                 slices,
@@ -370,6 +374,26 @@ def search(
     return made
 
 
+def _best_slices(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """-> scores float32 and columns int32 [R, slices]: the best that each slice keeps."""
+    R, V = logits.shape
+    made = search(logits, filters, noise)
+    slices = made.best[0].shape[1]
+    _kept_kernel[(R, slices)](
+        logits,
+        *filters,
+        *noise,
+        *made.searched,
+        *made.best,
+        V,
+        SLICE=SLICE,
+        SLICES=triton.next_power_of_2(slices),
+        BLOCK=BLOCK,
+        num_warps=NUM_WARPS,
+    )
+    return made.best
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -381,22 +405,30 @@ def sample(
     choice: Tensor,
 ) -> Tensor:
     """logits[R, V] any float and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
-    R, V = logits.shape
-    made = search(logits, temperature, top_k, top_p, min_p, seed, position, choice)
-    slices = made.best[0].shape[1]
+    R = len(logits)
+    each = torch.arange(R, device=logits.device)
+    scores, columns = _best_slices(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice))
     ids = torch.empty(R, dtype=torch.int64, device=logits.device)
+    slices = scores.shape[1]
     most = triton.next_power_of_2(slices)
-    _kept_kernel[(R, slices)](
-        logits,
-        *made.filters,
-        *made.noise,
-        *made.searched,
-        *made.best,
-        V,
-        SLICE=SLICE,
-        SLICES=most,
-        BLOCK=BLOCK,
-        num_warps=NUM_WARPS,
-    )
-    _sample_kernel[(R,)](*made.best, ids, slices, SLICES=most, num_warps=1)
+    _sample_kernel[(R,)](scores, columns, ids, None, None, None, slices, -1, ADVANCE=False, SLICES=most, num_warps=1)
     return ids
+
+
+def sample_slots(logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+    """logits[B, V] any float, which[B] int64, ids[B] int64; see `kernels.interface.Kernels.sample_slots`."""
+    filters = (which, slots.temperature, slots.top_k, slots.top_p, slots.min_p)
+    best = _best_slices(logits, filters, (slots.seed, slots.lengths, slots.choice))
+    slices = best[0].shape[1]
+    _sample_kernel[(len(logits),)](
+        *best,
+        ids,
+        which,
+        slots.last_tokens,
+        slots.lengths,
+        slices,
+        slots.nobody,
+        ADVANCE=True,
+        SLICES=triton.next_power_of_2(slices),
+        num_warps=1,
+    )

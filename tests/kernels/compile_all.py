@@ -10,12 +10,21 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import decode_attention, invariant, prefill_attention, rms_norm, rope_and_cache, sample, silu_mul
+from kernels import (
+    decode_attention,
+    decode_step,
+    invariant,
+    prefill_attention,
+    rms_norm,
+    rope_and_cache,
+    sample,
+    silu_mul,
+)
 
 HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 CACHES = {"k_cache": HALF, "v_cache": HALF}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
-FILTERS = {"logits": HALF, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
+FILTERS = {"logits": HALF, "which": LONG, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "min_p": FLOAT}
 NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
 SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
@@ -122,7 +131,19 @@ CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
         {"SLICE": sample.SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
         sample.NUM_WARPS,
     ),
-    (sample._sample_kernel, BEST | {"ids": LONG, "slices": "i32"}, {"SLICES": 32}, 1),
+    (
+        sample._sample_kernel,
+        BEST | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "slices": "i32", "nobody": "i32"},
+        {"ADVANCE": True, "SLICES": 32},
+        1,
+    ),
+    (
+        decode_step._gather_slots_kernel,
+        {"which": LONG, "last_tokens": LONG, "lengths": LONG, "page_table": INT, "token_ids": LONG, "positions": LONG}
+        | {"places": LONG, "table": INT, "context_lens": INT, "slots_stride": "i32", "width": "i32", "nobody": "i32"},
+        {"PAGE_SIZE": 32, "BLOCK": decode_step.BLOCK},
+        decode_step.NUM_WARPS,
+    ),
 ]
 
 

@@ -28,12 +28,26 @@ KERNELS = [
     "_weigh_kernel",
     "_kept_kernel",
     "_sample_kernel",
+    "_gather_slots_kernel",
 ]
 
 
 # Of a model, or of a layer of it. Of anything else a value that was not there before would be compiled for anew, while
 # people wait.
-FIXED = {"q_stride", "k_stride", "v_stride", "x_stride", "page_rows", "window", "N", "K", "V", "slices"}
+FIXED = {
+    "q_stride",
+    "k_stride",
+    "v_stride",
+    "x_stride",
+    "page_rows",
+    "window",
+    "N",
+    "K",
+    "V",
+    "slices",
+    "slots_stride",
+    "nobody",
+}
 
 
 @pytest.fixture(scope="module")

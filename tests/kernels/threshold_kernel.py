@@ -13,13 +13,13 @@ from kernels import sample
 
 
 @triton.jit
-def _threshold_kernel(top_k, top_p, log_min_p, maxima, tallies, found, keys, V, slices, SLICES: tl.constexpr):
+def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, slices, SLICES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     tallies += row * sample.SEARCHES * sample.STEPS * sample.BINS
     found += row * sample.SEARCHES * (sample.STEPS - 1) * 2
     k, p = tl.load(top_k + row), tl.load(top_p + row)
     largest = sample._largest(maxima + row * slices, slices, SLICES)
-    floor = sample._floor(tallies, found, largest, k, tl.load(log_min_p + row), V)
+    floor = sample._floor(tallies, found, largest, k, tl.load(min_p + row), V)
     if p < 1.0:
         tallies += sample.STEPS * sample.BINS
         found += (sample.STEPS - 1) * 2
@@ -30,13 +30,17 @@ def _threshold_kernel(top_k, top_p, log_min_p, maxima, tallies, found, keys, V, 
 def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
     """logits[R, V] and the sampler's parameters, a filter in every row -> [R] float32, the smallest kept value."""
     R, V = logits.shape
-    maxima, tallies, found = sample.search(logits, **given).searched
+    maxima, tallies, found = sample.search(
+        logits,
+        (torch.arange(R, device=logits.device), *(given[name] for name in ("temperature", "top_k", "top_p", "min_p"))),
+        tuple(given[name] for name in ("seed", "position", "choice")),
+    ).searched
     keys = torch.empty(R, dtype=torch.int64, device=logits.device)
     slices = maxima.shape[1]
     _threshold_kernel[(R,)](
         given["top_k"],
         given["top_p"],
-        given["min_p"].log(),
+        given["min_p"],
         maxima,
         tallies,
         found,
