@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_attention import decode_attention
+from kernels.decode_step import gather_slots
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
@@ -13,7 +14,7 @@ from kernels.prefill_attention import prefill_attention
 from kernels.reference.log_probs import log_probs
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_and_cache import rope_and_cache, write_cache
-from kernels.sample import sample
+from kernels.sample import sample, sample_slots
 from kernels.silu_mul import silu_mul
 
 
@@ -28,7 +29,9 @@ class TritonKernels:
     write_cache = staticmethod(write_cache)
     decode_attention = staticmethod(decode_attention)
     prefill_attention = staticmethod(prefill_attention)
+    gather_slots = staticmethod(gather_slots)
     sample = staticmethod(sample)
+    sample_slots = staticmethod(sample_slots)
     log_probs = staticmethod(log_probs)
 
     @staticmethod

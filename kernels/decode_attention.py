@@ -17,18 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
 from kernels.plans import DecodePlan
 
 SPLIT = 256  # positions; a multiple of BLOCK
 BLOCK = 64  # positions of one product
+CHUNK = 16  # splits combined at a time
 LEAST_ROWS = 16  # of tl.dot
 NUM_WARPS = 4
 NUM_STAGES = 3
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+@triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
     q,  # [B, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
@@ -77,8 +80,7 @@ def _split_kernel(
     for block in range(begin, end, BLOCK):
         positions = block + tl.arange(0, BLOCK)
         seen = (positions >= first) & (positions < end)
-        pages = tl.load(page_table + row * table_stride + positions // PAGE_SIZE, mask=seen, other=0).to(tl.int64)
-        rows = pages * page_rows + kv_head * PAGE_SIZE + positions % PAGE_SIZE
+        rows = cache_rows(page_table + row * table_stride, block, seen, kv_head, page_rows, PAGE_SIZE, BLOCK)
         keys = tl.load(
             k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
         )
@@ -102,7 +104,7 @@ def _split_kernel(
     tl.store(weight + out_rows, largest + tl.log2(total), mask=head_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine_kernel(
     partial,  # [B, Hq, splits, D] float32
     weight,  # [B, Hq, splits] float32
@@ -114,27 +116,36 @@ def _combine_kernel(
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Combines the splits of one row and query head, in ascending order."""
+    """Combines the splits of one row and query head, CHUNK at a time from the first one on: so their sum has one order,
+    whatever the width of the table, and those of an ordinary context are waited for once.
+    """
     row = tl.program_id(0).to(tl.int64)
     out_row = row * QUERY_HEADS + tl.program_id(1)
     context = tl.load(context_lens + row)
     first = 0
     if window > 0:
         first = tl.maximum(context - window, 0) // SPLIT
+    last = tl.cdiv(context, SPLIT)
     dims = tl.arange(0, HEAD_BLOCK)
     inside = dims < HEAD_DIM
     largest = float("-inf")
     total = 0.0
     summed = tl.zeros([HEAD_BLOCK], tl.float32)
-    for split in range(first, tl.cdiv(context, SPLIT)):
-        split_weight = tl.load(weight + out_row * splits + split)
-        values = tl.load(partial + (out_row * splits + split) * HEAD_DIM + dims, mask=inside, other=0.0)
-        new_largest = tl.maximum(largest, split_weight)
+    for start in range(first // CHUNK * CHUNK, last, CHUNK):
+        parts = start + tl.arange(0, CHUNK)
+        known = (parts >= first) & (parts < last)
+        places = out_row * splits + parts
+        weights = tl.load(weight + places, mask=known, other=float("-inf"))
+        values = tl.load(
+            partial + places[:, None] * HEAD_DIM + dims[None, :], mask=known[:, None] & inside[None, :], other=0.0
+        )
+        new_largest = tl.maximum(largest, tl.max(weights, axis=0))
         decay = tl.exp2(largest - new_largest)
-        share = tl.exp2(split_weight - new_largest)
-        summed = summed * decay + values * share
-        total = total * decay + share
+        shares = tl.exp2(weights - new_largest)
+        summed = summed * decay + tl.sum(values * shares[:, None], axis=0)
+        total = total * decay + tl.sum(shares, axis=0)
         largest = new_largest
     tl.store(out + out_row * HEAD_DIM + dims, (summed / total).to(out.dtype.element_ty), mask=inside)
 
@@ -195,6 +206,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         SPLIT=SPLIT,
+        CHUNK=CHUNK,
         num_warps=1,
     )
     return out

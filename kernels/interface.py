@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.plans import DecodePlan, RopePlan
+from kernels.slots import DecodeRows, SlotTensors
 
 log = logging.getLogger("carousel.kernels")
 
@@ -141,7 +142,8 @@ class Kernels(Protocol):
         position: Tensor,
         choice: Tensor,
     ) -> Tensor:
-        """logits[R, V] float32 -> ids[R] int64. Rows do not influence each other and there is no generator state.
+        """logits[R, V] any float -> ids[R] int64, as of the same numbers in float32. Rows do not influence each other
+        and there is no generator state.
 
         temperature[R] float32, below 1e-5: the largest logit, the lowest id among equals. top_k[R] int32, 0: off.
         top_p[R] float32, 1: off. min_p[R] float32, 0: off. seed[R], position[R], choice[R] int64 determine the noise
@@ -153,8 +155,18 @@ class Kernels(Protocol):
         noise), see `kernels.reference.noise`.
         """
 
+    def gather_slots(self, slots: SlotTensors, which: Tensor, width: int, page_size: int) -> DecodeRows:
+        """What a decode step of the slots which[B] int64 reads of them, their page tables cut to `width` pages, which
+        hold the contexts of all."""
+
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+        """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes
+        ids[B] int64 and, but for nobody's, each slot's last token and length."""
+
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """logits[R, V] float32, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k])."""
+        """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in
+        float32.
+        """
 
 
 def load(

@@ -29,7 +29,8 @@ NUM_WARPS = 4
 NUM_STAGES = 4
 
 
-@triton.jit
+# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+@triton.jit(do_not_specialize=["M"])
 def _linear_kernel(
     x,  # [M, K] any float, strided over M
     weight,  # [N, K]
@@ -76,12 +77,12 @@ def _linear_kernel(
     tl.store(target, total.to(out.dtype.element_ty), mask=row_inside[:, None] & column_inside[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "splits"])
 def _join_kernel(
-    sums,  # [splits, M * N] float32
+    sums,  # [splits, M, N] float32
     bias,  # [N], read when HAS_BIAS
-    out,  # [M * N]
-    size,  # M * N
+    out,  # [M, N]
+    M,
     N,
     splits,
     HAS_BIAS: tl.constexpr,
@@ -89,6 +90,7 @@ def _join_kernel(
 ):
     """Adds the splits in ascending order, then the bias: what a program that has all of them does."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    size = M * N  # a multiple of 16 where N is known to be one, whatever M: so loads stay wide
     inside = places < size
     total = tl.zeros([BLOCK], tl.float32)
     for split in range(splits):
@@ -124,7 +126,7 @@ class InvariantLinear:
         self._multiply(x, (*grid, splits), None, sums, alone=True)
         block = 1024
         _join_kernel[(triton.cdiv(rows * outputs, block),)](
-            sums, self._bias, out, rows * outputs, outputs, splits, HAS_BIAS=self._bias is not None, BLOCK=block
+            sums, self._bias, out, rows, outputs, splits, HAS_BIAS=self._bias is not None, BLOCK=block
         )
         return out
 

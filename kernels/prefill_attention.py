@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
 
 BLOCK_M = 64  # queries of one program
@@ -26,7 +27,8 @@ NUM_STAGES = 2
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
     q,  # [T, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
@@ -75,10 +77,9 @@ def _prefill_kernel(
     for block in range(begin, end, BLOCK_N):
         positions = block + tl.arange(0, BLOCK_N)
         known = positions < end
-        pages = tl.load(page_table + chunk * table_stride + positions // PAGE_SIZE, mask=known, other=0).to(tl.int64)
-        cache_rows = pages * page_rows + kv_head * PAGE_SIZE + positions % PAGE_SIZE
+        places = cache_rows(page_table + chunk * table_stride, block, known, kv_head, page_rows, PAGE_SIZE, BLOCK_N)
         keys = tl.load(
-            k_cache + cache_rows[None, :] * HEAD_DIM + dims[:, None],
+            k_cache + places[None, :] * HEAD_DIM + dims[:, None],
             mask=known[None, :] & dim_inside[:, None],
             other=0.0,
         )
@@ -93,7 +94,7 @@ def _prefill_kernel(
         weights = tl.exp2(scores - reference[:, None])
         decay = tl.exp2(largest - reference)
         values = tl.load(
-            v_cache + cache_rows[:, None] * HEAD_DIM + dims[None, :],
+            v_cache + places[:, None] * HEAD_DIM + dims[None, :],
             mask=known[:, None] & dim_inside[None, :],
             other=0.0,
         )

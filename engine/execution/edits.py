@@ -52,13 +52,14 @@ class LogitEdits:
                 self._stops[slot, self._tensor(np.array(sampling.stop_token_ids, np.int64))] = True
 
     def apply(self, logits: Tensor, slots: Ints) -> Tensor:
-        """logits[R, V] float32, slots[R] -> the same, or a copy in which the rows that ask for it are edited."""
+        """logits[R, V] any float, slots[R] -> the same, or a copy in float32 where rows ask to be edited."""
         state = self._slots
         too_short = state.lengths[slots] - state.prompt_lens[slots] < state.min_tokens[slots]
         biased, penalised = state.biased[slots], state.penalised[slots]
         rows = np.flatnonzero(too_short | biased | penalised)
         if not len(rows):
             return logits
+        logits = logits.to(torch.float32)
         where, index = slots[rows], self._tensor(rows)
         edited, table_rows = logits[index], self._tensor(where)
         if self._stops is not None and too_short.any():

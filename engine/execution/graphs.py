@@ -88,15 +88,10 @@ class DecodeGraphs:
 
     def _step(self, rows: int, width: int) -> None:
         """What is recorded: reads `_which`, writes `_ids` and the slots."""
-        slots, which = self.slots, self._which[:rows]
-        inputs = slots.decode_inputs(which, width, self._cache.page_size)
+        which = self._which[:rows]
+        inputs = self.slots.decode_inputs(self._kernels, which, width, self._cache.page_size)
         logits = self._model.compute_logits(self._model.forward(inputs, self._cache, self._kernels))
-        parameters = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.lengths, slots.choice)
-        ids = self._kernels.sample(logits, *(parameter.index_select(0, which) for parameter in parameters))
-        self._ids[:rows].copy_(ids)
-        slots.last_tokens.index_copy_(0, which, ids)
-        slots.advance(which)
-        slots.lengths[slots.nobody :].fill_(1)
+        self._kernels.sample_slots(logits, self.slots.tensors, which, self._ids[:rows])
 
 
 def row_counts(slots: int) -> tuple[int, ...]:

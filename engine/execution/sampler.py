@@ -35,7 +35,7 @@ class Sampler:
         self._edits.join(joins)
 
     def sample(self, logits: Tensor, slots: Ints) -> Drawn:
-        """logits[R, V] float32, slots[R] -> one new token each, and log-probabilities where they are asked for."""
+        """logits[R, V] any float, slots[R] -> one new token each, and log-probabilities where they are asked for."""
         state = self._slots
         asked = np.flatnonzero(state.logprobs[slots] >= 0)
         slot_ids, *parameters, rows = to_device(

@@ -255,7 +255,7 @@ class CpuKernels(ReferenceKernels):
         position: Tensor,
         choice: Tensor,
     ) -> Tensor:
-        logits = logits.contiguous()
+        logits = logits.to(torch.float32).contiguous()
         rows, vocabulary = logits.shape
         ids = torch.empty(rows, dtype=torch.int64)
         sampling = structs.Sampling(

@@ -9,12 +9,14 @@ from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.decode_attention import decode_attention, plan_decode
+from kernels.reference.decode_step import gather_slots, sample_slots
 from kernels.reference.log_probs import log_probs
 from kernels.reference.prefill_attention import prefill_attention
 from kernels.reference.rms_norm import add_rms_norm, rms_norm
 from kernels.reference.rope_and_cache import plan_rope, rope_and_cache, write_cache
 from kernels.reference.sample import sample
 from kernels.reference.silu_mul import silu_mul
+from kernels.slots import SlotTensors
 
 
 class ReferenceKernels:
@@ -28,8 +30,12 @@ class ReferenceKernels:
     write_cache = staticmethod(write_cache)
     decode_attention = staticmethod(decode_attention)
     prefill_attention = staticmethod(prefill_attention)
+    gather_slots = staticmethod(gather_slots)
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
+
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+        sample_slots(self.sample, logits, slots, which, ids)
 
     @property
     def tolerates_neighbours(self) -> bool:

@@ -33,7 +33,8 @@ def sample(
     position: Tensor,
     choice: Tensor,
 ) -> Tensor:
-    """logits[R, V] float32 and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
+    """logits[R, V] any float and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
+    logits = logits.to(torch.float32)
     rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
     if rows.numel() == 0:
         return logits.max(dim=-1).indices

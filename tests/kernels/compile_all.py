@@ -1,4 +1,7 @@
-"""Compiles the Triton kernels for compute capability 9.0 and prints the sizes of the results as JSON."""
+"""Compiles the Triton kernels for compute capability 9.0, as a launch would: for two head sizes, two page sizes and two
+dtypes, with what a launch knows of pointers and strides. Prints what came of each as JSON: the least bytes of machine
+code, the most bytes of shared memory, and the numbers among its arguments whose values it is compiled for.
+"""
 
 from __future__ import annotations
 
@@ -9,119 +12,222 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import decode_attention, invariant, prefill_attention, rms_norm, rope_and_cache, sample, silu_mul
+from kernels import (
+    decode_attention,
+    decode_step,
+    invariant,
+    prefill_attention,
+    rms_norm,
+    rope_and_cache,
+    sample,
+    silu_mul,
+)
 
-HALF, FLOAT, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
-CACHES = {"k_cache": HALF, "v_cache": HALF}
+MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the dtype that is compiled for
+CACHES = {"k_cache": MODEL, "v_cache": MODEL}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
-PARAMETERS = {"logits": FLOAT, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "log_min_p": FLOAT}
-PARAMETERS |= {"seed": LONG, "position": LONG, "choice": LONG}
-PAGES = {"HEAD_DIM": 80, "PAGE_SIZE": 32}
-HEADS = PAGES | {"KV_HEADS": 8}
+FILTERS = {"logits": MODEL, "which": LONG, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "min_p": FLOAT}
+NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
+SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
+BEST = {"scores": FLOAT, "columns": INT}
+STAGES = 3  # where a launch names none
 
-# kernel, types of its arguments, its constants, warps
-CASES: list[tuple[Any, dict[str, str], dict[str, Any], int]] = [
-    (
-        rms_norm._rms_norm_kernel,
-        {"x": HALF, "residual": HALF, "weight": HALF, "out": HALF, "eps": "fp32"},
-        {"H": 576, "BLOCK": 1024, "ADD": True},
-        rms_norm.NUM_WARPS,
-    ),
-    (
-        silu_mul._silu_mul_kernel,
-        {"gate_up": HALF, "out": HALF},
-        {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK},
-        silu_mul.NUM_WARPS,
-    ),
-    (
-        rope_and_cache._rope_and_cache_kernel,
-        {"q": HALF, "k": HALF, "v": HALF, "cos_sin": FLOAT, "positions": LONG, "slots": LONG}
-        | CACHES
-        | {"q_norm": HALF, "k_norm": HALF, "q_out": HALF, "eps": "fp32"}
-        | STRIDES,
-        PAGES | {"QUERY_HEADS": 32, "HALF_BLOCK": 64, "Q_NORM": True, "K_NORM": True},
-        rope_and_cache.NUM_WARPS,
-    ),
-    (
-        rope_and_cache._write_cache_kernel,
-        {"k": HALF, "v": HALF, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
-        PAGES | {"HEAD_BLOCK": 128},
-        rope_and_cache.NUM_WARPS,
-    ),
-    (
-        decode_attention._split_kernel,
-        {
-            "q": HALF,
-            "page_table": INT,
-            "context_lens": INT,
-            "partial": FLOAT,
-            "weight": FLOAT,
-            "table_stride": "i32",
-            "page_rows": "i32",
-        }
-        | CACHES
-        | {"scale": "fp32", "window": "i32"},
-        HEADS
-        | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": 128, "PRECISION": "ieee"}
-        | {"SPLIT": decode_attention.SPLIT, "BLOCK": decode_attention.BLOCK},
-        decode_attention.NUM_WARPS,
-    ),
-    (
-        decode_attention._combine_kernel,
-        {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": HALF, "splits": "i32", "window": "i32"},
-        {"QUERY_HEADS": 32, "HEAD_DIM": 80, "HEAD_BLOCK": 128, "SPLIT": decode_attention.SPLIT},
-        1,
-    ),
-    (
-        prefill_attention._prefill_kernel,
-        {"q": HALF, "page_table": INT, "tiles": INT, "out": HALF, "q_stride": "i32", "table_stride": "i32"}
-        | {"page_rows": "i32"}
-        | CACHES
-        | {"scale": "fp32", "window": "i32"},
-        HEADS
-        | {"QUERY_HEADS": 32, "HEAD_BLOCK": 128, "PRECISION": "ieee"}
-        | {"BLOCK_M": prefill_attention.BLOCK_M, "BLOCK_N": prefill_attention.BLOCK_N},
-        prefill_attention.NUM_WARPS,
-    ),
-    (
-        invariant._linear_kernel,
-        {"x": HALF, "weight": HALF, "bias": HALF, "out": HALF, "M": "i32", "N": "i32", "K": "i32", "x_stride": "i32"},
-        {"HAS_BIAS": True, "ALONE": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
-        | {"BLOCK_M": invariant.BLOCK_M, "BLOCK_N": invariant.BLOCK_N, "BLOCK_K": invariant.BLOCK_K},
-        invariant.NUM_WARPS,
-    ),
-    (
-        invariant._join_kernel,
-        {"sums": FLOAT, "bias": HALF, "out": HALF, "size": "i32", "N": "i32", "splits": "i32"},
-        {"HAS_BIAS": True, "BLOCK": 1024},
-        4,
-    ),
-    (
-        sample._slice_kernel,
-        PARAMETERS | {"scores": FLOAT, "columns": INT, "V": "i32"},
-        {"SLICE": sample.SLICE, "BLOCK": sample.BLOCK},
-        sample.NUM_WARPS,
-    ),
-    (
-        sample._sample_kernel,
-        PARAMETERS | {"slice_scores": FLOAT, "slice_columns": INT, "ids": LONG, "V": "i32", "slices": "i32"},
-        {"SLICES": 32, "BLOCK": sample.BLOCK},
-        sample.NUM_WARPS,
-    ),
-]
+# A kernel, the types of its arguments, its constants, warps and stages.
+Case = tuple[Any, dict[str, str], dict[str, Any], int, int]
+
+
+def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
+    """Everything there is, for heads of `dim` numbers and pages of `page_size` positions."""
+    pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
+    heads = pages | {"KV_HEADS": 8}
+    wide = prefill_attention.BLOCK_N_WIDE if dtype == FLOAT else prefill_attention.BLOCK_N
+    return [
+        (
+            rms_norm._rms_norm_kernel,
+            {"x": MODEL, "residual": MODEL, "weight": MODEL, "out": MODEL, "eps": "fp32"},
+            {"H": 576, "BLOCK": 1024, "ADD": True},
+            rms_norm.NUM_WARPS,
+            STAGES,
+        ),
+        (
+            silu_mul._silu_mul_kernel,
+            {"gate_up": MODEL, "out": MODEL},
+            {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK},
+            silu_mul.NUM_WARPS,
+            STAGES,
+        ),
+        (
+            rope_and_cache._rope_and_cache_kernel,
+            {"q": MODEL, "k": MODEL, "v": MODEL, "cos_sin": FLOAT, "positions": LONG, "slots": LONG}
+            | CACHES
+            | {"q_norm": MODEL, "k_norm": MODEL, "q_out": MODEL, "eps": "fp32"}
+            | STRIDES,
+            pages | {"QUERY_HEADS": 32, "HALF_BLOCK": dim // 2, "Q_NORM": True, "K_NORM": True},
+            rope_and_cache.NUM_WARPS,
+            STAGES,
+        ),
+        (
+            rope_and_cache._write_cache_kernel,
+            {"k": MODEL, "v": MODEL, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
+            pages | {"HEAD_BLOCK": dim},
+            rope_and_cache.NUM_WARPS,
+            STAGES,
+        ),
+        (
+            decode_attention._split_kernel,
+            {
+                "q": MODEL,
+                "page_table": INT,
+                "context_lens": INT,
+                "partial": FLOAT,
+                "weight": FLOAT,
+                "table_stride": "i32",
+                "page_rows": "i32",
+            }
+            | CACHES
+            | {"scale": "fp32", "window": "i32"},
+            heads
+            | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
+            | {"SPLIT": decode_attention.SPLIT, "BLOCK": decode_attention.BLOCK},
+            decode_attention.NUM_WARPS,
+            decode_attention.NUM_STAGES,
+        ),
+        (
+            decode_attention._combine_kernel,
+            {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": MODEL, "splits": "i32", "window": "i32"},
+            {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim}
+            | {"SPLIT": decode_attention.SPLIT, "CHUNK": decode_attention.CHUNK},
+            1,
+            STAGES,
+        ),
+        (
+            prefill_attention._prefill_kernel,
+            {"q": MODEL, "page_table": INT, "tiles": INT, "out": MODEL, "q_stride": "i32", "table_stride": "i32"}
+            | {"page_rows": "i32"}
+            | CACHES
+            | {"scale": "fp32", "window": "i32"},
+            heads
+            | {"QUERY_HEADS": 32, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
+            | {"BLOCK_M": prefill_attention.BLOCK_M, "BLOCK_N": wide},
+            prefill_attention.NUM_WARPS,
+            prefill_attention.NUM_STAGES,
+        ),
+        (
+            invariant._linear_kernel,
+            {
+                "x": MODEL,
+                "weight": MODEL,
+                "bias": MODEL,
+                "out": MODEL,
+                "M": "i32",
+                "N": "i32",
+                "K": "i32",
+                "x_stride": "i32",
+            },
+            {"HAS_BIAS": True, "ALONE": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
+            | {"BLOCK_M": invariant.BLOCK_M, "BLOCK_N": invariant.BLOCK_N, "BLOCK_K": invariant.BLOCK_K},
+            invariant.NUM_WARPS,
+            invariant.NUM_STAGES,
+        ),
+        (
+            invariant._join_kernel,
+            {"sums": FLOAT, "bias": MODEL, "out": MODEL, "M": "i32", "N": "i32", "splits": "i32"},
+            {"HAS_BIAS": True, "BLOCK": 1024},
+            4,
+            STAGES,
+        ),
+        (
+            sample._slice_kernel,
+            FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32"},
+            {"SLICE": sample.SLICE, "BLOCK": sample.BLOCK},
+            sample.NUM_WARPS,
+            STAGES,
+        ),
+        *(
+            (
+                sample._weigh_kernel,
+                FILTERS | SEARCHED | {"V": "i32", "slices": "i32"},
+                {"MASS": mass, "STEP": step, "SLICE": sample.WIDE_SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
+                sample.NUM_WARPS,
+                STAGES,
+            )
+            for mass in (False, True)
+            for step in range(sample.STEPS.value)
+        ),
+        (
+            sample._kept_kernel,
+            FILTERS | NOISE | SEARCHED | BEST | {"V": "i32"},
+            {"SLICE": sample.SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
+            sample.NUM_WARPS,
+            STAGES,
+        ),
+        (
+            sample._sample_kernel,
+            BEST | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "slices": "i32", "nobody": "i32"},
+            {"ADVANCE": True, "SLICES": 32},
+            1,
+            STAGES,
+        ),
+        (
+            decode_step._gather_slots_kernel,
+            {
+                "which": LONG,
+                "last_tokens": LONG,
+                "lengths": LONG,
+                "page_table": INT,
+                "token_ids": LONG,
+                "positions": LONG,
+            }
+            | {
+                "places": LONG,
+                "table": INT,
+                "context_lens": INT,
+                "slots_stride": "i32",
+                "width": "i32",
+                "nobody": "i32",
+            },
+            {"PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
+            decode_step.NUM_WARPS,
+            STAGES,
+        ),
+    ]
+
+
+def compile_one(case: Case, dtype: str) -> Any:
+    """As Triton does at a launch: pointers and the numbers it specialises on are multiples of 16 here."""
+    kernel, types, constants, warps, stages = case
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr").replace(MODEL, dtype) for name in names}
+    aligned = [*specialised(case), *(name for name in names if signature[name].startswith("*"))]
+    source = ASTSource(
+        kernel,
+        signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def specialised(case: Case) -> list[str]:
+    """The numbers among the arguments that a value of is compiled for."""
+    kernel, types = case[:2]
+    return [p.name for p in kernel.params if types.get(p.name) == "i32" and not p.do_not_specialize]
 
 
 def main() -> None:
     """Compile each case; an error in one ends the program."""
-    sizes = {}
-    for kernel, types, constants, warps in CASES:
-        names = kernel.arg_names
-        signature = {name: types.get(name, "constexpr") for name in names}
-        indexed = {(names.index(name),): value for name, value in constants.items()}
-        source = ASTSource(kernel, signature, constexprs=indexed)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-        sizes[kernel.__name__] = len(compiled.asm["cubin"])
-    print(json.dumps(sizes))
+    results: dict[str, dict[str, Any]] = {}
+    for dtype in ("*bf16", FLOAT):
+        for dim, page_size in ((64, 64), (128, 32)):
+            for case in cases(dtype, dim, page_size):
+                compiled = compile_one(case, dtype)
+                size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
+                known = results.setdefault(
+                    case[0].__name__, {"size": size, "shared": shared, "specialised": specialised(case)}
+                )
+                known |= {"size": min(size, known["size"]), "shared": max(shared, known["shared"])}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ DECODE_SHAPES = [
     pytest.param(2, 2, 32, 16, 5, (1, 4, 5, 6, 100), id="window of 5"),
     pytest.param(1, 2, 64, 32, 300, (290, 300, 301, 600), id="window over splits"),
     pytest.param(1, 2, 16, 48, 20, (100, 300), id="pages that do not divide a tile"),
+    pytest.param(2, 2, 16, 128, 70, (63, 64, 129, 400), id="a window over pages of two blocks"),
+    pytest.param(1, 2, 16, 64, 0, (4096, 4097, 12), id="more splits than are combined at a time"),
+    pytest.param(1, 2, 16, 64, 400, (4700, 900), id="a window over splits that are combined apart"),
 ]
 
 
@@ -53,6 +56,8 @@ PREFILL_SHAPES = [
     pytest.param(2, 2, 32, 16, 5, ((70, 70), (4, 4), (40, 3)), id="window of 5"),
     pytest.param(1, 2, 64, 32, 260, ((330, 70),), id="window over tiles"),
     pytest.param(1, 2, 16, 48, 20, ((100, 9),), id="pages that do not divide a tile"),
+    pytest.param(2, 2, 16, 64, 0, ((65, 3), (128, 70), (200, 1)), id="pages of two blocks"),
+    pytest.param(1, 2, 16, 128, 50, ((300, 140),), id="a window over pages of four blocks"),
 ]
 
 
@@ -81,6 +86,21 @@ def test_prefill_attention_equals_naive(
         rows = slice(starts[row], starts[row + 1])
         expected = naive_rows(q[rows], paged, row, range(context - queries, context), 0.3, window)
         torch.testing.assert_close(out[rows].cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.device, window: int) -> None:
+    """A row's splits are combined in one order, alone and beside a row of ten times as many."""
+    paged = make_paged((700, 4900), 2, 16, 64, device=device)
+    torch.manual_seed(1)
+    q = torch.randn(2, 4, 16, device=device) * 3
+    both = triton_kernels.decode_attention(
+        q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window
+    )
+    alone = triton_kernels.decode_attention(
+        q[:1], paged.k_cache, paged.v_cache, paged.page_table[:1, :11].contiguous(), paged.lengths[:1], 0.3, window
+    )
+    assert torch.equal(both[:1], alone)
 
 
 def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.device) -> None:

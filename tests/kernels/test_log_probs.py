@@ -20,3 +20,15 @@ def test_log_probs_equal_the_log_of_the_softmax(kernels: Kernels, device: torch.
     order = expected.argsort(dim=-1, descending=True)
     assert torch.equal(ids, order[:, :k])
     torch.testing.assert_close(top.double(), expected.gather(1, order[:, :k]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_read_in_float32(kernels: Kernels, device: torch.device, dtype: torch.dtype):
+    """As the same numbers in float32, bit for bit, and in float32."""
+    torch.manual_seed(0)
+    logits = (torch.randn(3, 101, device=device) * 4).to(dtype)
+    chosen = torch.tensor([0, 50, 100], device=device)
+    for got, expected in zip(
+        kernels.log_probs(logits, chosen, 3), kernels.log_probs(logits.float(), chosen, 3), strict=True
+    ):
+        assert torch.equal(got, expected) and got.dtype == expected.dtype

@@ -14,6 +14,7 @@ from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
 from kernels.reference.sample import filter_threshold
 from tests.kernels.conftest import cpu_kernels
+from tests.kernels.threshold_kernel import threshold
 
 NEVER_MIND = [HealthCheck.function_scoped_fixture]  # the back ends have no state that a test could leave behind
 
@@ -136,6 +137,63 @@ def test_all_back_ends_sample_the_same_tokens(kernels: Kernels, reference_kernel
     expected = reference_kernels.sample(logits, **given)
     on_device = {name: value.to(device) for name, value in given.items()}
     assert kernels.sample(logits.to(device), **on_device).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, device: torch.device, dtype: torch.dtype):
+    """The same numbers give the same ids, whatever they are stored in."""
+    torch.manual_seed(0)
+    logits = (torch.randn(8, 2100, device=device) * 3).to(dtype)
+    given = parameters(8, device, temperature=[0.0, 0.7, 1.0, 1.3] * 2, top_k=[0] * 6 + [50, 3], top_p=[1.0, 0.9] * 4)
+    assert torch.equal(kernels.sample(logits, **given), kernels.sample(logits.float(), **given))
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_p": 0.5},
+        {"top_p": 0.0},
+        {"top_p": 0.99999},
+        {"top_k": 1},
+        {"top_k": 17},
+        {"top_k": 24652},
+        {"top_k": 900, "top_p": 0.8},
+        {"min_p": 0.05, "top_p": 0.7},
+        {"min_p": 0.5, "top_k": 30, "top_p": 0.95, "temperature": 1.7},
+        {"min_p": 0.3, "temperature": 0.6},
+    ],
+    ids=str,
+)
+def test_a_threshold_is_that_of_a_sorted_row(filters: dict[str, float], device: torch.device):
+    """Three slices of a search and a bit; rows flat and steep, across zero and far from it, with many equal logits and
+    with forbidden ones; thresholds that keep one column, nearly all, and all of some equal ones.
+    """
+    torch.manual_seed(0)
+    V = 3 * 8192 + 77
+    logits = torch.stack(
+        [
+            torch.randn(V) * 3,
+            torch.randn(V) * 0.01 + 20,  # told apart by the last step's bits
+            torch.randn(V) * 1e-3,  # both signs, exponents of all sizes
+            (torch.randn(V) * 4).round() / 2,  # a few dozen values
+            torch.full((V,), -1.5),
+            (torch.randn(V) * 2).masked_fill(torch.rand(V) < 0.5, -math.inf),
+        ]
+    )
+    given = parameters(len(logits), **filters)
+    found = threshold(logits.to(device), {name: value.to(device) for name, value in given.items()}).cpu()
+    scaled = logits / given["temperature"].unsqueeze(1)
+    before = filter_threshold(scaled, given["top_k"], torch.ones(len(logits)), given["min_p"])
+    for row, least, got in zip(scaled, before, found, strict=True):
+        if "top_p" not in filters:
+            assert torch.equal(row >= got, row >= least)
+            continue
+        share = (row - row.max()).double().exp().masked_fill(row < least, 0.0)
+        target = filters["top_p"] * share.sum()
+        assert got in row
+        # Sums that meet the target to the last bits are nobody's claim.
+        assert share[row >= got].sum() >= target * (1 - 1e-7)
+        assert share[row > got].sum() <= target * (1 + 1e-7)
 
 
 @pytest.fixture(params=["reference", "cpu"])

@@ -99,8 +99,8 @@ class Decoder:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, H] -> logits [R, V] float32."""
-        return self._weights.head(hidden).to(torch.float32)
+        """hidden[R, H] -> logits [R, V], in the same dtype."""
+        return self._weights.head(hidden)
 
     def _attend(
         self, index: int, layer: DecoderLayer, x: Tensor, attention: StepAttention, rope: RopePlan | None

@@ -58,4 +58,4 @@ class Model(Protocol):
         """Hidden states [T, H] of all rows, after the last norm; writes the rows' keys and values to the cache."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, H], rows of what `forward` returned -> logits [R, V] float32."""
+        """hidden[R, H], rows of what `forward` returned -> logits [R, V] in any float."""

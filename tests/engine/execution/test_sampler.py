@@ -109,6 +109,17 @@ def test_log_probabilities_are_the_model_s_own():
     assert sampled[2].logprob == pytest.approx(expected[2].max().item(), abs=1e-5)
 
 
+def test_logits_in_half_precision_are_edited_in_float32():
+    """A bias too small for bfloat16 to tell decides between two equal logits; who has none gets what it got."""
+    logits = torch.full((2, V), -5.0, dtype=torch.bfloat16)
+    logits[:, [9, 20]] = 8.0
+    made, _ = sampler(([1], 1, params(logit_bias={20: 1e-3}, logprobs=1)), ([1], 1, params()))
+    drawn = made.sample(logits, np.arange(2))
+    first, second = drawn.read(drawn.tensors)
+    assert (first.token_id, second.token_id) == (20, 9)
+    assert first.logprob == pytest.approx(torch.log_softmax(logits[0].float(), -1)[20].item(), abs=1e-6)
+
+
 def test_a_slot_remembers_nothing_of_who_sat_there_before():
     """A plain request in a slot that had bias, penalties and log-probabilities."""
     made, state = sampler(

@@ -1,0 +1,77 @@
+"""What a decode step reads of the slots it computes, gathered by one kernel."""
+
+# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.slots import DecodeRows, SlotTensors
+
+BLOCK = 256  # pages copied at a time
+NUM_WARPS = 1
+
+
+@triton.jit(do_not_specialize=["width"])
+def _gather_slots_kernel(
+    which,  # [B] int64
+    last_tokens,  # [slots + 1] int64
+    lengths,  # [slots + 1] int64
+    page_table,  # [slots + 1, P] int32
+    token_ids,  # [B] int64
+    positions,  # [B] int64
+    places,  # [B] int64
+    table,  # [B, width] int32
+    context_lens,  # [B] int32
+    slots_stride,
+    width,
+    nobody,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """All of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(which + row)
+    length = tl.load(lengths + slot)
+    position = length - 1
+    page_table += slot * slots_stride
+    page = tl.load(page_table + position // PAGE_SIZE).to(tl.int64)
+    tl.store(token_ids + row, tl.load(last_tokens + slot))
+    tl.store(positions + row, position)
+    tl.store(places + row, tl.where(slot == nobody, -1, page * PAGE_SIZE + position % PAGE_SIZE))
+    tl.store(context_lens + row, length.to(tl.int32))
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < width
+        tl.store(table + row * width + columns, tl.load(page_table + columns, mask=inside), mask=inside)
+
+
+def gather_slots(slots: SlotTensors, which: Tensor, width: int, page_size: int) -> DecodeRows:
+    """which[B] int64 -> their rows; see `kernels.interface.Kernels.gather_slots`."""
+    B = len(which)
+    token_ids, positions, places = (torch.empty_like(which) for _ in range(3))
+    table = torch.empty((B, width), dtype=torch.int32, device=which.device)
+    context_lens = torch.empty(B, dtype=torch.int32, device=which.device)
+    _gather_slots_kernel[(B,)](
+        which,
+        slots.last_tokens,
+        slots.lengths,
+        slots.page_table,
+        token_ids,
+        positions,
+        places,
+        table,
+        context_lens,
+        slots.page_table.stride(0),
+        width,
+        slots.nobody,
+        PAGE_SIZE=page_size,
+        BLOCK=BLOCK,
+        num_warps=NUM_WARPS,
+    )
+    return DecodeRows(token_ids, positions, places, table, context_lens)

@@ -1,0 +1,67 @@
+"""What surrounds the model in a decode step, by all back ends."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields, replace
+
+import pytest
+import torch
+
+from kernels.interface import Kernels
+from kernels.slots import SlotTensors
+
+SLOTS, PAGES, PAGE_SIZE, V = 9, 700, 4, 2100
+
+
+def made(device: torch.device) -> SlotTensors:
+    """Slots of all kinds, lengths on both sides of a page's end, and nobody behind them."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([1, 2, 4, 5, 8, 9, 1199, 1200, 17, 1])
+    table = torch.randint(0, 5000, (SLOTS + 1, PAGES), generator=generator, dtype=torch.int32)
+    return SlotTensors(
+        last_tokens=torch.arange(SLOTS + 1).to(device) * 7,
+        lengths=lengths.to(device),
+        page_table=table.to(device),
+        temperature=torch.tensor([0.0, 0.7, 1.0, 1.3, 1.0, 0.5, 1.0, 1.0, 1.0, 0.0], device=device),
+        top_k=torch.tensor([0, 0, 5, 40, 0, 0, 0, 3, 0, 0], dtype=torch.int32, device=device),
+        top_p=torch.tensor([1.0, 0.9, 1.0, 0.5, 1.0, 0.7, 1.0, 1.0, 1.0, 0.0], device=device),
+        min_p=torch.tensor([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 0.0, 0.0, 0.0, 0.0], device=device),
+        seed=torch.arange(SLOTS + 1).to(device) * -(2**40) + 5,
+        choice=torch.arange(SLOTS + 1).to(device) % 3,
+    )
+
+
+@pytest.mark.parametrize("width", [300, 301, PAGES])
+def test_a_row_is_its_slot(kernels: Kernels, device: torch.device, width: int):
+    """Token, position, place and table of each, in any order; nobody's keys go nowhere."""
+    slots = made(device)
+    order = [3, SLOTS, 0, 7, 6, 1, SLOTS, 2, 5, 4]
+    rows = kernels.gather_slots(slots, torch.tensor(order, device=device), width, PAGE_SIZE)
+    lengths = slots.lengths[order]
+    assert torch.equal(rows.token_ids, slots.last_tokens[order])
+    assert torch.equal(rows.positions, lengths - 1)
+    assert torch.equal(rows.context_lens, lengths.to(torch.int32))
+    assert torch.equal(rows.page_table, slots.page_table[order, :width])
+    for slot, position, place in zip(order, rows.positions.tolist(), rows.places.tolist(), strict=True):
+        page = int(slots.page_table[slot, position // PAGE_SIZE])
+        assert place == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
+
+
+def test_a_slot_is_sampled_as_its_parameters_say_and_advances(kernels: Kernels, device: torch.device):
+    """The ids are those of `sample`; who is not in the step, and nobody, stays as it was."""
+    slots = made(device)
+    before = replace(slots, **{field.name: getattr(slots, field.name).clone() for field in fields(slots)})
+    torch.manual_seed(1)
+    order = [6, 3, SLOTS, 0, 1, 5, SLOTS, 4, 7]  # not 2 and 8
+    which = torch.tensor(order, device=device)
+    logits = torch.randn(len(order), V, device=device) * 3
+    ids = torch.full_like(which, -1)
+    kernels.sample_slots(logits, slots, which, ids)
+    given = (before.temperature, before.top_k, before.top_p, before.min_p, before.seed, before.lengths, before.choice)
+    expected = kernels.sample(logits, *(parameter[which] for parameter in given))
+    somebody = which != SLOTS
+    assert torch.equal(ids, expected)
+    assert torch.equal(slots.last_tokens, before.last_tokens.index_copy(0, which[somebody], expected[somebody]))
+    assert torch.equal(slots.lengths, before.lengths.index_add(0, which[somebody], torch.ones_like(which[somebody])))
+    for after, as_it_was in list(zip(astuple(slots), astuple(before), strict=True))[2:]:
+        assert torch.equal(after, as_it_was)

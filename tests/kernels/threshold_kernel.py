@@ -1,0 +1,53 @@
+"""A kernel that says which threshold the sampler found for each row."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import sample
+
+
+@triton.jit
+def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, slices, SLICES: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    tallies += row * sample.SEARCHES * sample.STEPS * sample.BINS
+    found += row * sample.SEARCHES * (sample.STEPS - 1) * 2
+    k, p = tl.load(top_k + row), tl.load(top_p + row)
+    largest = sample._largest(maxima + row * slices, slices, SLICES)
+    floor = sample._floor(tallies, found, largest, k, tl.load(min_p + row), V)
+    if p < 1.0:
+        tallies += sample.STEPS * sample.BINS
+        found += (sample.STEPS - 1) * 2
+        floor = tl.maximum(floor, sample._narrowed(tallies, found, k, p, True, sample.STEPS)[0])
+    tl.store(keys + row, floor)
+
+
+def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
+    """logits[R, V] and the sampler's parameters, a filter in every row -> [R] float32, the smallest kept value."""
+    R, V = logits.shape
+    maxima, tallies, found = sample.search(
+        logits,
+        (torch.arange(R, device=logits.device), *(given[name] for name in ("temperature", "top_k", "top_p", "min_p"))),
+        tuple(given[name] for name in ("seed", "position", "choice")),
+    ).searched
+    keys = torch.empty(R, dtype=torch.int64, device=logits.device)
+    slices = maxima.shape[1]
+    _threshold_kernel[(R,)](
+        given["top_k"],
+        given["top_p"],
+        given["min_p"],
+        maxima,
+        tallies,
+        found,
+        keys,
+        V,
+        slices,
+        SLICES=triton.next_power_of_2(slices),
+    )
+    signed = keys - (1 << 31)
+    return (signed ^ ((signed >> 31) & 0x7FFFFFFF)).to(torch.int32).view(torch.float32)
