@@ -218,7 +218,8 @@ class EngineMarks:
         draw = random.Random(0)
         lengths = [(draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(sequences)]
         generated = sum(output for _, output in lengths)
-        moved = sum(output * ((prompt + output / 2) * shape.kv_bytes + 8 * shape.vocab) for prompt, output in lengths)
+        moved = sum(output * (prompt + output / 2) for prompt, output in lengths) * shape.kv_bytes
+        moved += 2 * generated * shape.logit_bytes
         moved += 2 * max(output for _, output in lengths) * (shape.linear_weights + shape.head_weights)
         bound = moved / self._on.ceilings.bytes_per_second
         bound += 2 * shape.linear_weights * sum(prompt for prompt, _ in lengths) / self._on.ceilings.flops_per_second

@@ -82,12 +82,12 @@ class KernelMarks:
         filters = (column(temperature), column(top_k, torch.int32), column(top_p), column(0.0))
 
         def call() -> Callable[[], Tensor]:
-            logits = torch.randn((rows, shape.vocab), device=self._on.device) * 4
+            logits = 4 * self._random(rows, shape.vocab)
             return lambda: self._on.kernels.sample(logits, *filters, *ints)
 
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         times = self._on.times(*(call() for _ in range(CALLS)))
-        self._add_memory_bound("sample", times, 4 * rows * shape.vocab, shape=shape.name, rows=rows, **settings)
+        self._add_memory_bound("sample", times, rows * shape.logit_bytes, shape=shape.name, rows=rows, **settings)
 
     def _add_memory_bound(self, what: str, times: list[float], moved: int, **sizes: Any) -> None:
         """moved: bytes that one call must read or write."""

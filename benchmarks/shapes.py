@@ -36,10 +36,16 @@ class Shape:
         """Of one token, in bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
+    @property
+    def logit_bytes(self) -> int:
+        """Of one token's logits, in bfloat16."""
+        return 2 * self.vocab
+
     def decode_bytes(self, rows: int, context: float) -> float:
         """What a decode step of `rows` with `context` tokens together must move, in bfloat16: all weights and keys and
-        values once, and the logits there and back, in float32."""
-        return 2 * (self.linear_weights + self.head_weights) + context * self.kv_bytes + 8 * rows * self.vocab
+        values once, and the logits there and back."""
+        weights = 2 * (self.linear_weights + self.head_weights)
+        return weights + context * self.kv_bytes + 2 * rows * self.logit_bytes
 
     def prefill_flops(self, tokens: int) -> int:
         """What a whole prompt must be multiplied with: all weights, causal attention, and the head once."""
