@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.admission import Admission
@@ -91,6 +93,35 @@ class EngineCollector(Collector):
         )
         target.add_metric([self._model], load.step_target)
         yield target
+
+
+class GapCollector(Collector):
+    """Counts what lay between tokens: a histogram that takes a step's all at once."""
+
+    def __init__(self, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        """bounds: of the buckets, in seconds, ascending."""
+        self._labels = labels
+        self._bounds = bounds
+        self._of: dict[tuple[str, ...], tuple[list[int], list[float]]] = {}  # by labels: buckets' counts, and the sum
+
+    def add(self, labels: tuple[str, ...], gaps: Sequence[float]) -> None:
+        """gaps: in seconds."""
+        if labels not in self._of:
+            self._of[labels] = [0] * (len(self._bounds) + 1), [0.0]
+        counts, total = self._of[labels]
+        for gap in gaps:
+            counts[bisect_left(self._bounds, gap)] += 1
+        total[0] += sum(gaps)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a request.", labels=self._labels
+        )
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, (counts, total) in self._of.items():
+            buckets = [(name, float(count)) for name, count in zip(names, accumulate(counts), strict=True)]
+            family.add_metric(labels, buckets, total[0])
+        yield family
 
 
 class AdmissionCollector(Collector):

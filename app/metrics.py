@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from app.client import EngineClient
-from app.collectors import ENGINE_LABELS, EngineCollector
+from app.collectors import ENGINE_LABELS, EngineCollector, GapCollector
 from app.generation import ABANDONED, Generation
 from app.recent import Recent
 from app.settings import Settings
@@ -42,7 +43,6 @@ class Metrics:
             return Histogram(f"vllm:{name}", text, LABELS, buckets=SECONDS, registry=self.registry)
 
         self._ttft = histogram("time_to_first_token_seconds", "From the request's arrival to its first token.")
-        self._itl = histogram("inter_token_latency_seconds", "Between two tokens of a request.")
         self._e2e = histogram("e2e_request_latency_seconds", "From the request's arrival to its end.")
         self._queue = histogram("request_queue_time_seconds", "From the request's arrival to its first slot.")
         self._success = Counter(
@@ -81,35 +81,34 @@ class Metrics:
         self.names = {tenant.id: tenant.name for tenant in (ANYBODY, *settings.tenants)}
         self.recent = Recent(time.monotonic)
         self._slo = settings.slo_ttft, settings.slo_itl
-        self._uncounted: list[tuple[tuple[ServiceClass, str], float | None, float]] = []
-        # What every token feeds, looked up once: by labels it would cost more than all else that a token costs here.
-        self._of: dict[tuple[ServiceClass, str], tuple[Counter, Histogram, Histogram]] = {}
+        self._gaps = GapCollector(LABELS, SECONDS)
+        self.registry.register(self._gaps)
+        self._uncounted: defaultdict[tuple[ServiceClass, str], list[float]] = defaultdict(list)  # gaps, by whose
 
     def token(self, generation: Generation, gap: float) -> None:
-        """One token came, `gap` seconds after the one before it. Counted in a moment: the tokens of a step follow each
-        other, and no stream waits for the books of another."""
+        """One token came, `gap` seconds after the one before it. Counted in a moment, with the others of the step: no
+        stream waits for the books of another."""
+        timing, request = generation.timing, generation.request
+        if timing.first_token is not None and timing.first_token == timing.last_token:
+            self._first_token(request.service_class, request.tenant, timing.first_token - timing.submitted)
+            return
         if not self._uncounted:
             asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
-        timing, request = generation.timing, generation.request
-        since_arrival = None
-        if timing.first_token is not None and timing.first_token == timing.last_token:
-            since_arrival = timing.first_token - timing.submitted
-        self._uncounted.append(((request.service_class, request.tenant), since_arrival, gap))
+        self._uncounted[request.service_class, request.tenant].append(gap)
+
+    def _first_token(self, service_class: ServiceClass, tenant: str, seconds: float) -> None:
+        labels = self._labels(service_class, tenant)
+        self._generated.labels(*labels).inc()
+        self._ttft.labels(*labels).observe(seconds)
+        self.recent.first(service_class, seconds)
 
     def _count(self) -> None:
-        uncounted, self._uncounted = self._uncounted, []
-        for whose, since_arrival, gap in uncounted:
-            if whose not in self._of:
-                labels = self._labels(*whose)
-                self._of[whose] = self._generated.labels(*labels), self._ttft.labels(*labels), self._itl.labels(*labels)
-            generated, ttft, itl = self._of[whose]
-            generated.inc()
-            if since_arrival is not None:
-                ttft.observe(since_arrival)
-                self.recent.first(whose[0], since_arrival)
-            else:
-                itl.observe(gap)
-                self.recent.gap(whose[0], gap)
+        uncounted, self._uncounted = self._uncounted, defaultdict(list)
+        for (service_class, tenant), gaps in uncounted.items():
+            labels = self._labels(service_class, tenant)
+            self._generated.labels(*labels).inc(len(gaps))
+            self._gaps.add(labels, gaps)
+            self.recent.gaps(service_class, gaps)
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.names[tenant]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.types import ServiceClass
@@ -48,11 +48,13 @@ class Recent:
         self._now().firsts[service_class][bucket] += 1
         self._all.firsts[service_class][bucket] += 1
 
-    def gap(self, service_class: ServiceClass, seconds: float) -> None:
-        """Between two tokens."""
-        bucket = _bucket(seconds)
-        self._now().gaps[service_class][bucket] += 1
-        self._all.gaps[service_class][bucket] += 1
+    def gaps(self, service_class: ServiceClass, seconds: Iterable[float]) -> None:
+        """Between two tokens, as often as that was."""
+        now, everything = self._now().gaps[service_class], self._all.gaps[service_class]
+        for gap in seconds:
+            bucket = _bucket(gap)
+            now[bucket] += 1
+            everything[bucket] += 1
 
     def ended(self, service_class: ServiceClass, is_good: bool) -> None:
         """A request ended, within the objectives or not."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from starlette.testclient import TestClient
 
 from app.admission import Admission
-from app.collectors import AdmissionCollector
+from app.collectors import AdmissionCollector, GapCollector
 from app.tenants import Tenant
 from engine.types import ServiceClass
 from tests.app.test_http import ASK, CHAT, make, ready
@@ -74,6 +75,42 @@ def test_what_waits_and_how_fast_it_becomes_less_is_told_by_class(monkeypatch):
     assert told["carousel:drain_rate", "batch", "requests"] == pytest.approx(2.0)
     assert told["carousel:drain_rate", "batch", "tokens"] == pytest.approx(100.0)
     assert told["carousel:drain_rate", "standard", "requests"] == 0
+
+
+def test_gaps_are_counted_as_prometheus_counts_them():
+    """The same lines as a histogram of its own library that observes them one by one; a bound belongs to its bucket."""
+    gaps = [0.0, 0.001, 0.0011, 0.02, 0.3, 0.3, 1.0, 7.5, 1e9]
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    labels, bounds = ("model_name", "tenant"), (0.001, 0.02, 1, 40)
+    collector = GapCollector(labels, bounds)
+    ours.register(collector)
+    histogram = Histogram("vllm:inter_token_latency_seconds", "", labels, buckets=bounds, registry=theirs)
+    for names in (("m", "anna"), ("m", 'a "quoted" one')):
+        for start in range(0, len(gaps), 4):
+            collector.add(names, gaps[start : start + 4])
+        for gap in gaps:
+            histogram.labels(*names).observe(gap)
+    lines = [
+        {line for line in generate_latest(registry).decode().splitlines() if "_created" not in line and line[0] != "#"}
+        for registry in (ours, theirs)
+    ]
+    assert lines[0] == lines[1] and len(lines[0]) == 2 * (5 + 2)
+
+
+def test_every_token_is_counted_once():
+    """The first by its time since arrival, the others by the gaps before them."""
+    with make() as client:
+        answer = ready(client).post(CHAT, json={**ASK, "max_tokens": 7, "ignore_eos": True}).json()
+        tokens = answer["usage"]["completion_tokens"]
+        text = client.get("/metrics").text
+
+    def value(name: str) -> float:
+        (line,) = (line for line in text.splitlines() if line.startswith(name + "{"))
+        return float(line.split()[-1])
+
+    assert value("vllm:generation_tokens_total") == tokens == 7
+    assert value("vllm:time_to_first_token_seconds_count") == 1
+    assert value("vllm:inter_token_latency_seconds_count") == 6
 
 
 def test_goodput_stands_beside_its_objectives():
