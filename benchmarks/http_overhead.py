@@ -1,8 +1,10 @@
 """What HTTP costs: output tokens per second through SSE against the same engine called in its own process.
 
 A random-weight Llama of about 108M parameters (30 layers, hidden 576, 9 heads, 3 KV heads, intermediate 1536, the demo
-model's vocabulary), 64 streams at once. Each token is one event; nothing is coalesced for a reader that keeps
-up.
+model's vocabulary), 64 streams at once. Each token is one event; nothing is coalesced for a reader that keeps up.
+
+Once with a client that is woken when its answer is complete, as if it were on another machine: what is missing then is
+what the server takes; and once with one on the same cores that wakes for every token.
 
     python -m benchmarks.http_overhead       # 5 interleaved runs
 """
@@ -28,6 +30,7 @@ from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 
 LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 64
+CLIENTS = {"elsewhere": 1 << 17, "beside": None}  # and how many bytes wake it
 SIZE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -91,11 +94,12 @@ def engine_mode(model: str) -> None:
         print(time.perf_counter() - began, flush=True)
 
 
-async def over_http(host: str, port: int) -> float:
+async def over_http(host: str, port: int, wakes_at: int | None) -> float:
     """Seconds until all streams have ended."""
     ask: dict[str, Any] = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True}
+    bodies = [ask | {"prompt": prompt} for prompt in prompts()]
     began = time.perf_counter()
-    await asyncio.gather(*(stream(host, port, "/v1/completions", ask | {"prompt": prompt}) for prompt in prompts()))
+    await asyncio.gather(*(stream(host, port, "/v1/completions", body, wakes_at) for body in bodies))
     return time.perf_counter() - began
 
 
@@ -126,17 +130,20 @@ def main() -> None:
             for run in range(-1, options.runs):  # the first is the warm-up
                 engine.stdin.write(f"{run}\n")
                 engine.stdin.flush()
-                alone = STREAMS * OUTPUT / float(engine.stdout.readline())
-                http = STREAMS * OUTPUT / asyncio.run(over_http(server.host, server.port))
+                row = {"in_process": STREAMS * OUTPUT / float(engine.stdout.readline())}
+                for client, wakes_at in CLIENTS.items():
+                    seconds = asyncio.run(over_http(server.host, server.port, wakes_at))
+                    row[client] = STREAMS * OUTPUT / seconds
+                    row[f"{client}_ratio"] = row[client] / row["in_process"]
                 if run >= 0:
-                    rows.append({"run": run, "in_process": alone, "http": http, "ratio": http / alone})
-                    ratio = http / alone
-                    print(f"run {run}: in process {alone:.0f} tokens/s, HTTP {http:.0f}, ratio {ratio:.3f}", flush=True)
+                    rows.append({"run": run, **row})
+                    print(f"run {run}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
         engine.stdin.close()
         engine.wait()
-    summary = {key: spread([row[key] for row in rows]) for key in ("in_process", "http", "ratio")}
+    summary = {key: spread([row[key] for row in rows]) for key in rows[0] if key != "run"}
     settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": SIZE, "dtype": "auto"}
-    print(summary)
+    for key, found in summary.items():
+        print(f"{key:16} {found['median']:.4g} ({found['min']:.4g} to {found['max']:.4g})")
     print("kept in", save("http_overhead", settings, rows, summary))
 
 

@@ -38,11 +38,13 @@ async def chunks(
         writer.close()
 
 
-async def stream(host: str, port: int, path: str, body: dict[str, Any], key: str | None = None) -> list[float]:
-    """POST `body`; the moments (perf_counter) at which each `data:` event arrived."""
+async def stream(
+    host: str, port: int, path: str, body: dict[str, Any], wakes_at: int | None = None, key: str | None = None
+) -> list[float]:
+    """POST `body`; the moments (perf_counter) at which each `data:` event arrived. wakes_at: as for `chunks`."""
     moments: list[float] = []
     tail = b""
-    async for data in chunks(host, port, path, body, key=key):
+    async for data in chunks(host, port, path, body, wakes_at, key):
         now = time.perf_counter()
         moments += [now] * (tail + data).count(b"\ndata: ")
         tail = data[-6:] if b"\ndata: " not in data[-7:] else b""
