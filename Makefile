@@ -59,7 +59,8 @@ peers: install  ## compare with other servers on a CPU; sets them up first, outs
 	@$(BIN)/python -m benchmarks.peers
 
 # For a machine with a GPU that cannot fetch anything: its own python with torch and Triton. What the engine needs
-# besides (msgspec) is fetched beforehand by `make gpu-wheels`, for that machine's Python, and travels in build/wheels.
+# besides (msgspec), and the pytest that the configuration asks for, is fetched beforehand by `make gpu-wheels`, for that
+# machine's Python, and travels in build/wheels.
 GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 
@@ -81,7 +82,7 @@ gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
 gpu-wheels: install  ## fetch what `make gpu` needs on a machine without a network
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/wheels --constraint constraints.txt \
 	  --python-version $(GPU_PYTHON_VERSION) --implementation cp --platform manylinux_2_28_x86_64 \
-	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 msgspec pytest-asyncio
+	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 msgspec pytest pytest-asyncio
 
 constraints: install  ## pin what is installed now
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt
