@@ -102,25 +102,24 @@ class GapCollector(Collector):
         """bounds: of the buckets, in seconds, ascending."""
         self._labels = labels
         self._bounds = bounds
-        self._of: dict[tuple[str, ...], tuple[list[int], list[float]]] = {}  # by labels: buckets' counts, and the sum
+        self._counts: dict[tuple[str, ...], list[int]] = {}  # of buckets, by labels
+        self._seconds: dict[tuple[str, ...], float] = {}
 
     def add(self, labels: tuple[str, ...], gaps: Sequence[float]) -> None:
         """gaps: in seconds."""
-        if labels not in self._of:
-            self._of[labels] = [0] * (len(self._bounds) + 1), [0.0]
-        counts, total = self._of[labels]
+        counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
         for gap in gaps:
             counts[bisect_left(self._bounds, gap)] += 1
-        total[0] += sum(gaps)
+        self._seconds[labels] = self._seconds.get(labels, 0.0) + sum(gaps)
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Between two tokens of a request.", labels=self._labels
         )
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        for labels, (counts, total) in self._of.items():
+        for labels, counts in self._counts.items():
             buckets = [(name, float(count)) for name, count in zip(names, accumulate(counts), strict=True)]
-            family.add_metric(labels, buckets, total[0])
+            family.add_metric(labels, buckets, self._seconds[labels])
         yield family
 
 

@@ -29,6 +29,14 @@ LABELS = (*ENGINE_LABELS, "tenant")
 COUNT_AFTER = 0.01  # seconds until a token is counted: by then the step's other tokens are on their way
 
 
+# Of tokens that nobody has counted yet, by whose they are: seconds from arrival to first ones, and before the others.
+Uncounted = defaultdict[tuple[ServiceClass, str], tuple[list[float], list[float]]]
+
+
+def _nothing() -> Uncounted:
+    return defaultdict(lambda: ([], []))
+
+
 class Metrics:
     """The registry of one server."""
 
@@ -83,32 +91,31 @@ class Metrics:
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, SECONDS)
         self.registry.register(self._gaps)
-        self._uncounted: defaultdict[tuple[ServiceClass, str], list[float]] = defaultdict(list)  # gaps, by whose
+        self._uncounted = _nothing()
 
     def token(self, generation: Generation, gap: float) -> None:
         """One token came, `gap` seconds after the one before it. Counted in a moment, with the others of the step: no
         stream waits for the books of another."""
-        timing, request = generation.timing, generation.request
-        if timing.first_token is not None and timing.first_token == timing.last_token:
-            self._first_token(request.service_class, request.tenant, timing.first_token - timing.submitted)
-            return
         if not self._uncounted:
             asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
-        self._uncounted[request.service_class, request.tenant].append(gap)
-
-    def _first_token(self, service_class: ServiceClass, tenant: str, seconds: float) -> None:
-        labels = self._labels(service_class, tenant)
-        self._generated.labels(*labels).inc()
-        self._ttft.labels(*labels).observe(seconds)
-        self.recent.first(service_class, seconds)
+        timing, request = generation.timing, generation.request
+        firsts, gaps = self._uncounted[request.service_class, request.tenant]
+        if timing.first_token is not None and timing.first_token == timing.last_token:
+            firsts.append(timing.first_token - timing.submitted)
+        else:
+            gaps.append(gap)
 
     def _count(self) -> None:
-        uncounted, self._uncounted = self._uncounted, defaultdict(list)
-        for (service_class, tenant), gaps in uncounted.items():
+        uncounted, self._uncounted = self._uncounted, _nothing()
+        for (service_class, tenant), (firsts, gaps) in uncounted.items():
             labels = self._labels(service_class, tenant)
-            self._generated.labels(*labels).inc(len(gaps))
-            self._gaps.add(labels, gaps)
-            self.recent.gaps(service_class, gaps)
+            self._generated.labels(*labels).inc(len(firsts) + len(gaps))
+            for seconds in firsts:
+                self._ttft.labels(*labels).observe(seconds)
+                self.recent.first(service_class, seconds)
+            if gaps:
+                self._gaps.add(labels, gaps)
+                self.recent.gaps(service_class, gaps)
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.names[tenant]

@@ -110,6 +110,12 @@ def _is_plain(greedy, k, p, least, V):
 
 
 @triton.jit
+def _noise_keys(seed, position, choice):
+    """The two that a token's noise is drawn with."""
+    return row_key(KEY_START_A, seed, position, choice), row_key(KEY_START_B, seed, position, choice)
+
+
+@triton.jit
 def _best(logits, first, last, V, divisor, greedy, floor, key_a, key_b, BLOCK: tl.constexpr):
     """The largest value + noise among columns first..last-1 at or above `floor`, and the lowest column that has it."""
     best = float("-inf")
@@ -157,9 +163,7 @@ def _slice_kernel(
     greedy = given < GREEDY_BELOW
     divisor = tl.where(greedy, 1.0, given)
     if _is_plain(greedy, tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), V):
-        words = (tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
-        key_a = row_key(KEY_START_A, words[0], words[1], words[2])
-        key_b = row_key(KEY_START_B, words[0], words[1], words[2])
+        key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
         everything = tl.zeros([], tl.int64)
         best, column = _best(logits, first, first + SLICE, V, divisor, greedy, everything, key_a, key_b, BLOCK)
         tl.store(scores + out, best)
@@ -280,9 +284,7 @@ def _kept_kernel(
     if p < 1.0:
         nucleus = _narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
         floor = tl.maximum(floor, nucleus)
-    words = (tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
-    key_a = row_key(KEY_START_A, words[0], words[1], words[2])
-    key_b = row_key(KEY_START_B, words[0], words[1], words[2])
+    key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
     first = part * SLICE
     best, column = _best(logits + row * V, first, first + SLICE, V, divisor, False, floor, key_a, key_b, BLOCK)
     tl.store(scores + row * slices + part, best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
 
+TOKEN_ID: Callable[[TokenEvent], Any] = attrgetter("token_id")
 Texts = dict[tuple[str, int], list[Any]]  # by request and choice
 
 
@@ -44,7 +46,7 @@ def run(
     engine: Engine,
     wanted: Iterable[Request],
     before_step: Callable[[], None] = lambda: None,
-    of: Callable[[TokenEvent], Any] = lambda event: event.token_id,
+    of: Callable[[TokenEvent], Any] = TOKEN_ID,
 ) -> Texts:
     """Submit all at once, step until done; check the books on the way. of: what is told of each token."""
     texts: Texts = {}
@@ -60,9 +62,7 @@ def run(
     return texts
 
 
-def alone(
-    engine: Engine, wanted: Iterable[Request], of: Callable[[TokenEvent], Any] = lambda event: event.token_id
-) -> Texts:
+def alone(engine: Engine, wanted: Iterable[Request], of: Callable[[TokenEvent], Any] = TOKEN_ID) -> Texts:
     """Each request with the engine to itself, nothing remembered from the one before."""
     texts: Texts = {}
     for request in wanted:
