@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 from kernels import (
     decode_attention,
     decode_step,
+    filters,
     invariant,
     prefill_attention,
     rms_norm,
@@ -145,14 +146,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         *(
             (
-                sample._weigh_kernel,
+                filters._weigh_kernel,
                 FILTERS | SEARCHED | {"V": "i32", "slices": "i32"},
-                {"MASS": mass, "STEP": step, "SLICE": sample.WIDE_SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
+                {"MASS": mass, "STEP": step, "SLICE": filters.SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
                 sample.NUM_WARPS,
                 STAGES,
             )
             for mass in (False, True)
-            for step in range(sample.STEPS.value)
+            for step in range(filters.STEPS.value)
         ),
         (
             sample._kept_kernel,

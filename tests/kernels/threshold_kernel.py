@@ -9,21 +9,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import sample
+from kernels import filters, sample
 
 
 @triton.jit
 def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, slices, SLICES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    tallies += row * sample.SEARCHES * sample.STEPS * sample.BINS
-    found += row * sample.SEARCHES * (sample.STEPS - 1) * 2
+    tallies += row * filters.SEARCHES * filters.STEPS * filters.BINS
+    found += row * filters.SEARCHES * (filters.STEPS - 1) * 2
     k, p = tl.load(top_k + row), tl.load(top_p + row)
-    largest = sample._largest(maxima + row * slices, slices, SLICES)
-    floor = sample._floor(tallies, found, largest, k, tl.load(min_p + row), V)
+    largest = filters.largest_value(maxima + row * slices, slices, SLICES)
+    floor = filters.smallest_key(tallies, found, largest, k, tl.load(min_p + row), V)
     if p < 1.0:
-        tallies += sample.STEPS * sample.BINS
-        found += (sample.STEPS - 1) * 2
-        floor = tl.maximum(floor, sample._narrowed(tallies, found, k, p, True, sample.STEPS)[0])
+        tallies += filters.STEPS * filters.BINS
+        found += (filters.STEPS - 1) * 2
+        floor = tl.maximum(floor, filters.narrowed(tallies, found, k, p, True, filters.STEPS)[0])
     tl.store(keys + row, floor)
 
 
