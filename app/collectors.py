@@ -114,7 +114,7 @@ class GapCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Between two tokens of a request.", labels=self._labels
+            "vllm:inter_token_latency_seconds", "Between two tokens of a choice.", labels=self._labels
         )
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for labels, counts in self._counts.items():

@@ -34,6 +34,7 @@ class _Choice:
     tokens: int = 0  # likewise
     generated: int = 0  # tokens so far
     said: int = 0  # characters so far
+    last_token: float | None = None  # when it came, in monotonic seconds
 
 
 @dataclass
@@ -43,7 +44,13 @@ class Timing:
     submitted: float
     started: float | None = None
     first_token: float | None = None
-    last_token: float | None = None
+    gaps: int = 0  # between two tokens of a choice, all choices together
+    gap_seconds: float = 0.0
+
+    @property
+    def mean_gap(self) -> float:
+        """Seconds between two tokens; 0 where none had a second one."""
+        return self.gap_seconds / self.gaps if self.gaps else 0.0
 
 
 class Generation:
@@ -61,7 +68,7 @@ class Generation:
         grace: float = 0.0,
         on_start: Callable[[Generation], None] = lambda generation: None,
         on_end: Callable[[Generation], None] = lambda generation: None,
-        on_token: Callable[[Generation, float], None] = lambda generation, gap: None,
+        on_token: Callable[[Generation, float | None], None] = lambda generation, gap: None,
     ) -> None:
         self.request = request
         self.log = log
@@ -159,9 +166,9 @@ class Generation:
         choice = self._choices[event.choice]
         if choice.finished:
             return  # a stop string was met; the engine's abort and this token crossed
-        self._clock_token()
-        self._open(event.choice, choice)
         self.completion_tokens += 1
+        self._clock_token(choice)
+        self._open(event.choice, choice)
         choice.tokens += 1
         choice.generated += 1
         if event.logprob is not None:
@@ -183,12 +190,16 @@ class Generation:
         elif event.finish is not None:
             self._finish(event.choice, event.finish.value)
 
-    def _clock_token(self) -> None:
+    def _clock_token(self, choice: _Choice) -> None:
         now = time.monotonic()
-        gap = now - (self.timing.last_token or now)
-        if self.timing.first_token is None:
-            self.timing.first_token = now
-        self.timing.last_token = now
+        timing, gap = self.timing, None
+        if timing.first_token is None:
+            timing.first_token = now
+        if choice.last_token is not None:
+            gap = now - choice.last_token
+            timing.gaps += 1
+            timing.gap_seconds += gap
+        choice.last_token = now
         self._on_token(self, gap)
 
     def _open(self, index: int, choice: _Choice) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -29,12 +30,13 @@ LABELS = (*ENGINE_LABELS, "tenant")
 COUNT_AFTER = 0.01  # seconds until a token is counted: by then the step's other tokens are on their way
 
 
-# Of tokens that nobody has counted yet, by whose they are: seconds from arrival to first ones, and before the others.
-Uncounted = defaultdict[tuple[ServiceClass, str], tuple[list[float], list[float]]]
+@dataclass
+class _Uncounted:
+    """Tokens that nobody has counted yet."""
 
-
-def _nothing() -> Uncounted:
-    return defaultdict(lambda: ([], []))
+    tokens: int = 0
+    firsts: list[float] = field(default_factory=list)  # of their requests: seconds since arrival
+    gaps: list[float] = field(default_factory=list)  # seconds since the one before in their choice
 
 
 class Metrics:
@@ -91,31 +93,32 @@ class Metrics:
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, SECONDS)
         self.registry.register(self._gaps)
-        self._uncounted = _nothing()
+        self._uncounted: defaultdict[tuple[ServiceClass, str], _Uncounted] = defaultdict(_Uncounted)
 
-    def token(self, generation: Generation, gap: float) -> None:
-        """One token came, `gap` seconds after the one before it. Counted in a moment, with the others of the step: no
-        stream waits for the books of another."""
+    def token(self, generation: Generation, gap: float | None) -> None:
+        """One token came, `gap` seconds after the one before it in its choice; None: it is the choice's first. Counted
+        in a moment, with the others of the step: no stream waits for the books of another."""
         if not self._uncounted:
             asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
-        timing, request = generation.timing, generation.request
-        firsts, gaps = self._uncounted[request.service_class, request.tenant]
-        if timing.first_token is not None and timing.first_token == timing.last_token:
-            firsts.append(timing.first_token - timing.submitted)
-        else:
-            gaps.append(gap)
+        request, timing = generation.request, generation.timing
+        uncounted = self._uncounted[request.service_class, request.tenant]
+        uncounted.tokens += 1
+        if gap is not None:
+            uncounted.gaps.append(gap)
+        elif generation.completion_tokens == 1 and timing.first_token is not None:
+            uncounted.firsts.append(timing.first_token - timing.submitted)
 
     def _count(self) -> None:
-        uncounted, self._uncounted = self._uncounted, _nothing()
-        for (service_class, tenant), (firsts, gaps) in uncounted.items():
+        taken, self._uncounted = self._uncounted, defaultdict(_Uncounted)
+        for (service_class, tenant), uncounted in taken.items():
             labels = self._labels(service_class, tenant)
-            self._generated.labels(*labels).inc(len(firsts) + len(gaps))
-            for seconds in firsts:
+            self._generated.labels(*labels).inc(uncounted.tokens)
+            for seconds in uncounted.firsts:
                 self._ttft.labels(*labels).observe(seconds)
                 self.recent.first(service_class, seconds)
-            if gaps:
-                self._gaps.add(labels, gaps)
-                self.recent.gaps(service_class, gaps)
+            if uncounted.gaps:
+                self._gaps.add(labels, uncounted.gaps)
+                self.recent.gaps(service_class, uncounted.gaps)
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.names[tenant]
@@ -150,10 +153,9 @@ class Metrics:
 
     def _is_within_slo(self, generation: Generation) -> bool:
         timing, (ttft, itl) = generation.timing, self._slo
-        if timing.first_token is None or timing.last_token is None:
+        if timing.first_token is None:
             return False
-        gaps = max(1, generation.completion_tokens // generation.request.n - 1)
-        return timing.first_token - timing.submitted <= ttft and (timing.last_token - timing.first_token) / gaps <= itl
+        return timing.first_token - timing.submitted <= ttft and timing.mean_gap <= itl
 
     def text(self) -> bytes:
         """The exposition."""

@@ -97,20 +97,21 @@ def test_gaps_are_counted_as_prometheus_counts_them():
     assert lines[0] == lines[1] and len(lines[0]) == 2 * (5 + 2)
 
 
-def test_every_token_is_counted_once():
-    """The first by its time since arrival, the others by the gaps before them."""
+def value(text: str, name: str) -> float:
+    """Of a metric that has one line."""
+    (line,) = (line for line in text.splitlines() if line.startswith(name + "{"))
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_every_token_is_counted_once(choices):
+    """A request's first by its time since arrival, a choice's others by the gaps before them."""
     with make() as client:
-        answer = ready(client).post(CHAT, json={**ASK, "max_tokens": 7, "ignore_eos": True}).json()
-        tokens = answer["usage"]["completion_tokens"]
+        answer = ready(client).post(CHAT, json={**ASK, "max_tokens": 7, "ignore_eos": True, "n": choices}).json()
         text = client.get("/metrics").text
-
-    def value(name: str) -> float:
-        (line,) = (line for line in text.splitlines() if line.startswith(name + "{"))
-        return float(line.split()[-1])
-
-    assert value("vllm:generation_tokens_total") == tokens == 7
-    assert value("vllm:time_to_first_token_seconds_count") == 1
-    assert value("vllm:inter_token_latency_seconds_count") == 6
+    assert value(text, "vllm:generation_tokens_total") == answer["usage"]["completion_tokens"] == 7 * choices
+    assert value(text, "vllm:time_to_first_token_seconds_count") == 1
+    assert value(text, "vllm:inter_token_latency_seconds_count") == 6 * choices
 
 
 def test_goodput_stands_beside_its_objectives():

@@ -173,3 +173,26 @@ def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_is_cancel
     assert "".join(r.text for r in log.records if isinstance(r, Delta)) == "a dog and"
     assert sum(r.tokens for r in log.records if isinstance(r, Delta)) == 9
     assert isinstance(log.records[-1], Usage)
+
+
+def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
+    """Three choices that each speak every second are a second from token to token."""
+    now = 100.0
+    monkeypatch.setattr("app.generation.time.monotonic", lambda: now)
+    text, gaps = byte_level(), []
+    generation = Generation(
+        Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=3),
+        text,
+        (),
+        StreamLog("r", "e", ""),
+        ChatFormat("m", "default", text, include_usage=False),
+        EngineClient(EngineConfig(model="none")),
+        on_token=lambda generation, gap: gaps.append(gap),
+    )
+    (token_id,) = text.encode("a", add_special_tokens=False)
+    for _ in range(3):
+        now += 1.0
+        for choice in range(3):
+            generation.take(TokenEvent("r", choice, token_id))
+    assert gaps == [None] * 3 + [1.0] * 6
+    assert generation.timing.mean_gap == 1.0
