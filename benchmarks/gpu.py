@@ -30,6 +30,7 @@ from benchmarks import gpu_transformers
 from benchmarks.device import Device
 from benchmarks.gpu_engine import Build, EngineMarks, Engines, make_request
 from benchmarks.gpu_kernels import KernelMarks
+from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.results import save, spread
 from benchmarks.sections import Sections
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Shape
@@ -48,11 +49,12 @@ class Marks:
         self.device = device
         self.sections = sections
         self.of_kernels = KernelMarks(device, sections.add)
+        self.of_matrices = MatrixMarks(device, sections.add)
         self.of_engines = EngineMarks(device, sections.add)
         self._engines = Engines(device)
 
     def kernel(self, measure: Callable[..., None], shape: Shape, *sizes: Any) -> None:
-        """measure: of `of_kernels`."""
+        """measure: of `of_kernels` or `of_matrices`."""
         self.sections.run(_name(measure, shape, sizes), partial(measure, shape, *sizes))
 
     def engine(self, build: Build, measure: Callable[..., None], *sizes: Any, **more: Any) -> None:
@@ -104,6 +106,8 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
     marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, 16)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
+    for rows in (1, 4, 8, 16):
+        marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
     for rows in (1, 32, 256, 2048):
         marks.kernel(marks.of_kernels.elementwise, shape, rows)
     for rows in (1, 32, 256):
@@ -137,6 +141,7 @@ def on_cpu(marks: Marks) -> None:
     """Every kind of row once, on a shape that says nothing; steps are not recorded here."""
     marks.kernel(marks.of_kernels.decode_attention, TINY, 3, 70, 16)
     marks.kernel(marks.of_kernels.prefill_attention, TINY, 40, 16)
+    marks.kernel(marks.of_matrices.beside_the_library, TINY, 3)
     marks.kernel(marks.of_kernels.elementwise, TINY, 3)
     marks.kernel(marks.of_kernels.sampler, TINY, 3, 50, 0.9, 0.6)
     build = Build(TINY, slots=8, budget=256, page_size=16)

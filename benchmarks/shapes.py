@@ -7,6 +7,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """One of a decoder's, and what stands around it: a norm before, a gate behind, or an addition to a residual."""
+
+    name: str
+    outputs: int  # those of a gate and what it gates counted once
+    inputs: int
+    normed: bool = False
+    gated: bool = False
+    added: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of the weight."""
+        return self.outputs * (2 if self.gated else 1)
+
+
+@dataclass(frozen=True)
 class Shape:
     """A decoder's size."""
 
@@ -19,6 +36,18 @@ class Shape:
     head_dim: int
     intermediate: int
     vocab: int
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those of a layer, and the output head."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return (
+            Matrix("qkv", queries + 2 * keys, self.hidden, normed=True),
+            Matrix("out", self.hidden, queries, added=True),
+            Matrix("gate and up", self.intermediate, self.hidden, normed=True, gated=True),
+            Matrix("down", self.hidden, self.intermediate, added=True),
+            Matrix("head", self.vocab, self.hidden),
+        )
 
     @property
     def linear_weights(self) -> int:

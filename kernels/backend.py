@@ -5,25 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.composed import Composed
 from kernels.decode_attention import decode_attention
 from kernels.decode_step import gather_slots
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
-from kernels.linear import pack_linear
+from kernels.few_rows import DenseLinear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.prefill_attention import prefill_attention
 from kernels.reference.log_probs import log_probs
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 from kernels.rope_and_cache import rope_and_cache, write_cache
 from kernels.sample import sample, sample_slots
 from kernels.silu_mul import silu_mul
 
 
-class TritonKernels:
-    """`kernels.interface.Kernels` in Triton. Index arithmetic is free inside a kernel, so nothing is planned ahead."""
+class TritonKernels(Composed):
+    """`kernels.interface.Kernels` in Triton; products of many rows are the library's. Index arithmetic is free inside a
+    kernel, so nothing is planned ahead."""
 
     set_threads = staticmethod(torch.set_num_threads)
     rms_norm = staticmethod(rms_norm)
-    add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
     rope_and_cache = staticmethod(rope_and_cache)
     write_cache = staticmethod(write_cache)
@@ -36,7 +37,23 @@ class TritonKernels:
 
     @staticmethod
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        return pack_linear(weight, bias)
+        return DenseLinear(weight, bias)
+
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        if isinstance(layer, DenseLinear) and layer.takes_few(x):
+            return layer.multiply_few(x, norm, eps)
+        return super().norm_linear(x, norm, eps, layer)
+
+    def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        if isinstance(layer, DenseLinear) and layer.takes_few(x):
+            return layer.multiply_few(x, norm, eps, gated=True)
+        return super().norm_gated_linear(x, norm, eps, layer)
+
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
+        if isinstance(layer, DenseLinear):
+            layer.add_to(x, residual)
+        else:
+            super().add_linear(x, layer, residual)
 
     @property
     def tolerates_neighbours(self) -> bool:

@@ -55,11 +55,17 @@ class Kernels(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x[T, H], weight[H] -> [T, H]: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """x[T, H], residual[T, H], weight[H] -> (rms_norm(x + residual), x + residual). May overwrite `x`."""
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """gate_up[T, 2I] -> [T, I]: silu(first half) * second half."""
+
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        """x[T, K], norm[K] -> layer(rms_norm(x)), [T, N]. The layer is one of this back end's."""
+
+    def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        """x[T, K], norm[K] -> silu_mul(layer(rms_norm(x))), half of the layer's outputs: [T, N / 2]."""
+
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
+        """x[T, K], residual[T, N] += layer(x)."""
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
         """What `rope_and_cache` can compute once a step for all layers. None: nothing worth computing ahead."""

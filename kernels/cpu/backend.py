@@ -67,21 +67,6 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_rms_norm(x.data_ptr(), weight.data_ptr(), x.shape[0], x.shape[1], eps, out.data_ptr())
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        if x.dtype != torch.float32:
-            return super().add_rms_norm(x, residual, weight, eps)
-        out = torch.empty_like(x)
-        self._library.carousel_add_rms_norm(
-            x.data_ptr(),
-            residual.data_ptr(),
-            weight.data_ptr(),
-            x.shape[0],
-            x.shape[1],
-            eps,
-            out.data_ptr(),
-        )
-        return out, x
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.dtype != torch.float32:
             return super().silu_mul(gate_up)

@@ -38,7 +38,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "pack": (_pointer, _int, _int, _int, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
-    "add_rms_norm": (_pointer, _pointer, _pointer, _int, _int, _float, _pointer),
     "silu_mul": (_pointer, _int, _int, _pointer),
     "rope_and_cache": (_struct(structs.Rope), _pointer, _pointer, _int, _pointer),
     "write_cache": (_struct(structs.Rope), _pointer, _int),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.composed import Composed
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
@@ -12,19 +13,18 @@ from kernels.reference.decode_attention import decode_attention, plan_decode
 from kernels.reference.decode_step import gather_slots, sample_slots
 from kernels.reference.log_probs import log_probs
 from kernels.reference.prefill_attention import prefill_attention
-from kernels.reference.rms_norm import add_rms_norm, rms_norm
+from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_and_cache import plan_rope, rope_and_cache, write_cache
 from kernels.reference.sample import sample
 from kernels.reference.silu_mul import silu_mul
 from kernels.slots import SlotTensors
 
 
-class ReferenceKernels:
+class ReferenceKernels(Composed):
     """`kernels.interface.Kernels` in plain torch."""
 
     set_threads = staticmethod(torch.set_num_threads)
     rms_norm = staticmethod(rms_norm)
-    add_rms_norm = staticmethod(add_rms_norm)
     silu_mul = staticmethod(silu_mul)
     rope_and_cache = staticmethod(rope_and_cache)
     write_cache = staticmethod(write_cache)

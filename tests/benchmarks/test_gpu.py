@@ -190,5 +190,5 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     gpu.on_cpu(gpu.Marks(device, sections))
     assert not sections.failed and not sections.left_out
     measured = {row["what"] for row in sections.rows}
-    assert {"decode attention", "prefill attention", "add_rms_norm", "silu_mul", "sample"} < measured
+    assert {"decode attention", "prefill attention", "matrix", "rms_norm", "silu_mul", "sample"} < measured
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured

@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 from kernels import (
     decode_attention,
     decode_step,
+    few_rows,
     filters,
     invariant,
     prefill_attention,
@@ -33,8 +34,35 @@ SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
 STAGES = 3  # where a launch names none
 
+# Outputs and inputs of Llama-3.2-1B's and Qwen3-0.6B's matrices, and whether they are gated.
+MATRICES = (
+    (3072, 2048, False),
+    (2048, 2048, False),
+    (8192, 2048, True),
+    (2048, 8192, False),
+    (128256, 2048, False),
+    (4096, 1024, False),
+    (1024, 2048, False),
+    (3072, 1024, True),
+    (1024, 3072, False),
+    (151936, 1024, False),
+)
+
 # A kernel, the types of its arguments, its constants, warps and stages.
 Case = tuple[Any, dict[str, str], dict[str, Any], int, int]
+
+
+def _few_rows(dtype: str, outputs: int, inputs: int, gated: bool) -> Case:
+    tile = few_rows.tile_for(outputs, inputs, 4 if dtype == FLOAT else 2)
+    return (
+        few_rows._few_rows_kernel,
+        {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
+        | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
+        {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
+        | {"ROWS": few_rows.ROWS, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs},
+        tile.warps,
+        tile.stages,
+    )
 
 
 def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
@@ -45,11 +73,12 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     return [
         (
             rms_norm._rms_norm_kernel,
-            {"x": MODEL, "residual": MODEL, "weight": MODEL, "out": MODEL, "eps": "fp32"},
-            {"H": 576, "BLOCK": 1024, "ADD": True},
+            {"x": MODEL, "weight": MODEL, "out": MODEL, "eps": "fp32"},
+            {"H": 576, "BLOCK": 1024},
             rms_norm.NUM_WARPS,
             STAGES,
         ),
+        *(_few_rows(dtype, *matrix) for matrix in MATRICES),
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},

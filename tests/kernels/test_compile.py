@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = [
     "_rms_norm_kernel",
+    "_few_rows_kernel",
     "_silu_mul_kernel",
     "_rope_and_cache_kernel",
     "_write_cache_kernel",

@@ -88,14 +88,12 @@ class Decoder:
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])
         residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
-        x = kernels.rms_norm(residual, weights.layers[0].input_norm, config.norm_eps)
         for index, layer in enumerate(weights.layers):
-            if index > 0:
-                x, residual = kernels.add_rms_norm(x, residual, layer.input_norm, config.norm_eps)
-            x = self._attend(index, layer, x, attention, rope)
-            x, residual = kernels.add_rms_norm(x, residual, layer.mlp_norm, config.norm_eps)
-            x = layer.down(kernels.silu_mul(layer.gate_up(x)))
-        return kernels.add_rms_norm(x, residual, weights.final_norm, config.norm_eps)[0]
+            qkv = kernels.norm_linear(residual, layer.input_norm, config.norm_eps, layer.qkv)
+            kernels.add_linear(self._attend(index, layer, qkv, attention, rope), layer.out, residual)
+            gated = kernels.norm_gated_linear(residual, layer.mlp_norm, config.norm_eps, layer.gate_up)
+            kernels.add_linear(gated, layer.down, residual)
+        return kernels.rms_norm(residual, weights.final_norm, config.norm_eps)
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -103,12 +101,12 @@ class Decoder:
         return self._weights.head(hidden)
 
     def _attend(
-        self, index: int, layer: DecoderLayer, x: Tensor, attention: StepAttention, rope: RopePlan | None
+        self, index: int, layer: DecoderLayer, qkv: Tensor, attention: StepAttention, rope: RopePlan | None
     ) -> Tensor:
-        """x[T, H], normed -> the attention block's output [T, H]; keys and values of the rows go to the cache."""
+        """qkv[T, (Hq + 2 Hkv) * D] -> what the heads saw [T, Hq * D]; keys and values of the rows go to the cache."""
         config, inputs, cache = self.config, attention.inputs, attention.cache
         q_end, k_end = config.num_heads, config.num_heads + config.num_kv_heads
-        qkv = layer.qkv(x).view(x.shape[0], -1, config.head_dim)
+        qkv = qkv.view(qkv.shape[0], -1, config.head_dim)
         q = attention.kernels.rope_and_cache(
             qkv[:, :q_end],
             qkv[:, q_end:k_end],
@@ -123,4 +121,4 @@ class Decoder:
             config.norm_eps,
             rope,
         )
-        return layer.out(attention(index, q, self._scale, config.windows[index]).view(x.shape[0], -1))
+        return attention(index, q, self._scale, config.windows[index]).view(q.shape[0], -1)

@@ -28,12 +28,6 @@ void carousel_rms_norm(const float* x, const float* weight, int64_t rows, int64_
     rms_norm(x, weight, rows, size, eps, Operand::floats(out, size));
 }
 
-void carousel_add_rms_norm(
-    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, float* out
-) {
-    add_rms_norm(x, residual, weight, rows, size, eps, Operand::floats(out, size));
-}
-
 void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {
     silu_mul(gate_up, rows, size, Operand::floats(out, size));
 }

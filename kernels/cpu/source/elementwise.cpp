@@ -37,18 +37,6 @@ void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, f
     each_row(rows, size, [&](int64_t row) { norm_row(x + row * size, weight, size, eps, out.line(row)); });
 }
 
-// x += residual; out = rms_norm(x)
-void add_rms_norm(
-    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out
-) {
-    each_row(rows, 2 * size, [&](int64_t row) {
-        float* line = x + row * size;
-        const float* other = residual + row * size;
-        for (int64_t i = 0; i < size; i++) line[i] += other[i];
-        norm_row(line, weight, size, eps, out.line(row));
-    });
-}
-
 // gate_up[rows, 2 size] -> out[rows, size]
 void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& out) {
     each_row(rows, 4 * size, [&](int64_t row) {

@@ -8,11 +8,6 @@
 // x[rows, size] -> out
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out);
 
-// x += residual; out = rms_norm(x)
-void add_rms_norm(
-    float* x, const float* residual, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out
-);
-
 // gate_up[rows, 2 size] -> out[rows, size]
 void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& out);
 

@@ -1,0 +1,160 @@
+"""Matrices of few rows on a device: one kernel with what stands around them, beside the library's product between
+kernels of their own; and which tiles are best for each, which is what `kernels.few_rows.TILES` holds.
+
+    python -m benchmarks.gpu_matrices                        # every tile for every matrix: results/gpu_matrices.json
+    python -m benchmarks.gpu_matrices --also-in some/folder  # a copy of the results
+    python -m benchmarks.gpu_matrices --device cpu           # the same code on a tiny shape; nothing is kept
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.device import Device
+from benchmarks.results import save, spread
+from benchmarks.sections import Sections
+from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Matrix, Shape
+from kernels import few_rows
+from kernels.few_rows import DenseLinear, Tile
+from kernels.rms_norm import rms_norm
+from kernels.silu_mul import silu_mul
+
+MOST_LAYERS = 20  # whose weights are apart in memory, so that none is in a cache when it is read
+MOST_BYTES = 200e6  # of all of them together, but for one
+EPS = 1e-5
+
+OUTPUTS, INPUTS, STAGES, WARPS = (16, 32, 64), (128, 256, 512), (3, 4, 6), 4
+TILE_NUMBERS = 1 << 14  # a tile has no more; more do not fit in shared memory in several stages
+ROWS = 1  # tiles are chosen for one person alone
+
+
+class Layer:
+    """A matrix with random weights, and rows for it."""
+
+    def __init__(self, matrix: Matrix, rows: int, device: torch.device) -> None:
+        def random(*shape: int) -> Tensor:
+            # The interpreter multiplies no bfloat16.
+            return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+        self._matrix = matrix
+        self._x, self._norm = random(rows, matrix.inputs), random(matrix.inputs)
+        self._layer = DenseLinear(random(matrix.rows, matrix.inputs), None)
+        self._residual = random(rows, matrix.outputs) if matrix.added else None
+
+    def by_one_kernel(self) -> object:
+        """Our own."""
+        if self._residual is not None:
+            return self._layer.add_few(self._x, self._residual)
+        norm = self._norm if self._matrix.normed else None
+        return self._layer.multiply_few(self._x, norm, EPS, self._matrix.gated)
+
+    def by_the_library(self) -> object:
+        """What stands around the product by kernels of their own, but for the addition, which the library has too."""
+        weight = self._layer.weight
+        if self._residual is not None:
+            return torch.addmm(self._residual, self._x, weight.T, out=self._residual)
+        x = rms_norm(self._x, self._norm, EPS) if self._matrix.normed else self._x
+        product = F.linear(x, weight)
+        return silu_mul(product) if self._matrix.gated else product
+
+
+class MatrixMarks:
+    """Adds a row for each matrix."""
+
+    def __init__(self, device: Device, add: Callable[..., None]) -> None:
+        """add: takes what the row is of, and its columns."""
+        self._on = device
+        self._add = add
+
+    def beside_the_library(self, shape: Shape, rows: int) -> None:
+        """The bound is reading the weight once."""
+        for matrix in shape.matrices:
+            layers = self._layers(matrix, rows)
+            ours = self._on.times(*(layer.by_one_kernel for layer in layers))
+            theirs = self._on.times(*(layer.by_the_library for layer in layers))
+            self._add(
+                "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=_microseconds(ours),
+                by_the_library_us=_microseconds(theirs), of_copy_rate=self._of_copy_rate(matrix, ours),
+            )  # fmt: skip
+
+    def tiles(self, matrix: Matrix) -> tuple[Tile, float]:
+        """Every tile; the fastest one, and its seconds."""
+        layers = self._layers(matrix, ROWS)
+        found: list[tuple[float, Tile]] = []
+        for tile in candidates():
+            few_rows.TILES[matrix.outputs, matrix.inputs] = tile
+            times = self._on.times(*(layer.by_one_kernel for layer in layers))
+            found.append((median(times), tile))
+            self._add(
+                "tile", outputs=matrix.outputs, inputs=matrix.inputs, gated=matrix.gated,
+                tile=list(vars(tile).values()), us=_microseconds(times), of_copy_rate=self._of_copy_rate(matrix, times),
+            )  # fmt: skip
+        seconds, best = min(found, key=lambda one: one[0])
+        few_rows.TILES[matrix.outputs, matrix.inputs] = best
+        return best, seconds
+
+    def _layers(self, matrix: Matrix, rows: int) -> list[Layer]:
+        count = max(1, min(MOST_LAYERS, int(MOST_BYTES / self._bytes(matrix))))
+        return [Layer(matrix, rows, self._on.device) for _ in range(count)]
+
+    def _of_copy_rate(self, matrix: Matrix, times: list[float]) -> float:
+        return self._bytes(matrix) / median(times) / self._on.ceilings.bytes_per_second
+
+    def _bytes(self, matrix: Matrix) -> int:
+        return 2 * matrix.rows * matrix.inputs
+
+
+def candidates() -> Iterator[Tile]:
+    """What is worth trying."""
+    for outputs, inputs, stages in product(OUTPUTS, INPUTS, STAGES):
+        if outputs * inputs <= TILE_NUMBERS and (few_rows.ROWS + 2 * outputs) * inputs * 2 * stages <= 220 << 10:
+            yield Tile(outputs, inputs, WARPS, stages)
+
+
+def _microseconds(times: list[float]) -> dict[str, float]:
+    return spread([1e6 * seconds for seconds in times])
+
+
+def main() -> None:
+    """Measure all tiles, print the table, keep the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--also-in", type=Path)
+    options = parser.parse_args()
+    device = Device(torch.device(options.device))
+    best: dict[str, str] = {}
+
+    def keep(sections: Sections) -> None:
+        if device.on_gpu:
+            summary = {"tiles": best, "failed": sections.failed, "left_out": sections.left_out}
+            path = save("gpu_matrices", {"device": torch.cuda.get_device_name(device.device)}, sections.rows, summary)
+            if options.also_in:
+                options.also_in.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, options.also_in)
+
+    sections = Sections(keep, options.seconds)
+    marks = MatrixMarks(device, sections.add)
+
+    def choose(matrix: Matrix) -> None:
+        tile, seconds = marks.tiles(matrix)
+        best[f"{matrix.outputs}, {matrix.inputs}"] = f"{tile}  # {1e6 * seconds:.1f} us"
+
+    for shape in (LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,):
+        for matrix in shape.matrices:
+            sections.run(f"{shape.name} {matrix.name}", lambda matrix=matrix: choose(matrix))  # type: ignore[misc]
+    for size, tile in best.items():
+        print(f"    ({size}): {tile.replace('  #', ',  #')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""A decoder's matrices with what stands around them, one operation after another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kernels.decoder import Linear
+
+if TYPE_CHECKING:
+    from kernels.interface import Kernels
+
+
+class Composed:
+    """For a back end that has nothing better: see `kernels.interface.Kernels`."""
+
+    def norm_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        return layer(self.rms_norm(x, norm, eps))
+
+    def norm_gated_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        return self.silu_mul(layer(self.rms_norm(x, norm, eps)))
+
+    def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor) -> None:
+        residual.add_(layer(x))

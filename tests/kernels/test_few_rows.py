@@ -1,0 +1,107 @@
+"""Matrices with what stands around them, by all back ends: few rows and many, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import few_rows
+from kernels.few_rows import DenseLinear, Tile
+from kernels.interface import Kernels
+
+EPS = 1e-5
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter multiplies no bfloat16
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+# Inputs and outputs below a block, of one and of several with a rest; the outputs are halved where they are gated.
+SHAPES = [(24, 40), (256, 64), (576, 130)]
+ROWS = (1, 3, 8, 9, 20)
+
+
+def made(inputs: int, outputs: int, rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """x, strided over its rows; a norm, a weight and a bias."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]
+    norm = torch.rand(inputs, device=device).to(dtype) + 0.5
+    weight = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(dtype)
+    return x, norm, weight, torch.randn(outputs, device=device).to(dtype)
+
+
+def normed(x: Tensor, norm: Tensor) -> Tensor:
+    wide = x.double()
+    return wide / (wide.square().mean(dim=-1, keepdim=True) + EPS).sqrt() * norm.double()
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.double() @ weight.double().T + (0 if bias is None else bias.double())
+
+
+def gate(both: Tensor) -> Tensor:
+    first, second = both.chunk(2, dim=-1)
+    return first / (1 + (-first).exp()) * second
+
+
+def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_what_stands_around_a_matrix_is_what_it_is_alone(
+    kernels: Kernels, device: torch.device, inputs: int, outputs: int, rows: int, has_bias: bool
+):
+    """A norm before it, a gate behind it, an addition to what is there."""
+    x, norm, weight, bias = made(inputs, outputs, rows, torch.float32, device)
+    x, given = x.contiguous(), bias if has_bias else None
+    layer = kernels.pack_linear(weight.clone(), given)
+    close(layer(x), product(x, weight, given), torch.float32)
+    expected = product(normed(x, norm), weight, given)
+    close(kernels.norm_linear(x, norm, EPS, layer), expected, torch.float32)
+    close(kernels.norm_gated_linear(x, norm, EPS, layer), gate(expected), torch.float32)
+    residual = torch.randn(rows, outputs, device=device)
+    sum_of_both = residual.double() + product(x, weight, given)
+    kernels.add_linear(x, layer, residual)
+    close(residual, sum_of_both, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_few_rows_are_multiplied_as_float64_says(
+    device: torch.device, inputs: int, outputs: int, rows: int, dtype: torch.dtype
+):
+    """The kernel itself, in half precision too, rows strided."""
+    x, norm, weight, bias = made(inputs, outputs, rows, dtype, device)
+    layer = DenseLinear(weight, bias)
+    expected = product(normed(x, norm), weight, bias)
+    close(layer.multiply_few(x), product(x, weight, bias), dtype)
+    close(layer.multiply_few(x, norm, EPS), expected, dtype)
+    close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), dtype)
+
+
+@pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 256, 4, 4)])
+def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, monkeypatch: pytest.MonkeyPatch):
+    """TILES may hold any of them."""
+    x, norm, weight, bias = made(576, 130, 4, torch.float32, device)
+    expected = product(normed(x, norm), weight, bias)
+    monkeypatch.setattr(few_rows, "TILES", {(130, 576): tile, (65, 576): tile})
+    layer = DenseLinear(weight, bias)
+    close(layer.multiply_few(x, norm, EPS), expected, torch.float32)
+    close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), torch.float32)
+
+
+def test_few_rows_are_few_and_not_in_float16(device: torch.device):
+    """In float16 a row that is not divided by its root mean square yet may overflow."""
+    layer = DenseLinear(torch.ones(32, 16, device=device), None)
+    assert layer.takes_few(torch.ones(few_rows.FEW, 16)) and layer.takes_few(torch.ones(1, 16, dtype=torch.bfloat16))
+    assert not layer.takes_few(torch.ones(few_rows.FEW + 1, 16))
+    assert not layer.takes_few(torch.ones(1, 16, dtype=torch.float16))
+
+
+def test_a_wide_matrix_has_wide_tiles_and_enough_of_them():
+    """Whatever the matrix, every multiprocessor has a program where there are outputs enough."""
+    for outputs in (16, 1000, 2048, 4096, 8192, 16384, 128256):
+        tile = few_rows.tile_for(outputs, 2048, 2)
+        assert tile.outputs == 16 or outputs // tile.outputs >= few_rows.PROGRAMS - 1
