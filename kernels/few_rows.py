@@ -2,8 +2,8 @@
 
 A step of a handful of rows computes next to nothing: it reads all weights once. So a layer is seven kernels here, not
 ten, and each streams its matrix from its first instruction on: the root mean square is found beside the product and
-divides it afterwards, and what follows a product is done while it is in registers. Rows are padded to the 16 of a tensor
-core's product, whose operands are copied to shared memory several blocks ahead.
+divides it afterwards, and what follows a product is done while it is in registers. Rows are padded to the 16 of a
+tensor core's product, whose operands are copied to shared memory several blocks ahead.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
