@@ -40,14 +40,14 @@ class Device:
         self._flush = torch.zeros(FLUSHED_FLOATS if self.on_gpu else 1, device=device)
         self.ceilings = self._measure_ceilings()
 
-    def times(self, *calls: Call, repeats: int = 20) -> list[float]:
+    def times(self, *calls: Call, repeats: int = 20, share: bool = False) -> list[float]:
         """Seconds that one of `calls` takes on the device, measured `repeats` times after a warm-up, when nothing of
-        its inputs is in the L2 cache. All do the same over memory of their own; short ones are recorded as one graph,
-        in which each runs once, and share its time."""
+        its inputs is in the L2 cache. All do the same over memory of their own; short ones, or any with `share`, are
+        recorded as one graph, in which each runs once, and share its time."""
         for _ in range(3):
             calls[0]()
         alone = [self.elapsed(calls[0]) for _ in range(repeats if self.on_gpu else 1)]
-        if not self.on_gpu or len(calls) == 1 or median(alone) > SHORT:
+        if not self.on_gpu or len(calls) == 1 or (median(alone) > SHORT and not share):
             return alone
         replay = _recorded(calls)
         replay()

@@ -106,7 +106,7 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
     marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, 16)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
-    for rows in (1, 4, 8, 16):
+    for rows in (1, 4, 8):
         marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
     for rows in (1, 32, 256, 2048):
         marks.kernel(marks.of_kernels.elementwise, shape, rows)

@@ -2,8 +2,9 @@
 
 A step of a handful of rows computes next to nothing: it reads all weights once. So a layer is seven kernels here, not
 ten, and each streams its matrix from its first instruction on: the root mean square is found beside the product and
-divides it afterwards, and what follows a product is done while it is in registers. Rows are padded to the 16 of a
-tensor core's product, whose operands are copied to shared memory several blocks ahead.
+divides it afterwards, and what follows a product is done while it is in registers. Outputs are the 16 rows of a tensor
+core's product and the batch its 8 columns; the warps of a program each take a part of k, so that none does or reads
+what another one does, and Triton copies their operands to shared memory several blocks ahead.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -20,33 +21,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FEW = 8  # rows up to which this is used
-ROWS = 16  # of tl.dot
-PROGRAMS = 250  # that keep a GPU's memory busy: about two for each multiprocessor of a Hopper chip
+FEW = 8  # rows up to which this is used: columns of a tensor core's product
+WIDE = 1 << 15  # outputs from which on programs are plenty, however many each has
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a matrix is walked: so many outputs and inputs at a time, `stages` of them under way at once."""
+    """How a matrix is walked: so many outputs and inputs at a time, `stages` - 1 blocks of them under way at once."""
 
     outputs: int
-    inputs: int  # in half precision; half as many in float32
+    inputs: int  # in half precision, all warps together; half as many in float32
     warps: int
     stages: int
 
 
-# By outputs and inputs of a matrix, those of a gate and of what it gates counted once. Printed by
+# By outputs and inputs of a matrix, and whether it is gated: then its outputs are those of the gate. Printed by
 # `benchmarks/gpu_matrices.py`, and empty until that has run on a GPU.
-TILES: dict[tuple[int, int], Tile] = {}
+TILES: dict[tuple[int, int, bool], Tile] = {}
 
 
-def tile_for(outputs: int, inputs: int, number_bytes: int) -> Tile:
-    """That of TILES; for another matrix the widest one that leaves enough programs."""
-    if (outputs, inputs) in TILES:
-        tile = TILES[outputs, inputs]
-    else:
-        width = next((width for width in (64, 32) if outputs >= width * PROGRAMS), 16)
-        tile = Tile(width, 128 if width == 64 else 256, 4, 4)
+def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:
+    """That of TILES; for another matrix what leaves room for two programs on a multiprocessor."""
+    tile = TILES.get((outputs, inputs, gated))
+    if tile is None:
+        tile = Tile(32, 256, 4, 4) if outputs >= WIDE else Tile(16, 256, 4, 4 if gated else 6)
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
 
 
@@ -67,51 +65,63 @@ def _few_rows_kernel(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
-    ROWS: tl.constexpr,
+    FEW: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # of one part
+    PARTS: tl.constexpr,  # as many as warps
     PRECISION: tl.constexpr,
 ):
     """BLOCK_N outputs of all rows."""
     columns = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.arange(0, ROWS)
+    rows = tl.arange(0, FEW)
     row_inside, column_inside = rows < M, columns < N
-    total = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    gated = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    squares = tl.zeros([ROWS, BLOCK_K], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        inner = start + tl.arange(0, BLOCK_K)
+    total = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
+    gated = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
+    # The squares have loads of their own, a block ahead: of numbers that are also an operand of a product, Triton would
+    # make a copy in shared memory whose rows lie in the same banks.
+    BLOCK: tl.constexpr = PARTS * BLOCK_K
+    flat = tl.arange(0, BLOCK)
+    squares = tl.zeros([FEW, BLOCK], tl.float32)
+    at_squares = x + rows[:, None] * x_stride + flat[None, :]
+    if NORM:
+        next_ones = tl.load(at_squares, mask=row_inside[:, None] & (flat < K)[None, :], other=0.0)
+    for start in range(0, K, BLOCK):
+        inner = start + tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
         inside = inner < K
-        left = tl.load(
-            x + rows[:, None] * x_stride + inner[None, :], mask=row_inside[:, None] & inside[None, :], other=0.0
+        right = tl.load(
+            x + inner[:, :, None] + rows[None, None, :] * x_stride,
+            mask=inside[:, :, None] & row_inside[None, None, :],
+            other=0.0,
         )
         if NORM:
-            wide = left.to(tl.float32)
-            squares += wide * wide
             gain = tl.load(norm + inner, mask=inside, other=0.0).to(tl.float32)
-            left = (wide * gain[None, :]).to(left.dtype)
-        at = weight + columns[None, :] * K + inner[:, None]
-        wanted = column_inside[None, :] & inside[:, None]
-        right = tl.load(at, mask=wanted, other=0.0, eviction_policy="evict_first")
-        total = tl.dot(left, right, total, input_precision=PRECISION)
+            right = (right.to(tl.float32) * gain[:, :, None]).to(right.dtype)
+            wide = next_ones.to(tl.float32)
+            squares += wide * wide
+            ahead = start + BLOCK
+            next_ones = tl.load(at_squares + ahead, mask=row_inside[:, None] & (ahead + flat < K)[None, :], other=0.0)
+        at = weight + columns[None, :, None] * K + inner[:, None, :]
+        wanted = column_inside[None, :, None] & inside[:, None, :]
+        total = tl.dot(tl.load(at, mask=wanted, other=0.0), right, total, input_precision=PRECISION)
         if GATED:
-            other = tl.load(at + tl.cast(N, tl.int64) * K, mask=wanted, other=0.0, eviction_policy="evict_first")
-            gated = tl.dot(left, other, gated, input_precision=PRECISION)
+            other = tl.load(at + tl.cast(N, tl.int64) * K, mask=wanted, other=0.0)
+            gated = tl.dot(other, right, gated, input_precision=PRECISION)
+    result, factor = tl.sum(total, axis=0), tl.sum(gated, axis=0)
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
-        total *= scale[:, None]
-        gated *= scale[:, None]
+        result *= scale[None, :]
+        factor *= scale[None, :]
     if HAS_BIAS:
-        total += tl.load(bias + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
+        result += tl.load(bias + columns, mask=column_inside, other=0.0).to(tl.float32)[:, None]
     if GATED:
         if HAS_BIAS:
-            gated += tl.load(bias + N + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
-        total = total * tl.sigmoid(total) * gated
-    target = out + rows[:, None] * N + columns[None, :]
-    kept = row_inside[:, None] & column_inside[None, :]
+            factor += tl.load(bias + N + columns, mask=column_inside, other=0.0).to(tl.float32)[:, None]
+        result = result * tl.sigmoid(result) * factor
+    target = out + rows[None, :] * N + columns[:, None]
+    kept = row_inside[None, :] & column_inside[:, None]
     if ADD:
-        total += tl.load(target, mask=kept, other=0.0).to(tl.float32)
-    tl.store(target, total.to(out.dtype.element_ty), mask=kept)
+        result += tl.load(target, mask=kept, other=0.0).to(tl.float32)
+    tl.store(target, result.to(out.dtype.element_ty), mask=kept)
 
 
 class DenseLinear:
@@ -131,7 +141,7 @@ class DenseLinear:
         return x.shape[0] <= FEW and x.dtype in (torch.bfloat16, torch.float32)
 
     def multiply_few(self, x: Tensor, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> Tensor:
-        """x[T, K], T up to 16 -> [T, N]; see `kernels.interface.Kernels.norm_linear` and `norm_gated_linear`, whose
+        """x[T, K], T up to 8 -> [T, N]; see `kernels.interface.Kernels.norm_linear` and `norm_gated_linear`, whose
         [T, N / 2] it is with `gated`."""
         outputs = self.weight.shape[0] // 2 if gated else self.weight.shape[0]
         out = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
@@ -148,13 +158,13 @@ class DenseLinear:
             residual += self.bias
 
     def add_few(self, x: Tensor, residual: Tensor) -> None:
-        """`add_to` for T up to 16."""
+        """`add_to` for T up to 8."""
         self._launch(x, None, 0.0, residual, gated=False, add=True)
 
     def _launch(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor, gated: bool, add: bool) -> None:
-        assert x.shape[0] <= ROWS and x.stride(1) == 1 and out.is_contiguous()
+        assert x.shape[0] <= FEW and x.stride(1) == 1 and out.is_contiguous()
         (rows, inputs), outputs = x.shape, out.shape[1]
-        tile = tile_for(outputs, inputs, x.element_size())
+        tile = tile_for(outputs, inputs, gated, x.element_size())
         _few_rows_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,
             self.weight,
@@ -170,9 +180,10 @@ class DenseLinear:
             NORM=norm is not None,
             GATED=gated,
             ADD=add,
-            ROWS=ROWS,
+            FEW=FEW,
             BLOCK_N=tile.outputs,
-            BLOCK_K=tile.inputs,
+            BLOCK_K=tile.inputs // tile.warps,
+            PARTS=tile.warps,
             PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
             num_warps=tile.warps,
             num_stages=tile.stages,

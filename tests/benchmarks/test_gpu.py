@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_engine, gpu_transformers, results
+from benchmarks import gpu, gpu_engine, gpu_matrices, gpu_transformers, results
 from benchmarks.device import Device
 from benchmarks.gpu_engine import Build, EngineMarks, Engines
+from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.sections import Sections
-from benchmarks.shapes import TINY
+from benchmarks.shapes import TINY, Matrix
 from engine.execution.runner import ModelRunner
+from kernels import few_rows
+from kernels.few_rows import Tile
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -192,3 +196,32 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     measured = {row["what"] for row in sections.rows}
     assert {"decode attention", "prefill attention", "matrix", "rms_norm", "silu_mul", "sample"} < measured
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
+
+
+def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """And the table is afterwards what it was."""
+    impossible, slow, fast = Tile(3, 256, 4, 3), Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((slow, impossible, fast)))
+    seconds = iter((0.3, 0.1))
+
+    def times(*calls: Callable[[], object], share: bool) -> list[float]:
+        calls[0]()
+        return [next(seconds)]
+
+    monkeypatch.setattr(device, "times", times)
+    rows: list[str] = []
+    marks = MatrixMarks(device, lambda what, **row: rows.append(what))
+    assert marks.tiles(Matrix("down", 40, 64)) == (fast, 0.1)
+    assert rows == ["tile", "tile that fails", "tile"]
+    assert not few_rows.TILES
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_that_are_tried_fit_on_a_multiprocessor(gated: bool):
+    """Those of a gate hold twice as much."""
+    tiles = list(gpu_matrices.candidates(gated))
+    assert 10 < len(tiles) <= 40 and len(set(tiles)) == len(tiles)
+    assert Tile(64, 256, 4, 8) not in tiles
+    assert (Tile(32, 256, 4, 8) in tiles) is not gated

@@ -53,13 +53,13 @@ Case = tuple[Any, dict[str, str], dict[str, Any], int, int]
 
 
 def _few_rows(dtype: str, outputs: int, inputs: int, gated: bool) -> Case:
-    tile = few_rows.tile_for(outputs, inputs, 4 if dtype == FLOAT else 2)
+    tile = few_rows.tile_for(outputs, inputs, gated, 4 if dtype == FLOAT else 2)
     return (
         few_rows._few_rows_kernel,
         {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
-        | {"ROWS": few_rows.ROWS, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs},
+        | {"FEW": few_rows.FEW, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         tile.warps,
         tile.stages,
     )

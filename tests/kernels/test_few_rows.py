@@ -67,7 +67,7 @@ def test_what_stands_around_a_matrix_is_what_it_is_alone(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("rows", [1, 5, 8])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_few_rows_are_multiplied_as_float64_says(
     device: torch.device, inputs: int, outputs: int, rows: int, dtype: torch.dtype
@@ -81,12 +81,12 @@ def test_few_rows_are_multiplied_as_float64_says(
     close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), dtype)
 
 
-@pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 256, 4, 4)])
+@pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 512, 8, 3)])
 def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, monkeypatch: pytest.MonkeyPatch):
     """TILES may hold any of them."""
     x, norm, weight, bias = made(576, 130, 4, torch.float32, device)
     expected = product(normed(x, norm), weight, bias)
-    monkeypatch.setattr(few_rows, "TILES", {(130, 576): tile, (65, 576): tile})
+    monkeypatch.setattr(few_rows, "TILES", {(130, 576, False): tile, (65, 576, True): tile})
     layer = DenseLinear(weight, bias)
     close(layer.multiply_few(x, norm, EPS), expected, torch.float32)
     close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), torch.float32)
@@ -98,10 +98,3 @@ def test_few_rows_are_few_and_not_in_float16(device: torch.device):
     assert layer.takes_few(torch.ones(few_rows.FEW, 16)) and layer.takes_few(torch.ones(1, 16, dtype=torch.bfloat16))
     assert not layer.takes_few(torch.ones(few_rows.FEW + 1, 16))
     assert not layer.takes_few(torch.ones(1, 16, dtype=torch.float16))
-
-
-def test_a_wide_matrix_has_wide_tiles_and_enough_of_them():
-    """Whatever the matrix, every multiprocessor has a program where there are outputs enough."""
-    for outputs in (16, 1000, 2048, 4096, 8192, 16384, 128256):
-        tile = few_rows.tile_for(outputs, 2048, 2)
-        assert tile.outputs == 16 or outputs // tile.outputs >= few_rows.PROGRAMS - 1
