@@ -121,6 +121,7 @@ def steps_of(marks: Marks, build: Build) -> None:
         marks.engine(build, marks.of_engines.decode_step, batch, context, 50)
     for batch in (1, 32, 256):
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, top_p=0.9)
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, demanding=1)
         marks.engine(build, marks.of_engines.recorded_step, batch, 512)
 
 
@@ -146,6 +147,7 @@ def on_cpu(marks: Marks) -> None:
     marks.kernel(marks.of_kernels.sampler, TINY, 3, 50, 0.9, 0.6)
     build = Build(TINY, slots=8, budget=256, page_size=16)
     marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, top_p=0.9)
+    marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, demanding=1)
     marks.engine(build, marks.of_engines.kernels_of_a_step, 3, 70)
     marks.engine(build, marks.of_engines.swapping, 3, 70, 8)
     marks.engine(build, marks.of_engines.lone_prompt, 100, 2)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -94,11 +95,20 @@ class EngineMarks:
         self._add = add
 
     def decode_step(
-        self, engine: Engine, shape: Shape, batch: int, context: int, steps: int, runs: int = 5, top_p: float = 1.0
+        self,
+        engine: Engine,
+        shape: Shape,
+        batch: int,
+        context: int,
+        steps: int,
+        runs: int = 5,
+        top_p: float = 1.0,
+        demanding: int = 0,
     ) -> None:
         """All rows decode from about `context` on, `runs` times `steps` steps. The bound reads the weights and the keys
-        and values that the rows have by then once, and writes and reads the logits."""
-        names = _decoding(engine, shape, batch, context, runs * steps, top_p)
+        and values that the rows have by then once, and writes and reads the logits. demanding: rows that ask for a
+        penalty and log-probabilities."""
+        names = _decoding(engine, shape, batch, context, runs * steps, top_p, demanding)
         seconds, contexts = [], []
         for _ in range(runs):
             before, began = _context(engine), time.perf_counter()
@@ -112,6 +122,7 @@ class EngineMarks:
         bounds = [shape.decode_bytes(batch, held) / self._on.ceilings.bytes_per_second for held in contexts]
         self._add(
             "decode step", **_which(engine, shape), batch=batch, context=mean(contexts) / batch, top_p=top_p,
+            demanding=demanding,
             ms=spread([1000 * one for one in seconds]), bound_ms=1000 * median(bounds),
             of_bound=spread([bound / one for bound, one in zip(bounds, seconds, strict=True)]),
             tokens_per_second=spread([batch / one for one in seconds]),
@@ -314,10 +325,15 @@ def _requests(shape: Shape, count: int, prompt: int, output: int, name: str, **m
     return [make_request(f"{name}-{i}", shape.vocab, prompt, output, i, **more) for i in range(count)]
 
 
-def _decoding(engine: Engine, shape: Shape, batch: int, context: int, steps: int, top_p: float) -> list[str]:
+def _decoding(
+    engine: Engine, shape: Shape, batch: int, context: int, steps: int, top_p: float, demanding: int = 0
+) -> list[str]:
     """Step until `batch` rows decode, for `steps` more at least; their names."""
     requests = _requests(shape, batch, context, steps + SPARE_TOKENS, "row", top_p=top_p)
-    for request in requests:
+    more = {"repetition_penalty": 1.1, "logprobs": 1}
+    for request in requests[:demanding]:
+        engine.submit(replace(request, sampling=replace(request.sampling, **more)))
+    for request in requests[demanding:]:
         engine.submit(request)
     step_until(engine, lambda: _rows(engine) == batch)
     for _ in range(SETTLING_STEPS):

@@ -12,6 +12,7 @@ from itertools import chain, takewhile
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
@@ -63,6 +64,7 @@ class DecodeGraphs:
         self._ids = torch.zeros_like(self._which)
         self._sent: Ints = np.full(most, slots.nobody, np.int64)
         self._replay: dict[tuple[int, int], Callable[[], None]] = {}
+        self._hidden: dict[tuple[int, int], Tensor] = {}  # each recording's own, which its replays write anew
 
     @torch.inference_mode()
     def record(self, progress: Callable[[int, int], None]) -> None:
@@ -73,8 +75,9 @@ class DecodeGraphs:
             self._replay[rows, width] = self._capture(partial(self._step, rows, width))
         progress(len(shapes), len(shapes))
 
-    def run(self, decodes: Ints, longest: int) -> Drawn:
-        """One token for each of `decodes`, the longest of which has `longest` tokens."""
+    def run(self, decodes: Ints, longest: int) -> tuple[Drawn, Tensor]:
+        """One token for each of decodes[B], the longest of which has `longest` tokens, by their filters alone; and the
+        hidden states [B, H] it was drawn from, which the next replay overwrites."""
         count = len(decodes)
         rows = next(rows for rows in self._rows if rows >= count)
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
@@ -84,14 +87,14 @@ class DecodeGraphs:
             self._sent[:rows] = wanted
             self._which[:rows].copy_(to_device((wanted,), self._which.device)[0])
         self._replay[rows, width]()
-        return Drawn(self._which[:count], self._ids[:count])
+        return Drawn(self._which[:count], self._ids[:count]), self._hidden[rows, width][:count]
 
     def _step(self, rows: int, width: int) -> None:
-        """What is recorded: reads `_which`, writes `_ids` and the slots."""
+        """What is recorded: reads `_which`, writes `_ids`, `_hidden` and the slots."""
         which = self._which[:rows]
         inputs = self.slots.decode_inputs(self._kernels, which, width, self._cache.page_size)
-        logits = self._model.compute_logits(self._model.forward(inputs, self._cache, self._kernels))
-        self._kernels.sample_slots(logits, self.slots.tensors, which, self._ids[:rows])
+        hidden = self._hidden[rows, width] = self._model.forward(inputs, self._cache, self._kernels)
+        self._kernels.sample_slots(self._model.compute_logits(hidden), self.slots.tensors, which, self._ids[:rows])
 
 
 def row_counts(slots: int) -> tuple[int, ...]:

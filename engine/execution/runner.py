@@ -19,7 +19,7 @@ from engine.execution.graphs import Capture, DecodeGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack
 from engine.execution.sampler import Drawn, Sampler
-from engine.execution.slots import SlotState
+from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import Swap
 from engine.execution.transfer import Arriving, to_device
 from engine.scheduling.batch import Batch, Join, Outcome
@@ -74,10 +74,8 @@ class ModelRunner:
         drawn: list[Drawn] = []
         if self._graphs:
             self._graphs.slots.apply(batch)
-            decodes = np.array(batch.decodes, np.int64)
-            if len(decodes) and self._slots.are_plain(decodes):
-                drawn.append(self._graphs.run(decodes, int(self._slots.lengths[decodes].max())))
-                self._slots.advance(decodes)
+            if batch.decodes:
+                drawn.append(self._replay(self._graphs, np.array(batch.decodes, np.int64)))
                 batch = replace(batch, decodes=())
         if batch.num_tokens:
             drawn += self._compute(batch)
@@ -99,6 +97,18 @@ class ModelRunner:
             slots = np.array([join.slot for join in joins], np.int64)
             last = np.array([join.tokens[-1] for join in joins], np.int64)
             self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
+
+    def _replay(self, graphs: DecodeGraphs, decodes: Ints) -> Drawn:
+        """A recorded step. Who asks for more than it does is sampled again, from the same hidden states."""
+        drawn, hidden = graphs.run(decodes, int(self._slots.lengths[decodes].max()))
+        rows = np.flatnonzero(self._slots.demanding(decodes))
+        if len(rows):
+            (where,) = to_device((rows,), self._model.device)
+            again = self._sampler.sample(self._model.compute_logits(hidden[where]), decodes[rows])
+            self._last_tokens.index_copy_(0, again.slots, again.token_ids)
+            drawn = drawn.replaced(rows, where, again)
+        self._slots.advance(decodes)
+        return drawn
 
     def _compute(self, batch: Batch) -> list[Drawn]:
         """Operation by operation."""

@@ -79,6 +79,11 @@ class Drawn:
         """What the host wants to read."""
         return (self.token_ids, *(self.log_probs or ()))
 
+    def replaced(self, rows: Ints, where: Tensor, by: Drawn) -> Drawn:
+        """The same with other tokens in rows[N], on the device `where`, and their log-probabilities: those of `by`."""
+        ids = self.token_ids.index_copy(0, where, by.token_ids)
+        return Drawn(self.slots, ids, by.log_probs, tuple((int(rows[row]), count) for row, count in by.asked))
+
     def read(self, tensors: Sequence[Tensor]) -> tuple[Sampled, ...]:
         """tensors: those above, on the host."""
         token_ids, *rest = tensors

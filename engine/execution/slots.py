@@ -67,11 +67,10 @@ class SlotState:
         self.biased[slot] = bool(sampling.logit_bias)
         self.penalised[slot] = sampling.penalises
 
-    def are_plain(self, slots: Ints) -> bool:
-        """Whether none of `slots` asks for more than filters: no edits of its logits now, and no log-probabilities."""
+    def demanding(self, slots: Ints) -> NDArray[np.bool_]:
+        """Which of slots[R] ask for more than filters: edits of their logits now, or log-probabilities."""
         too_short = self.lengths[slots] - self.prompt_lens[slots] < self.min_tokens[slots]
-        more = self.biased[slots] | self.penalised[slots] | too_short | (self.logprobs[slots] >= 0)
-        return not more.any()
+        return self.biased[slots] | self.penalised[slots] | too_short | (self.logprobs[slots] >= 0)
 
     def advance(self, slots: Ints) -> None:
         """A token was sampled for each of `slots`."""

@@ -107,7 +107,7 @@ class SlowUnlessPlain:
     def launch(self, batch: Batch) -> Callable[[], None]:
         self.slots.apply(batch)
         who = np.array(batch.sampled, np.int64)
-        is_plain = self.slots.are_plain(who) and not (self.slots.top_p[who] < 1).any()
+        is_plain = not self.slots.demanding(who).any() and not (self.slots.top_p[who] < 1).any()
         self.now += batch.num_tokens + (0 if is_plain else 10_000)
         return lambda: None
 

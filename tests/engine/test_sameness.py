@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from app.text import TextModel
 from engine.execution.runner import ModelRunner
+from engine.execution.sampler import Drawn
+from engine.scheduling.batch import Batch
 from engine.scheduling.sequence import Sequence
 from engine.types import Mechanism
 from tests.engine.same import Texts, alone, make_engine, requests, run
@@ -154,31 +156,65 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
     assert run(engine, wanted, pause_all) == solo
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", [7, None])
-def test_recorded_decode_steps_say_the_same(
-    demo: Path, wanted, solo: Texts, chunk: int | None, monkeypatch: pytest.MonkeyPatch
-):
-    """As on a GPU: state that stays on the device, rows padded with nobody, a step ahead; recording is left out."""
-    replayed = 0
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Every recorded step that was replayed, as on a GPU: state that stays on the device, rows padded with nobody, a
+    step ahead; recording is left out. Nothing is decoded in another way."""
+    replayed: list[Callable[[], None]] = []
 
     def capture(step: Callable[[], None]) -> Callable[[], None]:
         def replay() -> None:
-            nonlocal replayed
-            replayed += 1
+            replayed.append(step)
             step()
 
         step()  # as a capture does, with nobody in it
         return replay
 
+    compute = ModelRunner._compute
+
+    def only_prompts(runner: ModelRunner, batch: Batch) -> list[Drawn]:
+        assert not batch.decodes
+        return compute(runner, batch)
+
     monkeypatch.setattr("engine.build._capture", lambda config, device: capture)
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)
+    monkeypatch.setattr(ModelRunner, "_compute", only_prompts)
+    return replayed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [7, None])
+def test_recorded_decode_steps_say_the_same(
+    demo: Path, wanted, solo: Texts, chunk: int | None, replays: list[Callable[[], None]]
+):
+    """Whoever asks for a penalty among them too."""
     engine = make_engine(demo, max_num_seqs=24, prefill_chunk=chunk)
-    plain = [request for request in wanted if not request.sampling.penalises]
-    texts = run(engine, plain)
-    assert replayed > TOKENS, "nobody among them asks for anything that takes another way"
-    assert texts == {key: solo[key] for key in texts} and len(texts) == len(plain)
-    assert run(engine, wanted) == solo, "both ways in turn"
+    assert run(engine, wanted) == solo
+    assert len(replays) > TOKENS
+
+
+@pytest.mark.slow
+def test_whoever_asks_for_more_than_a_recorded_step_does_has_it_and_disturbs_nobody(
+    demo: Path, wanted, request: pytest.FixtureRequest
+):
+    """Log-probabilities, biases, penalties and least lengths, each beside those who ask for nothing: tokens and
+    log-probabilities are those of operations launched one by one, alone."""
+    more = (
+        {"logprobs": 3},
+        {"logit_bias": {65: 4.0, 66: -100.0}, "logprobs": 0},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.1},
+        {"min_tokens": 20},
+        {},
+    )
+    some = [
+        replace(one, sampling=replace(one.sampling, **asked))
+        for one, asked in zip(wanted[:20], itertools.cycle(more), strict=False)
+    ]
+    of = attrgetter("token_id", "logprob", "top")
+    expected = alone(make_engine(demo), some, of)
+    replays = request.getfixturevalue("replays")
+    assert run(make_engine(demo, max_num_seqs=12), some, of=of) == expected
+    assert len(replays) > TOKENS
 
 
 @pytest.mark.slow
