@@ -136,7 +136,7 @@ class EngineMarks:
 
         def replay() -> None:
             for _ in range(replays):
-                graphs.run(nobody, context)
+                graphs.run(nobody, context, filtered=False)
 
         with torch.inference_mode():
             replay()

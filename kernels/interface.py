@@ -165,9 +165,10 @@ class Kernels(Protocol):
         """What a decode step of the slots which[B] int64 reads of them, their page tables cut to `width` pages, which
         hold the contexts of all."""
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
         """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes
-        ids[B] int64 and, but for nobody's, each slot's last token and length."""
+        ids[B] int64 and, but for nobody's, each slot's last token and length. filtered: False promises that none of
+        the slots has a filter."""
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in

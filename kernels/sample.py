@@ -195,11 +195,11 @@ class Search:
     searched: tuple[Tensor, Tensor, Tensor]
 
 
-def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...]) -> Search:
-    """Samples the slices of rows without filters and finds the thresholds of the others. filters: which, temperature,
-    top_k, top_p and min_p; noise: seed, position and choice; as the kernels say.
+def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool) -> Search:
+    """Samples the slices of rows without filters and finds the thresholds of the others, unless there are none.
+    filters: which, temperature, top_k, top_p and min_p; noise: seed, position and choice; as the kernels say.
 
-    What is launched does not depend on what the rows ask for, which only the device knows: a program whose row has no
+    What is launched does not depend on which rows ask for what, which only the device knows: a program whose row has no
     use for it returns at once.
     """
     R, V = logits.shape
@@ -223,14 +223,19 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
         BLOCK=BLOCK,
         num_warps=NUM_WARPS,
     )
-    weigh(logits, filters, made.searched, slices)
+    if filtered:
+        weigh(logits, filters, made.searched, slices)
     return made
 
 
-def _best_slices(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def _best_slices(
+    logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool
+) -> tuple[Tensor, Tensor]:
     """-> scores float32 and columns int32 [R, slices]: the best that each slice keeps."""
     R, V = logits.shape
-    made = search(logits, filters, noise)
+    made = search(logits, filters, noise, filtered)
+    if not filtered:
+        return made.best
     slices = made.best[0].shape[1]
     _kept_kernel[(R, slices)](
         logits,
@@ -260,7 +265,7 @@ def sample(
     """logits[R, V] any float and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
     R = len(logits)
     each = torch.arange(R, device=logits.device)
-    scores, columns = _best_slices(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice))
+    scores, columns = _best_slices(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice), True)
     ids = torch.empty(R, dtype=torch.int64, device=logits.device)
     slices = scores.shape[1]
     most = triton.next_power_of_2(slices)
@@ -268,10 +273,10 @@ def sample(
     return ids
 
 
-def sample_slots(logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+def sample_slots(logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
     """logits[B, V] any float, which[B] int64, ids[B] int64; see `kernels.interface.Kernels.sample_slots`."""
     filters = (which, slots.temperature, slots.top_k, slots.top_p, slots.min_p)
-    best = _best_slices(logits, filters, (slots.seed, slots.lengths, slots.choice))
+    best = _best_slices(logits, filters, (slots.seed, slots.lengths, slots.choice), filtered)
     slices = best[0].shape[1]
     _sample_kernel[(len(logits),)](
         *best,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +50,14 @@ class CudaCapture:
         return graph.replay
 
 
+class Shape(NamedTuple):
+    """Of a recording."""
+
+    rows: int
+    width: int  # of the page table
+    filtered: bool  # whether the sampler looks for filters, which takes seven kernels
+
+
 class DecodeGraphs:
     """Recorded decode steps for up to all slots at any context."""
 
@@ -63,21 +72,26 @@ class DecodeGraphs:
         self._which = torch.full((most,), slots.nobody, dtype=torch.int64, device=model.device)
         self._ids = torch.zeros_like(self._which)
         self._sent: Ints = np.full(most, slots.nobody, np.int64)
-        self._replay: dict[tuple[int, int], Callable[[], None]] = {}
-        self._hidden: dict[tuple[int, int], Tensor] = {}  # each recording's own, which its replays write anew
+        self._replay: dict[Shape, Callable[[], None]] = {}
+        self._hidden: dict[Shape, Tensor] = {}  # each recording's own, which its replays write anew
 
     @torch.inference_mode()
     def record(self, progress: Callable[[int, int], None]) -> None:
         """All of them, the largest first, whose memory the others share."""
-        shapes = [(rows, width) for rows in reversed(self._rows) for width in reversed(self._widths)]
-        for done, (rows, width) in enumerate(shapes):
+        shapes = [
+            Shape(rows, width, filtered)
+            for rows in reversed(self._rows)
+            for width in reversed(self._widths)
+            for filtered in (True, False)
+        ]
+        for done, shape in enumerate(shapes):
             progress(done, len(shapes))
-            self._replay[rows, width] = self._capture(partial(self._step, rows, width))
+            self._replay[shape] = self._capture(partial(self._step, shape))
         progress(len(shapes), len(shapes))
 
-    def run(self, decodes: Ints, longest: int) -> tuple[Drawn, Tensor]:
+    def run(self, decodes: Ints, longest: int, filtered: bool) -> tuple[Drawn, Tensor]:
         """One token for each of decodes[B], the longest of which has `longest` tokens, by their filters alone; and the
-        hidden states [B, H] it was drawn from, which the next replay overwrites."""
+        hidden states [B, H] it was drawn from, which the next replay overwrites. filtered: whether any has one."""
         count = len(decodes)
         rows = next(rows for rows in self._rows if rows >= count)
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
@@ -86,15 +100,17 @@ class DecodeGraphs:
         if not np.array_equal(wanted, self._sent[:rows]):
             self._sent[:rows] = wanted
             self._which[:rows].copy_(to_device((wanted,), self._which.device)[0])
-        self._replay[rows, width]()
-        return Drawn(self._which[:count], self._ids[:count]), self._hidden[rows, width][:count]
+        shape = Shape(rows, width, filtered)
+        self._replay[shape]()
+        return Drawn(self._which[:count], self._ids[:count]), self._hidden[shape][:count]
 
-    def _step(self, rows: int, width: int) -> None:
+    def _step(self, shape: Shape) -> None:
         """What is recorded: reads `_which`, writes `_ids`, `_hidden` and the slots."""
-        which = self._which[:rows]
-        inputs = self.slots.decode_inputs(self._kernels, which, width, self._cache.page_size)
-        hidden = self._hidden[rows, width] = self._model.forward(inputs, self._cache, self._kernels)
-        self._kernels.sample_slots(self._model.compute_logits(hidden), self.slots.tensors, which, self._ids[:rows])
+        which, ids = self._which[: shape.rows], self._ids[: shape.rows]
+        inputs = self.slots.decode_inputs(self._kernels, which, shape.width, self._cache.page_size)
+        hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
+        logits = self._model.compute_logits(hidden)
+        self._kernels.sample_slots(logits, self.slots.tensors, which, ids, shape.filtered)
 
 
 def row_counts(slots: int) -> tuple[int, ...]:

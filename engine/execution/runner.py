@@ -100,7 +100,7 @@ class ModelRunner:
 
     def _replay(self, graphs: DecodeGraphs, decodes: Ints) -> Drawn:
         """A recorded step. Who asks for more than it does is sampled again, from the same hidden states."""
-        drawn, hidden = graphs.run(decodes, int(self._slots.lengths[decodes].max()))
+        drawn, hidden = graphs.run(decodes, int(self._slots.lengths[decodes].max()), self._slots.are_filtered(decodes))
         rows = np.flatnonzero(self._slots.demanding(decodes))
         if len(rows):
             (where,) = to_device((rows,), self._model.device)

@@ -72,6 +72,10 @@ class SlotState:
         too_short = self.lengths[slots] - self.prompt_lens[slots] < self.min_tokens[slots]
         return self.biased[slots] | self.penalised[slots] | too_short | (self.logprobs[slots] >= 0)
 
+    def are_filtered(self, slots: Ints) -> bool:
+        """Whether any of `slots` samples with a filter."""
+        return bool(((self.top_k[slots] > 0) | (self.top_p[slots] < 1.0) | (self.min_p[slots] > 0.0)).any())
+
     def advance(self, slots: Ints) -> None:
         """A token was sampled for each of `slots`."""
         self.lengths[slots] += 1

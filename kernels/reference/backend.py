@@ -34,7 +34,7 @@ class ReferenceKernels(Composed):
     sample = staticmethod(sample)
     log_probs = staticmethod(log_probs)
 
-    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
+    def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
         sample_slots(self.sample, logits, slots, which, ids)
 
     @property

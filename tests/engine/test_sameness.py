@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from app.text import TextModel
+from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
 from engine.execution.sampler import Drawn
 from engine.scheduling.batch import Batch
@@ -157,14 +159,14 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Every recorded step that was replayed, as on a GPU: state that stays on the device, rows padded with nobody, a
-    step ahead; recording is left out. Nothing is decoded in another way."""
-    replayed: list[Callable[[], None]] = []
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """Shapes of the recorded steps that were replayed, as on a GPU: state that stays on the device, rows padded with
+    nobody, a step ahead; recording is left out. Nothing is decoded in another way."""
+    replayed: list[Shape] = []
 
-    def capture(step: Callable[[], None]) -> Callable[[], None]:
+    def capture(step: partial[None]) -> Callable[[], None]:
         def replay() -> None:
-            replayed.append(step)
+            replayed.extend(step.args)
             step()
 
         step()  # as a capture does, with nobody in it
@@ -184,13 +186,16 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [7, None])
-def test_recorded_decode_steps_say_the_same(
-    demo: Path, wanted, solo: Texts, chunk: int | None, replays: list[Callable[[], None]]
-):
-    """Whoever asks for a penalty among them too."""
+def test_recorded_decode_steps_say_the_same(demo: Path, wanted, solo: Texts, chunk: int | None, replays: list[Shape]):
+    """Whoever asks for a penalty among them too; filters are looked for where somebody has one."""
     engine = make_engine(demo, max_num_seqs=24, prefill_chunk=chunk)
     assert run(engine, wanted) == solo
-    assert len(replays) > TOKENS
+    assert sum(shape.filtered for shape in replays) > TOKENS
+    replays.clear()
+    simple = [one for one in wanted if (one.sampling.top_k, one.sampling.top_p, one.sampling.min_p) == (0, 1.0, 0.0)]
+    texts = run(engine, simple)
+    assert texts == {key: solo[key] for key in texts} and len(texts) == len(simple)
+    assert replays and not any(shape.filtered for shape in replays)
 
 
 @pytest.mark.slow

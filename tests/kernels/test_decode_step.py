@@ -47,16 +47,25 @@ def test_a_row_is_its_slot(kernels: Kernels, device: torch.device, width: int):
         assert place == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 
 
-def test_a_slot_is_sampled_as_its_parameters_say_and_advances(kernels: Kernels, device: torch.device):
+@pytest.mark.parametrize(
+    ("order", "filtered"),
+    [
+        ([6, 3, SLOTS, 0, 1, 5, SLOTS, 4, 7], True),  # not 2 and 8
+        ([6, 8, SLOTS, 0], True),
+        ([6, 8, SLOTS, 0], False),  # none of them has a filter
+    ],
+)
+def test_a_slot_is_sampled_as_its_parameters_say_and_advances(
+    kernels: Kernels, device: torch.device, order: list[int], filtered: bool
+):
     """The ids are those of `sample`; who is not in the step, and nobody, stays as it was."""
     slots = made(device)
     before = replace(slots, **{field.name: getattr(slots, field.name).clone() for field in fields(slots)})
     torch.manual_seed(1)
-    order = [6, 3, SLOTS, 0, 1, 5, SLOTS, 4, 7]  # not 2 and 8
     which = torch.tensor(order, device=device)
     logits = torch.randn(len(order), V, device=device) * 3
     ids = torch.full_like(which, -1)
-    kernels.sample_slots(logits, slots, which, ids)
+    kernels.sample_slots(logits, slots, which, ids, filtered)
     given = (before.temperature, before.top_k, before.top_p, before.min_p, before.seed, before.lengths, before.choice)
     expected = kernels.sample(logits, *(parameter[which] for parameter in given))
     somebody = which != SLOTS

@@ -34,6 +34,7 @@ def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
         logits,
         (torch.arange(R, device=logits.device), *(given[name] for name in ("temperature", "top_k", "top_p", "min_p"))),
         tuple(given[name] for name in ("seed", "position", "choice")),
+        filtered=True,
     ).searched
     keys = torch.empty(R, dtype=torch.int64, device=logits.device)
     slices = maxima.shape[1]
