@@ -4,7 +4,8 @@ A step of a handful of rows computes next to nothing: it reads all weights once.
 ten, and each streams its matrix from its first instruction on: the root mean square is found beside the product and
 divides it afterwards, and what follows a product is done while it is in registers. Outputs are the 16 rows of a tensor
 core's product and the batch its 8 columns; the warps of a program each take a part of k, so that none does or reads
-what another one does, and Triton copies their operands to shared memory several blocks ahead.
+what another one does, and Triton copies their operands to shared memory several blocks ahead. While the kernel before
+ends, programs fetch their first weights already (programmatic dependent launch, CUDA programming guide).
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -14,6 +15,8 @@ what another one does, and Triton copies their operands to shared memory several
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +26,7 @@ from torch import Tensor
 
 FEW = 8  # rows up to which this is used: columns of a tensor core's product
 WIDE = 1 << 15  # outputs from which on programs are plenty, however many each has
+LINES = 16  # of 128 bytes, of each output's weights, that are fetched early: about what is under way later
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,29 @@ def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
 
 
+@cache
+def can_start_early(device: torch.device) -> bool:
+    """Whether a kernel there may begin while the one before it ends: from compute capability 9.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def _fetch_early(
+    weight,  # [N, K]
+    columns,  # [BLOCK_N] int64
+    N,
+    K: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Asks for the first lines of each column's weights, which nobody writes, and waits for nothing."""
+    STEP: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+    inner = tl.minimum(tl.arange(0, LINES) * STEP, K - 1)
+    lines = weight + tl.minimum(columns, N - 1)[:, None] * K + inner[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 # What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
 @triton.jit(do_not_specialize=["M"])
 def _few_rows_kernel(
@@ -70,9 +97,19 @@ def _few_rows_kernel(
     BLOCK_K: tl.constexpr,  # of one part
     PARTS: tl.constexpr,  # as many as warps
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+    LINES: tl.constexpr,
 ):
     """BLOCK_N outputs of all rows."""
     columns = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if EARLY:
+        # The next kernel may come once all programs of this one are there. Before the one before this has ended, and
+        # all before that, nothing is read that a kernel writes, and nothing is written.
+        tl.extra.cuda.gdc_launch_dependents()
+        _fetch_early(weight, columns, N, K, LINES)
+        if GATED:
+            _fetch_early(weight + tl.cast(N, tl.int64) * K, columns, N, K, LINES)
+        tl.extra.cuda.gdc_wait()
     rows = tl.arange(0, FEW)
     row_inside, column_inside = rows < M, columns < N
     total = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
@@ -165,6 +202,8 @@ class DenseLinear:
         assert x.shape[0] <= FEW and x.stride(1) == 1 and out.is_contiguous()
         (rows, inputs), outputs = x.shape, out.shape[1]
         tile = tile_for(outputs, inputs, gated, x.element_size())
+        early = can_start_early(x.device)
+        options: dict[str, Any] = {"launch_pdl": True} if early else {}
         _few_rows_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,
             self.weight,
@@ -185,6 +224,9 @@ class DenseLinear:
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,
             PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
+            EARLY=early,
+            LINES=LINES,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **options,
         )

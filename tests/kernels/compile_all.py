@@ -1,6 +1,7 @@
 """Compiles the Triton kernels for compute capability 9.0, as a launch would: for two head sizes, two page sizes and two
 dtypes, with what a launch knows of pointers and strides. Prints what came of each as JSON: the least bytes of machine
-code, the most bytes of shared memory, and the numbers among its arguments whose values it is compiled for.
+code, the most bytes of shared memory, the numbers among its arguments whose values it is compiled for, and of one that
+begins while the kernel before it ends, whether it waits for that before it reads or writes.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ FILTERS = {"logits": MODEL, "which": LONG, "temperature": FLOAT, "top_k": INT, "
 NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
 SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
+TOUCHES = ("ld.global", "st.global", "cp.async.c", "atom.global", "red.global")
 STAGES = 3  # where a launch names none
 
 # Outputs and inputs of Llama-3.2-1B's and Qwen3-0.6B's matrices, and whether they are gated.
@@ -59,6 +61,7 @@ def _few_rows(dtype: str, outputs: int, inputs: int, gated: bool) -> Case:
         {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
+        | {"EARLY": True, "LINES": few_rows.LINES}
         | {"FEW": few_rows.FEW, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         tile.warps,
         tile.stages,
@@ -245,6 +248,16 @@ def specialised(case: Case) -> list[str]:
     return [p.name for p in kernel.params if types.get(p.name) == "i32" and not p.do_not_specialize]
 
 
+def waits(ptx: str) -> bool | None:
+    """Whether nothing of a kernel's own is read or written before it has waited; None where it never waits."""
+    lines = [line.strip() for line in ptx.splitlines()]
+    waited = [at for at, line in enumerate(lines) if line.startswith("griddepcontrol.wait")]
+    if not waited:
+        return None
+    touched = [at for at, line in enumerate(lines) if any(name in line for name in TOUCHES)]
+    return waited[0] < touched[0]
+
+
 def main() -> None:
     """Compile each case; an error in one ends the program."""
     results: dict[str, dict[str, Any]] = {}
@@ -257,6 +270,7 @@ def main() -> None:
                     case[0].__name__, {"size": size, "shared": shared, "specialised": specialised(case)}
                 )
                 known |= {"size": min(size, known["size"]), "shared": max(shared, known["shared"])}
+                known.setdefault("waits", []).append(waits(compiled.asm["ptx"]))
     print(json.dumps(results))
 
 

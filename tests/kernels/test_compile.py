@@ -77,6 +77,12 @@ def test_a_kernel_compiles_for_sm_90(compiled: dict[str, Any], kernel: str):
     assert compiled[kernel]["shared"] <= SHARED
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_that_begins_early_waits_before_it_touches_anything(compiled: dict[str, Any], kernel: str):
+    """The kernel before it may still be writing what this one reads, and reading what it writes."""
+    assert set(compiled[kernel]["waits"]) == {True if kernel == "_few_rows_kernel" else None}
+
+
 def test_no_kernel_is_left_out(compiled: dict[str, Any]):
     """The list above names every kernel in the package."""
     sources = "\n".join(file.read_text() for file in (ROOT / "kernels").glob("*.py"))
