@@ -1,9 +1,9 @@
 """Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
 
 A context is cut into splits of a fixed size from position 0, each reduced by its own program; a second kernel
-combines them in order. The size does not depend on the batch, so neither does the order in which a row's numbers are
-added. The query heads of one key/value head form the rows of one matrix product, padded to the 16 rows a tensor core
-takes.
+combines them in order. The size is small where rows are few, so that all of a GPU reads their contexts, and depends on
+nothing else of the batch: so neither does the order in which a row's numbers are added. The query heads of one
+key/value head form the rows of one matrix product, padded to the 16 rows a tensor core takes.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -17,12 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.few_rows import FEW
 from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
 from kernels.plans import DecodePlan
 
-SPLIT = 256  # positions; a multiple of BLOCK
 BLOCK = 64  # positions of one product
+SPLIT = 256  # positions; a multiple of BLOCK
+SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes
 CHUNK = 16  # splits combined at a time
 LEAST_ROWS = 16  # of tl.dot
 NUM_WARPS = 4
@@ -31,7 +33,7 @@ LOG2_E = 1.4426950408889634
 
 
 # What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "split_size"])
 def _split_kernel(
     q,  # [B, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
@@ -44,13 +46,13 @@ def _split_kernel(
     page_rows,  # of D numbers, from one page to the next
     scale,  # of scores, times log2(e)
     window,
+    split_size,  # positions
     GROUP: tl.constexpr,  # Hq / Hkv
     GROUP_BLOCK: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -62,8 +64,8 @@ def _split_kernel(
     first = 0
     if window > 0:
         first = tl.maximum(context - window, 0)
-    begin = tl.maximum(split * SPLIT, first // BLOCK * BLOCK)
-    end = tl.minimum((split + 1) * SPLIT, context)
+    begin = tl.maximum(split * split_size, first // BLOCK * BLOCK)
+    end = tl.minimum((split + 1) * split_size, context)
     if begin >= end:
         return
     heads = tl.arange(0, GROUP_BLOCK)
@@ -104,7 +106,7 @@ def _split_kernel(
     tl.store(weight + out_rows, largest + tl.log2(total), mask=head_inside)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "split_size"])
 def _combine_kernel(
     partial,  # [B, Hq, splits, D] float32
     weight,  # [B, Hq, splits] float32
@@ -112,10 +114,10 @@ def _combine_kernel(
     out,  # [B, Hq, D]
     splits,
     window,
+    split_size,  # positions
     QUERY_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """Combines the splits of one row and query head, CHUNK at a time from the first one on: so their sum has one order,
@@ -126,8 +128,8 @@ def _combine_kernel(
     context = tl.load(context_lens + row)
     first = 0
     if window > 0:
-        first = tl.maximum(context - window, 0) // SPLIT
-    last = tl.cdiv(context, SPLIT)
+        first = tl.maximum(context - window, 0) // split_size
+    last = tl.cdiv(context, split_size)
     dims = tl.arange(0, HEAD_BLOCK)
     inside = dims < HEAD_DIM
     largest = float("-inf")
@@ -166,7 +168,8 @@ def decode_attention(
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads
     # From the table's width, not from the lengths: they live on the device. Splits behind a context return at once.
-    splits = max(1, triton.cdiv(page_table.shape[1] * page_size, SPLIT))
+    split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
+    splits = max(1, triton.cdiv(page_table.shape[1] * page_size, split_size))
     partial = torch.empty((B, query_heads, splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, splits), dtype=torch.float32, device=q.device)
     head_block = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
@@ -182,13 +185,13 @@ def decode_attention(
         page_rows(k_cache),
         scale * LOG2_E,
         window,
+        split_size,
         GROUP=group,
         GROUP_BLOCK=max(LEAST_ROWS, triton.next_power_of_2(group)),
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         PAGE_SIZE=page_size,
-        SPLIT=SPLIT,
         BLOCK=BLOCK,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
         num_warps=NUM_WARPS,
@@ -202,10 +205,10 @@ def decode_attention(
         out,
         splits,
         window,
+        split_size,
         QUERY_HEADS=query_heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
-        SPLIT=SPLIT,
         CHUNK=CHUNK,
         num_warps=1,
     )

@@ -118,18 +118,18 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "page_rows": "i32",
             }
             | CACHES
-            | {"scale": "fp32", "window": "i32"},
+            | {"scale": "fp32", "window": "i32", "split_size": "i32"},
             heads
             | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
-            | {"SPLIT": decode_attention.SPLIT, "BLOCK": decode_attention.BLOCK},
+            | {"BLOCK": decode_attention.BLOCK},
             decode_attention.NUM_WARPS,
             decode_attention.NUM_STAGES,
         ),
         (
             decode_attention._combine_kernel,
-            {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": MODEL, "splits": "i32", "window": "i32"},
-            {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim}
-            | {"SPLIT": decode_attention.SPLIT, "CHUNK": decode_attention.CHUNK},
+            {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": MODEL, "splits": "i32", "window": "i32"}
+            | {"split_size": "i32"},
+            {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim} | {"CHUNK": decode_attention.CHUNK},
             1,
             STAGES,
         ),

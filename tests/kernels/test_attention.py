@@ -8,8 +8,8 @@ import torch
 from kernels.interface import Kernels
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 
-# kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split
-# of 256.
+# kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split: of
+# 64 positions for few rows, of 256 for more.
 DECODE_SHAPES = [
     pytest.param(1, 1, 16, 4, 0, (1, 4, 5), id="smallest"),
     pytest.param(3, 3, 64, 32, 0, (1, 31, 32, 33, 290), id="three heads to one"),
@@ -22,6 +22,8 @@ DECODE_SHAPES = [
     pytest.param(2, 2, 16, 128, 70, (63, 64, 129, 400), id="a window over pages of two blocks"),
     pytest.param(1, 2, 16, 64, 0, (4096, 4097, 12), id="more splits than are combined at a time"),
     pytest.param(1, 2, 16, 64, 400, (4700, 900), id="a window over splits that are combined apart"),
+    pytest.param(1, 2, 16, 32, 0, (1, 63, 64, 65, 255, 256, 257, 513, 700), id="more rows than few"),
+    pytest.param(1, 2, 16, 32, 300, (1, 64, 255, 256, 257, 299, 301, 513, 900), id="a window, more rows than few"),
 ]
 
 

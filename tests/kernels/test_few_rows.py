@@ -81,6 +81,16 @@ def test_few_rows_are_multiplied_as_float64_says(
     close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), dtype)
 
 
+def test_a_row_has_the_same_bits_among_few(device: torch.device):
+    """Alone, and wherever it stands among up to as many as the kernel takes."""
+    x, norm, weight, bias = made(576, 130, few_rows.FEW, HALF, device)
+    layer = DenseLinear(weight, bias)
+    together = layer.multiply_few(x, norm, EPS, gated=True)
+    for rows in range(1, few_rows.FEW):
+        assert torch.equal(layer.multiply_few(x[:rows], norm, EPS, gated=True), together[:rows])
+        assert torch.equal(layer.multiply_few(x[rows:], norm, EPS, gated=True), together[rows:])
+
+
 @pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 512, 8, 3)])
 def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, monkeypatch: pytest.MonkeyPatch):
     """TILES may hold any of them."""
