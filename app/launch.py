@@ -14,6 +14,7 @@ import uvicorn
 from tqdm import tqdm
 
 from app.client import EngineClient, EngineUnavailable
+from app.connection import Connection
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
@@ -45,6 +46,7 @@ def run(settings: Settings) -> int:
         log_config=None,
         access_log=settings.log_level == "debug",
         root_path=settings.root_path,
+        http=Connection,
         ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes

@@ -1,4 +1,6 @@
-"""uvicorn's WebSocket protocol, with one manner more: it says goodbye to who is still speaking."""
+"""uvicorn's WebSocket protocol, with two manners more: it says goodbye to who is still speaking, and does not log the
+mistakes of others as if they were its own.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     would find a broken pipe in place of 1009. So the close frame and the end of our side are sent, what still comes
     is thrown away, and the connection goes when the client's side ends too, or `close_timeout` seconds later.
     """
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(1007)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
         if self.close_timer is not None:  # said already; this is more of what nobody reads

@@ -1,0 +1,155 @@
+"""What clients do to a connection, below what any library of theirs would do."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from contextlib import closing
+
+import httpx
+import pytest
+
+from app.connection import MAX_HEAD
+from tests.conftest import Server
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UPGRADE = (
+    b"GET /v1/realtime HTTP/1.1\r\nHost: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One slot: sixteen answers of 1900 tokens take it for half a minute."""
+    running = Server.start("--max-num-seqs", "1")
+    yield running
+    running.stop()
+
+
+def asked(max_tokens: int, **fields) -> bytes:
+    """A request for an answer of just so many tokens."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens, "ignore_eos": True, **fields}
+    raw = json.dumps(body).encode()
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(raw), raw)
+
+
+def connect(server: Server) -> socket.socket:
+    url = httpx.URL(server.url)
+    return socket.create_connection((url.host, url.port), timeout=30)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that comes until the other side ends."""
+    chunks = []
+    while chunk := connection.recv(1 << 16):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def taken(server: Server) -> float:
+    """Slots."""
+    (line,) = re.findall(r'^carousel:slots\{.*state="taken"\} (\S+)$', httpx.get(f"{server.url}/metrics").text, re.M)
+    return float(line)
+
+
+def generated(server: Server) -> float:
+    """Tokens so far."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def until(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+@pytest.mark.parametrize("behind", [b"", HEALTH, asked(5), UPGRADE % b"localhost", b"nonsense\r\n\r\n"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_frees_the_slots_whatever_was_sent_behind(server: Server, stream: bool, behind: bytes):
+    """They are not kept until the answer's end, for nobody; and the log has nothing to say about it."""
+    said, before = len(server.log), generated(server)
+    with closing(connect(server)) as connection:
+        connection.sendall(asked(1900, n=16, stream=stream) + behind)
+        assert until(lambda: taken(server), 30)
+    assert until(lambda: not taken(server), 60)
+    assert generated(server) - before < 16 * 1900 / 2
+    assert server.log[said:] == []
+
+
+@pytest.mark.parametrize("behind", [HEALTH * 3, UPGRADE % b"localhost", b"nonsense\r\n\r\n"])
+def test_an_answer_is_whole_whatever_was_sent_behind(server: Server, behind: bytes):
+    """Nothing is written into it, and the connection ends with it."""
+    with closing(connect(server)) as connection:
+        connection.sendall(asked(20, stream=True) + behind)
+        answer = heard(connection)
+    assert answer.count(b"HTTP/1.1") == 1 and b"101 Switching" not in answer
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_connection_takes_one_request_after_another(server: Server):
+    """As clients that keep it do."""
+    with closing(connect(server)) as connection:
+        for _ in range(3):
+            connection.sendall(HEALTH)
+            assert b'"ready"' in connection.recv(1 << 16)
+
+
+@pytest.mark.parametrize("head", [b"X-Long: " + b"a" * (1 << 22), b"X-Short: a\r\n" * (1 << 18)])
+def test_headers_without_an_end_are_refused_before_they_fill_the_memory(server: Server, head: bytes):
+    """One long one, and many."""
+    said = len(server.log)
+    with closing(connect(server)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + head)
+        answer = heard(connection)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "headers_too_large" and str(MAX_HEAD) in error["message"]
+    assert server.log[said:] == []
+
+
+def test_a_body_is_not_taken_for_headers(server: Server):
+    """However long it is, and however it comes."""
+    text = "fox " * (1 << 15)
+    raw = json.dumps({"prompt": text}).encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw)
+    with closing(connect(server)) as connection:
+        for _ in range(2):
+            connection.sendall(head + raw[:100])
+            time.sleep(0.05)
+            connection.sendall(raw[100:])
+            answer = b""
+            while b"\r\n\r\n" not in answer:
+                answer += connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            length = int(re.search(rb"content-length: (\d+)", answer)[1])
+            body = answer.partition(b"\r\n\r\n")[2]
+            while len(body) < length:
+                body += connection.recv(1 << 16)
+
+
+def test_what_is_not_http_is_refused_in_the_protocol_s_shape(server: Server):
+    """And not logged: it is not our mistake."""
+    said = len(server.log)
+    with closing(connect(server)) as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # the beginning of TLS
+        answer = heard(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+    assert server.log[said:] == []
+
+
+def test_a_frame_that_is_no_text_is_refused_without_a_traceback(server: Server):
+    """Close code 1007 says it."""
+    said = len(server.log)
+    url = httpx.URL(server.url)
+    with closing(connect(server)) as connection:
+        connection.sendall(UPGRADE % f"{url.host}:{url.port}".encode())
+        assert b"101 Switching" in connection.recv(1 << 16)
+        connection.sendall(b"\x81\x82\0\0\0\0\xc3\x28")
+        assert b"\x88\x02" + (1007).to_bytes(2, "big") in heard(connection)
+    assert server.log[said:] == []
