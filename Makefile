@@ -65,7 +65,7 @@ GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 
 # What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results there.
-GPU_TESTS := $(patsubst %,tests/kernels/test_%.py,attention few_rows invariant log_probs noise norm_and_gate rope_and_cache sample) \
+GPU_TESTS := $(patsubst %,tests/kernels/test_%.py,attention decode_step few_rows invariant log_probs noise norm_and_gate rope_and_cache sample) \
   tests/engine/test_on_device.py
 OUT ?=
 

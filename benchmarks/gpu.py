@@ -7,7 +7,7 @@ What is measured several times has its median and its range. results/gpu.json is
 that fails says why, and the others go on.
 
     python -m benchmarks.gpu                        # results/gpu.json
-    python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 270 seconds
+    python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 255 seconds
     python -m benchmarks.gpu --also-in some/folder  # a copy of the results
     python -m benchmarks.gpu --device cpu           # the same code on tiny shapes, to see that it runs; nothing is kept
 """
@@ -171,7 +171,7 @@ def main() -> int:
     """Measure, print, keep. 1 where a section failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=270.0)
+    parser.add_argument("--seconds", type=float, default=255.0)
     parser.add_argument("--also-in", type=Path)
     options = parser.parse_args()
     if options.also_in:

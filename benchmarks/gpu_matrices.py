@@ -137,7 +137,7 @@ def main() -> None:
     """Measure all tiles, print the table, keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--also-in", type=Path)
     options = parser.parse_args()
     device = Device(torch.device(options.device))

@@ -1,9 +1,9 @@
 """Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
 
 A context is cut into splits of a fixed size from position 0, each reduced by its own program; a second kernel
-combines them in order. The size is small where rows are few, so that all of a GPU reads their contexts, and depends on
-nothing else of the batch: so neither does the order in which a row's numbers are added. The query heads of one
-key/value head form the rows of one matrix product, padded to the 16 rows a tensor core takes.
+combines them in order. The size is small where rows are few and their contexts not long, so that all of a GPU reads
+them. It depends on nothing else of the batch, so neither does the order in which a row's numbers are added. The query
+heads of one key/value head form the rows of one matrix product, padded to the 16 rows a tensor core takes.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -24,7 +24,8 @@ from kernels.plans import DecodePlan
 
 BLOCK = 64  # positions of one product
 SPLIT = 256  # positions; a multiple of BLOCK
-SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes
+SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes, up to a context of
+LONG = 4096
 CHUNK = 16  # splits combined at a time
 LEAST_ROWS = 16  # of tl.dot
 NUM_WARPS = 4
@@ -46,13 +47,15 @@ def _split_kernel(
     page_rows,  # of D numbers, from one page to the next
     scale,  # of scores, times log2(e)
     window,
-    split_size,  # positions
+    split_size,  # positions, of contexts up to LONG
     GROUP: tl.constexpr,  # Hq / Hkv
     GROUP_BLOCK: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    LONG: tl.constexpr,
+    SPLIT: tl.constexpr,  # positions, of longer contexts
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -61,6 +64,8 @@ def _split_kernel(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     context = tl.load(context_lens + row)
+    if context > LONG:
+        split_size = SPLIT
     first = 0
     if window > 0:
         first = tl.maximum(context - window, 0)
@@ -114,10 +119,12 @@ def _combine_kernel(
     out,  # [B, Hq, D]
     splits,
     window,
-    split_size,  # positions
+    split_size,  # positions, of contexts up to LONG
     QUERY_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
+    LONG: tl.constexpr,
+    SPLIT: tl.constexpr,  # positions, of longer contexts
     CHUNK: tl.constexpr,
 ):
     """Combines the splits of one row and query head, CHUNK at a time from the first one on: so their sum has one order,
@@ -126,6 +133,8 @@ def _combine_kernel(
     row = tl.program_id(0).to(tl.int64)
     out_row = row * QUERY_HEADS + tl.program_id(1)
     context = tl.load(context_lens + row)
+    if context > LONG:
+        split_size = SPLIT
     first = 0
     if window > 0:
         first = tl.maximum(context - window, 0) // split_size
@@ -169,7 +178,8 @@ def decode_attention(
     group = query_heads // kv_heads
     # From the table's width, not from the lengths: they live on the device. Splits behind a context return at once.
     split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
-    splits = max(1, triton.cdiv(page_table.shape[1] * page_size, split_size))
+    most = page_table.shape[1] * page_size
+    splits = max(1, triton.cdiv(min(most, LONG), split_size), triton.cdiv(most, SPLIT))
     partial = torch.empty((B, query_heads, splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, splits), dtype=torch.float32, device=q.device)
     head_block = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
@@ -192,6 +202,8 @@ def decode_attention(
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         PAGE_SIZE=page_size,
+        LONG=LONG,
+        SPLIT=SPLIT,
         BLOCK=BLOCK,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
         num_warps=NUM_WARPS,
@@ -209,6 +221,8 @@ def decode_attention(
         QUERY_HEADS=query_heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
+        LONG=LONG,
+        SPLIT=SPLIT,
         CHUNK=CHUNK,
         num_warps=1,
     )

@@ -54,8 +54,8 @@ def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:
 
 @cache
 def can_start_early(device: torch.device) -> bool:
-    """Whether a kernel there may begin while the one before it ends: from compute capability 9.0 on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether a kernel there may begin while the one before it ends: on compute capability 9 and 10."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @triton.jit

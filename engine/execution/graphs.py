@@ -37,11 +37,10 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """`step` is run twice before: kernels are compiled and libraries find their working memory."""
+        """`step` is run before: kernels are compiled and libraries find their working memory."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            step()
             step()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()

@@ -75,11 +75,15 @@ def test_a_swap_changes_no_text_on_a_device(demo: Path, wanted: list[Request]):
         assert run(disturbed, [request], pause_all) == run(quiet, [request])
 
 
-def test_a_recorded_step_computes_what_single_operations_compute(demo: Path, wanted: list[Request]):
-    """Greedy and seeded, rows for which there is a recording of just that many: the same texts, bit for bit."""
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3}, {"min_tokens": 20, "top_k": 30}])
+def test_a_recorded_step_computes_what_single_operations_compute(demo: Path, wanted: list[Request], more: dict):
+    """Greedy and seeded, some who ask for more than it does, rows for which there is a recording of just that many: the
+    same texts, bit for bit."""
     some = [
-        msgspec.structs.replace(request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7))
-        for request, temperature in zip(wanted, (0.0, 0.8, 0.0, 1.0), strict=True)
+        msgspec.structs.replace(
+            request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7, **asked)
+        )
+        for request, temperature, asked in zip(wanted, (0.0, 0.8, 0.0, 1.0), (more, more, {}, {}), strict=True)
     ]
     recorded, eager = (make_engine(demo, device="cuda", enforce_eager=which) for which in (False, True))
     assert run(recorded, some) == run(eager, some)

@@ -121,7 +121,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | {"scale": "fp32", "window": "i32", "split_size": "i32"},
             heads
             | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
-            | {"BLOCK": decode_attention.BLOCK},
+            | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
             decode_attention.NUM_WARPS,
             decode_attention.NUM_STAGES,
         ),
@@ -129,7 +129,9 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             decode_attention._combine_kernel,
             {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": MODEL, "splits": "i32", "window": "i32"}
             | {"split_size": "i32"},
-            {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim} | {"CHUNK": decode_attention.CHUNK},
+            {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim}
+            | {"CHUNK": decode_attention.CHUNK}
+            | {"LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
             1,
             STAGES,
         ),

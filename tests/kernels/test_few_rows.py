@@ -91,7 +91,7 @@ def test_a_row_has_the_same_bits_among_few(device: torch.device):
         assert torch.equal(layer.multiply_few(x[rows:], norm, EPS, gated=True), together[rows:])
 
 
-@pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 512, 8, 3)])
+@pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 256, 8, 3)])
 def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, monkeypatch: pytest.MonkeyPatch):
     """TILES may hold any of them."""
     x, norm, weight, bias = made(576, 130, 4, torch.float32, device)
@@ -108,3 +108,40 @@ def test_few_rows_are_few_and_not_in_float16(device: torch.device):
     assert layer.takes_few(torch.ones(few_rows.FEW, 16)) and layer.takes_few(torch.ones(1, 16, dtype=torch.bfloat16))
     assert not layer.takes_few(torch.ones(few_rows.FEW + 1, 16))
     assert not layer.takes_few(torch.ones(1, 16, dtype=torch.float16))
+
+
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [1, 8])
+def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Layers over one residual, recorded and replayed: bit for bit what kernels compute one after another."""
+    device, hidden, inner = torch.device("cuda"), 2048, 8192
+    torch.manual_seed(0)
+
+    def layer(outputs: int, inputs: int) -> DenseLinear:
+        return DenseLinear((torch.randn(outputs, inputs, device=device) / inputs**0.5).bfloat16(), None)
+
+    norm = torch.ones(hidden, device=device, dtype=torch.bfloat16)
+    layers = [(layer(hidden, hidden), layer(2 * inner, hidden), layer(hidden, inner)) for _ in range(8)]
+    start = torch.randn(rows, hidden, device=device).bfloat16()
+    residual = start.clone()
+
+    def walk() -> None:
+        for out, gate_up, down in layers:
+            out.add_few(out.multiply_few(residual, norm, EPS), residual)
+            down.add_few(gate_up.multiply_few(residual, norm, EPS, gated=True), residual)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(few_rows, "can_start_early", lambda device: False)
+        walk()
+    expected = residual.clone()
+    residual.copy_(start)
+    walk()
+    assert torch.equal(residual, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        walk()
+    for _ in range(200):
+        residual.copy_(start)
+        graph.replay()
+        assert torch.equal(residual, expected)
