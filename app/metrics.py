@@ -56,7 +56,10 @@ class Metrics:
         self._e2e = histogram("e2e_request_latency_seconds", "From the request's arrival to its end.")
         self._queue = histogram("request_queue_time_seconds", "From the request's arrival to its first slot.")
         self._success = Counter(
-            "vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=self.registry
+            "vllm:request_success",
+            "Choices that ended; of a request that failed, those that had not.",
+            (*LABELS, "finished_reason"),
+            registry=self.registry,
         )
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens received.", LABELS, registry=self.registry)
         self._generated = Counter("vllm:generation_tokens", "Tokens generated.", LABELS, registry=self.registry)
@@ -140,13 +143,15 @@ class Metrics:
         self._e2e.labels(*labels).observe(time.monotonic() - timing.submitted)
         if timing.started is not None:
             self._queue.labels(*labels).observe(timing.started - timing.submitted)
-        failed = False
+        failed, ended = False, 0
         for record in generation.log.records:
             if isinstance(record, Finished):
                 self._success.labels(*labels, record.reason).inc()
+                ended += 1
             elif isinstance(record, Failure):
                 failed = True
-                self._success.labels(*labels, "abort" if record.code == ABANDONED else "error").inc()
+                reason = "abort" if record.code == ABANDONED else "error"
+                self._success.labels(*labels, reason).inc(request.n - ended)
         is_good = not failed and self._is_within_slo(generation)
         self._good.labels(*labels).inc(is_good)
         self.recent.ended(request.service_class, is_good)

@@ -184,7 +184,7 @@ class Session:
         if previous == "root":
             at = 0
         elif previous is not None:
-            at = self._items.index(self._find(previous)) + 1
+            at = self._items.index(self._find(previous, "previous_item_id")) + 1
         item = _Item(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
         self._items.insert(at, item)
         before = self._items[at - 1].id if at else None
@@ -270,6 +270,7 @@ class Session:
             tenant=self.tenant,
             deadline_ms=asked.deadline_ms,
             stream_id=stream_id,
+            names={"prompt": "conversation", "max_tokens": "response.max_output_tokens"},
         )
 
     def _cancel(self, response_id: str | None) -> None:
@@ -343,11 +344,11 @@ class Session:
         if self._writing == response.id:
             self._writing = None
 
-    def _find(self, item_id: str) -> _Item:
+    def _find(self, item_id: str, param: str = "item_id") -> _Item:
         for item in self._items:
             if item.id == item_id:
                 return item
-        raise ApiError(400, f"no item {item_id[:100]!r}", param="item_id", code="item_not_found")
+        raise ApiError(400, f"no item {item_id[:100]!r}", param=param, code="item_not_found")
 
     def _view(self) -> dict[str, Any]:
         return {

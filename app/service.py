@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.admission import Admission
@@ -30,11 +31,20 @@ if TYPE_CHECKING:
 ENGINE_GONE = "the engine is not available; the server's log says why"
 THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
 MAX_GRACE = 120.0  # seconds an answer may go on without a reader
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def new_stream_id() -> str:
     """That nobody can guess."""
     return secrets.token_hex(12)
+
+
+def _renamed(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
+    """What the engine refused, by the names that the caller knows."""
+    message = str(error)
+    if "max_tokens" in names:
+        message = message.replace("max_tokens", names["max_tokens"])
+    return ApiError(400, message, param=names.get(error.param or "", error.param), code=error.code)
 
 
 @dataclass
@@ -138,6 +148,7 @@ class Service:
         encoder: Encoder,
         tenant: Tenant,
         service_class: ServiceClass,
+        names: Mapping[str, str] = NO_NAMES,
         grace: float = 0.0,
     ) -> Generation:
         """Start answering a request of one of the text protocols. Raises `ApiError` when the engine refuses it."""
@@ -151,6 +162,7 @@ class Service:
             encoder=encoder,
             tenant=tenant,
             deadline_ms=fields.deadline_ms,
+            names=names,
             grace=grace,
         )
 
@@ -163,14 +175,15 @@ class Service:
         stops: tuple[str, ...],
         encoder: Encoder,
         tenant: Tenant,
+        names: Mapping[str, str] = NO_NAMES,
         priority: int = 0,
         n: int = 1,
         grace: float = 0.0,
         deadline_ms: int | None = None,
         stream_id: str | None = None,
     ) -> Generation:
-        """Queue a request and make its stream findable, by `stream_id` where that was told already. Raises
-        `ApiError`."""
+        """Queue a request and make its stream findable, by `stream_id` where that was told already. names: what the
+        protocol calls parameters of the engine that have another name there. Raises `ApiError`."""
         self.admit(tenant, service_class, len(prompt))
         stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
@@ -202,7 +215,7 @@ class Service:
             self.client.submit(request, generation.take)
         except RequestRefused as error:
             self.metrics.refused(tenant, service_class, error.code)
-            raise ApiError(400, str(error), param=error.param, code=error.code) from None
+            raise _renamed(error, names) from None
         except EngineUnavailable:
             raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         self.admission.enter(tenant.id, service_class, len(prompt))

@@ -31,6 +31,7 @@ async def chat_completions(request: Request) -> Response:
         encoder=answer,
         tenant=tenant,
         service_class=service_class,
+        names=asked.names,
         grace=resume_grace(request),
     )
     if asked.stream:

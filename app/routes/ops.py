@@ -51,12 +51,12 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     asked = parse(TokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
+    asked.check()
     if asked.messages is not None:
         ids = await service.encode_chat(turns(asked.messages))
-    elif asked.prompt is not None:
-        ids = await service.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
     else:
-        raise ApiError(400, "prompt or messages is needed", param="prompt", code="missing")
+        special = asked.add_special_tokens is not False
+        ids = await service.encode(asked.prompt or "", add_special_tokens=special)
     return JSONResponse({"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids})
 
 

@@ -88,6 +88,12 @@ class ChatRequest(SamplingFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def names(self) -> dict[str, str]:
+        """What is called otherwise here than in the engine."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit}
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """The messages as chat templates take them."""
         return turns(self.messages)

@@ -137,14 +137,30 @@ def parse(schema: type[Schema], body: bytes) -> Schema:
         raise refusal(error) from None
 
 
-def refusal(error: ValidationError) -> ApiError:
-    """The first problem of a validation, as a client reads it."""
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = [str(part) for part in problem["loc"]]
-    param = path[0] if path else None
-    if problem["type"] in ("extra_forbidden", "none_required"):
-        return ApiError(400, f"unsupported parameter: {'.'.join(path)}", param=param, code="unsupported_parameter")
-    if problem["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {problem['msg']}", code="invalid_json")
-    where = f"{'.'.join(path)}: " if path else ""
-    return ApiError(400, f"{where}{problem['msg']}", param=param, code="invalid_value")
+def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
+    """The first problem of a validation, as a client reads it. is_tagged: the schema is one of several that a tag tells
+    apart; the parameter is then the whole path behind the tag, not the field that it is in."""
+    kind, path, message = _problem(error)
+    path = path[1:] if is_tagged else path
+    where = ".".join(path)
+    param = (where if is_tagged else path[0]) if path else None
+    if kind in ("extra_forbidden", "none_required"):
+        return ApiError(400, f"unsupported parameter: {where}", param=param, code="unsupported_parameter")
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
+    return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
+
+
+def _problem(error: ValidationError) -> tuple[str, list[str], str]:
+    """What kind the first problem is of, where it is, and what to say of it. Of a field that may be one thing or
+    another, what is said is said of the one that comes nearest: whatever is wrong with a list is wrong inside it, and
+    not that it is no string."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    same_field = [one for one in problems if one["loc"][:1] == problems[0]["loc"][:1]]
+    nearest = max(same_field, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
+    return nearest["type"], [str(part) for part in nearest["loc"] if not _is_alternative(part)], nearest["msg"]
+
+
+def _is_alternative(part: int | str) -> bool:
+    """Whether a part of a path names one of several types that a field may have, and not a field."""
+    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or part in ("str", "int"))

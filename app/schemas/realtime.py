@@ -145,11 +145,7 @@ def _explain(error: ValidationError) -> ApiError:
         return ApiError(400, f"unknown event type {tag!r}", param="type", code="unknown_event")
     if problem["type"] == "union_tag_not_found":
         return ApiError(400, "an event needs a type", param="type", code="missing")
-    refused = refusal(error)
-    path = ".".join(str(part) for part in problem["loc"][1:])  # without the union's tag
-    if refused.code == "unsupported_parameter":
-        return ApiError(400, f"unsupported parameter: {path}", param=path, code=refused.code)
-    return ApiError(400, f"{path}: {problem['msg']}" if path else problem["msg"], param=path or None, code=refused.code)
+    return refusal(error, is_tagged=True)
 
 
 def _event_id(text: str) -> str | None:

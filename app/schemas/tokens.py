@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from app.errors import ApiError
 from app.schemas.chat import Message
 from app.schemas.common import Strict, TokenIds
 
@@ -15,8 +16,18 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
-    add_special_tokens: bool = True
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+
+    def check(self) -> None:
+        """What types alone cannot say. Raises `ApiError`."""
+        if self.prompt is None and self.messages is None:
+            raise ApiError(400, "prompt or messages is needed", param="prompt", code="missing")
+        if self.messages is None:
+            return
+        for name in ("prompt", "add_special_tokens"):
+            if getattr(self, name) is not None:
+                raise ApiError(400, f"{name} is not for messages", param=name, code="invalid_value")
 
 
 class DetokenizeRequest(Strict):

@@ -41,8 +41,8 @@ class Deadlines:
             else:
                 yield (
                     sequence,
-                    f"the deadline cannot be met: {1000 * (deadline - now):.0f} ms are left, "
-                    f"and what is missing takes {1000 * least:.0f} ms at the least",
+                    f"the deadline cannot be met: {1000 * (deadline - now):.1f} ms are left, "
+                    f"and what is missing takes {1000 * least:.1f} ms at the least",
                 )
 
     def next_alarm(self) -> float:

@@ -52,6 +52,51 @@ def test_a_chat_on_the_made_up_engine_works(http):
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
+def user(content) -> list[dict]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "said"),
+    [
+        (
+            CHAT,
+            {"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])},
+            "messages",
+            "0.type: Input should",
+        ),
+        (CHAT, {"messages": user([{"type": "text", "text": "a"}, {"type": "input_audio"}])}, "messages", "1.type"),
+        (CHAT, {"messages": user(5)}, "messages", "messages.0.content: "),
+        (CHAT, {"messages": user("hi"), "stop": list("abcde")}, "stop", "at most 4 items"),
+        (CHAT, {"messages": user("hi"), "stop": ["a", None]}, "stop", "stop.1: Input should be a valid string"),
+        (
+            CHAT,
+            {"messages": user("hi"), "max_completion_tokens": 10**6},
+            "max_completion_tokens",
+            "max_completion_tokens is",
+        ),
+        (CHAT, {"messages": user("hi"), "max_tokens": 10**6}, "max_tokens", "max_tokens is"),
+        (CHAT, {"messages": user("abc" * 12000)}, "messages", "the prompt has"),
+        ("/v1/completions", {"prompt": "abc" * 12000}, "prompt", "the prompt has"),
+        ("/v1/completions", {"prompt": [1, "a"]}, "prompt", "prompt.1: Input should be a valid integer"),
+        ("/v1/completions", {"prompt": [[1, 2]]}, "prompt", "prompt.0: "),
+        ("/v1/completions", {"prompt": 7}, "prompt", "prompt: "),
+        ("/tokenize", {"prompt": "a", "messages": user("hi")}, "prompt", "not for messages"),
+        ("/tokenize", {"add_special_tokens": True, "messages": user("hi")}, "add_special_tokens", "not for messages"),
+        ("/tokenize", {"messages": []}, "messages", "at least 1 item"),
+        ("/tokenize", {}, "prompt", "prompt or messages"),
+    ],
+)
+def test_a_refusal_names_the_field_that_is_wrong_and_says_what_of_it(
+    http, path: str, fields: dict, param: str, said: str
+):
+    """By the name that the caller used, and of the type that it was meant as."""
+    answer = http.post(path, json=fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert said in error["message"] and "constrained" not in error["message"] and "[" not in error["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

@@ -114,6 +114,17 @@ def test_every_token_is_counted_once(choices):
     assert value(text, "vllm:inter_token_latency_seconds_count") == 6 * choices
 
 
+def test_choices_that_ended_are_counted_by_reason():
+    """Each once, also of a request that failed before it was complete."""
+    with make() as client:
+        ready(client).post(CHAT, json={**ASK, "n": 3, "ignore_eos": True})
+        failed = client.post(CHAT, json={**ASK, "n": 2, "max_tokens": 100, "ignore_eos": True, "deadline_ms": 1})
+        assert failed.status_code == 504
+        lines = samples(client, "vllm:request_success_total")
+    ended = {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+    assert ended == {"length": 3, "error": 2}
+
+
 def test_goodput_stands_beside_its_objectives():
     """What is good enough for one server is not for another."""
     for objective, good in ((1e-9, 0), (1000.0, 1)):

@@ -188,6 +188,21 @@ async def test_a_client_that_hangs_up_frees_its_slot(server, http):  # noqa: F81
         ('{"type": "response.create"}', "empty_conversation", None),
         ('{"type": "response.cancel"}', "response_cancel_not_active", "response_id"),
         ('{"type": "conversation.item.delete", "item_id": "x"}', "item_not_found", "item_id"),
+        (
+            json.dumps({"type": "conversation.item.create", "item": LONG, "previous_item_id": "x"}),
+            "item_not_found",
+            "previous_item_id",
+        ),
+        (
+            '{"type": "response.create", "response": {"max_output_tokens": 0}}',
+            "invalid_value",
+            "response.max_output_tokens",
+        ),
+        (
+            json.dumps({"type": "response.create", "response": {"input": [LONG], "max_output_tokens": 1 << 30}}),
+            "context_length_exceeded",
+            "response.max_output_tokens",
+        ),
     ],
 )
 async def test_a_bad_event_is_answered_and_the_session_lives(raw, frame: str, code: str, param: str | None):
