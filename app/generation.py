@@ -33,7 +33,7 @@ class _Choice:
     infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
     tokens: int = 0  # likewise
     generated: int = 0  # tokens so far
-    said: int = 0  # characters so far
+    characters: int = 0  # so far, those that are held back too
     last_token: float | None = None  # when it came, in monotonic seconds
 
 
@@ -172,11 +172,12 @@ class Generation:
         choice.tokens += 1
         choice.generated += 1
         if event.logprob is not None:
-            choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top))
+            choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top, choice.characters))
         ended_by_token = event.finish is FinishReason.STOP
         text = "" if ended_by_token else choice.detokenizer.push(event.token_id)
         if event.finish is not None:
             text += choice.detokenizer.flush()
+        choice.characters += len(text)
         # As in vLLM, a stop string counts from min_tokens on; what was said before is no part of one.
         shown, stop = choice.stops.push(text) if choice.generated >= self.request.sampling.min_tokens else (text, None)
         if stop is None and event.finish is not None:
@@ -208,9 +209,8 @@ class Generation:
             self.log.append(Opened(index))
 
     def _say(self, index: int, choice: _Choice, text: str) -> None:
-        self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos), choice.said))
+        self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos)))
         choice.infos, choice.tokens = [], 0
-        choice.said += len(text)
 
     def _finish(self, index: int, reason: str, stop: str | None = None) -> None:
         choice = self._choices[index]

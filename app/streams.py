@@ -29,6 +29,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     top: tuple[Alternative, ...]
+    offset: int  # characters of the choice before it, those of tokens without whole characters yet not counted
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -39,7 +40,6 @@ class Delta(msgspec.Struct, frozen=True):
     text: str
     tokens: int
     infos: tuple[TokenInfo, ...] = ()
-    offset: int = 0  # characters of the choice that were said before
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -48,26 +47,26 @@ class CompletionFormat(AnswerFormat):
         return None
 
     def delta(self, delta: Delta) -> dict[str, Any]:
-        return {"text": delta.text, "logprobs": self._logprobs(delta.infos, delta.offset)}
+        return {"text": delta.text, "logprobs": self._logprobs(delta.infos)}
 
     def finished(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
     def whole_choice(self, said: Said) -> dict[str, Any]:
-        return {"text": said.text, "logprobs": self._logprobs(said.infos, 0)}
+        return {"text": said.text, "logprobs": self._logprobs(said.infos)}
 
-    def _logprobs(self, infos: Sequence[TokenInfo], offset: int) -> dict[str, Any] | None:
-        """The protocol's parallel lists."""
+    def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
+        """The protocol's parallel lists. A token's offset is where its text begins in the answer's: one that shows
+        nothing, or only completes a character later, begins where the next one does."""
         if not infos:
             return None
 
         def name(token_id: int) -> str:
             return self.text.token_bytes(token_id).decode("utf-8", "replace")
 
-        tokens = [name(info.token_id) for info in infos]
         return {
-            "tokens": tokens,
+            "tokens": [name(info.token_id) for info in infos],
             "token_logprobs": [info.logprob for info in infos],
             "top_logprobs": [{name(a.token_id): a.logprob for a in info.top} for info in infos],
-            "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
+            "text_offset": [info.offset for info in infos],
         }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import httpx
 import openai
 import pytest
 
@@ -153,3 +156,24 @@ def test_a_prompt_beyond_the_context_is_told_apart(client, model):
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=model, prompt=[5] * 100_000, max_tokens=1)
     assert raised.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0, "frequency_penalty": 0.5, "ignore_eos": True},  # tokens that show nothing at the end
+        {"temperature": 0, "logit_bias": {"175": 100}, "ignore_eos": True},  # bytes that make no characters
+        {"seed": 2753838718124293734, "presence_penalty": -2, "stop": ["\n", "fox", ". ", " and"]},  # text held back
+    ],
+)
+def test_a_token_s_offset_is_its_place_in_the_text_streamed_or_not(server, asked: dict):
+    """It never falls, and stays in the text."""
+    body = {"prompt": "The fox", "max_tokens": 15, "logprobs": 0, **asked}
+    whole = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]
+    offsets = whole["logprobs"]["text_offset"]
+    assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] <= len(whole["text"])
+    streamed: list[int] = []
+    for line in httpx.post(f"{server.url}/v1/completions", json={**body, "stream": True}).text.splitlines():
+        if line.startswith("data: {") and (found := json.loads(line[6:])["choices"][0]["logprobs"]):
+            streamed += found["text_offset"]
+    assert streamed == offsets
