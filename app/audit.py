@@ -54,7 +54,7 @@ class Audit:
         self.ended: float | None = None
         self.closed_at: float | None = None  # when the engine had done with it
         # The first choice waits for the next step, the others for the first to have read the prompt.
-        causes = [Cause.STEP, *[Cause.ORDER] * (choices - 1)]
+        causes = [Cause.STEP, *[Cause.PROMPT] * (choices - 1)]
         self.choices = [[Interval(arrived, Phase.QUEUED, cause)] for cause in causes]
         self._last = self.choices[0]  # once closed: those of the choice that ended last
 

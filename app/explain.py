@@ -11,6 +11,7 @@ from urllib.parse import quote
 WIDTH = 40  # of the bars, in characters
 CAUSES = {
     "step": "for the next step",
+    "prompt": "the first choice read the prompt for all",
     "order": "others came first",
     "slots": "every slot was taken",
     "pages": "the memory for its text was taken",

@@ -45,6 +45,7 @@ class Cause(enum.StrEnum):
     """What a waiting request is waiting for."""
 
     STEP = "step"  # the next step: nobody has been let in since it came
+    PROMPT = "prompt"  # the first choice, which puts the prompt through the model for all of them
     ORDER = "order"  # others come first, and have not all got what they wait for
     SLOTS = "slots"  # every slot is taken by its own class or a higher one
     PAGES = "pages"  # the KV pool cannot hold it beside those who run

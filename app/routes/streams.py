@@ -22,5 +22,7 @@ async def stream_of(request: Request) -> Response:
         cursor = request.headers.get("last-event-id") or request.query_params.get("starting_after")
         generation, after = registry.find(stream_id, owner, cursor or None)
     except CursorRefused as error:
+        if error.status == 404:
+            raise ApiError(404, str(error), code="stream_not_found") from None
         raise ApiError(error.status, str(error), param="starting_after", code="cursor_refused") from None
     return stream(generation, after)

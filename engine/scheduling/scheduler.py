@@ -429,6 +429,8 @@ class Scheduler:
                 sibling.state = State.WAITING
                 sibling.waiting_since = now
                 self._wait(sibling, now)
+                self._news.tell(sibling, Phase.QUEUED, now, Cause.STEP)
+                self._arrived.append(sibling)
         lead.siblings = []
 
     def _vacate(self, sequence: Sequence) -> None:

@@ -90,7 +90,7 @@ class Sequence:
         self.slot: int | None = None
         self.waiting_since = now  # when it last had nothing to complain about
         self.waiting_from = 0  # tokens it had generated then
-        self.cause: Cause | None = Cause.STEP if choice == 0 else Cause.ORDER
+        self.cause: Cause | None = Cause.STEP if choice == 0 else Cause.PROMPT
         self.phase = Phase.QUEUED  # as last told; so are `cause` and, of a pause, the next three
         self.paused_by: ServiceClass | None = None
         self.paused_why = ""

@@ -2,6 +2,7 @@
 
 const CAUSES = {
   step: "for the next step",
+  prompt: "the first answer reads the question for all",
   order: "others came first",
   slots: "every seat is taken",
   pages: "memory for its text is taken",

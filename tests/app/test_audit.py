@@ -164,3 +164,14 @@ def test_the_account_of_a_request_is_its_owner_s(locked):  # noqa: F811
         assert locked.get(f"/v1/requests/{name}").status_code == 401
     missing = locked.get("/v1/requests/nonsense", headers=alice)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+
+
+def test_a_further_choice_waits_for_the_prompt_and_for_nobody_else(locked):  # noqa: F811
+    """On an idle server: the first choice computes it for all."""
+    alice = {"Authorization": "Bearer alice"}
+    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 3}
+    answer = locked.post(CHAT, json=ask, headers=alice).json()
+    choices = locked.get(f"/v1/requests/{answer['id']}", headers=alice).json()["choices"]
+    causes = [{interval.get("cause") for interval in choice["intervals"]} for choice in choices]
+    assert "prompt" not in causes[0]
+    assert all("prompt" in some and "order" not in some for some in causes[1:])

@@ -145,7 +145,8 @@ def test_a_cursor_that_cannot_be_served_is_refused_before_any_data(http, cursor:
 
 def test_an_unknown_stream_is_not_found(http):
     """For reading and for stopping."""
-    assert http.get("/v1/streams/nothing").status_code == 404
+    unknown = http.get("/v1/streams/nothing")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "stream_not_found")
     assert http.delete("/v1/streams/nothing").status_code == 404
 
 

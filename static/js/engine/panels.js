@@ -3,7 +3,7 @@ import { byId, h } from "../dom.js";
 import { sentence } from "./pauses.js";
 
 const CAUSES = {
-  step: "next step", order: "others first", slots: "no free seat", pages: "no free pages", budget: "step is full",
+  step: "next step", prompt: "shared prompt", order: "others first", slots: "no free seat", pages: "no free pages", budget: "step is full",
   fairness: "others had less", deadline: "an earlier deadline", batch: "batch not complete",
 };
 const CLASSES = ["interactive", "standard", "batch"];
