@@ -47,7 +47,7 @@ class Device:
         for _ in range(3):
             calls[0]()
         alone = [self.elapsed(calls[0]) for _ in range(repeats if self.on_gpu else 1)]
-        if not self.on_gpu or len(calls) == 1 or (median(alone) > SHORT and not share):
+        if not self.on_gpu or (not share and (len(calls) == 1 or median(alone) > SHORT)):
             return alone
         replay = _recorded(calls)
         replay()

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.device import Device
+from benchmarks.device import Call, Device
 from benchmarks.results import save, spread
 from benchmarks.sections import Sections
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Matrix, Shape
@@ -29,6 +29,7 @@ from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
 
 MOST_LAYERS = 20  # whose weights are apart in memory, so that none is in a cache when it is read
+LEAST_CALLS = 10  # that one recording is made of
 MOST_BYTES = 200e6  # of all of them together, but for one
 EPS = 1e-5
 
@@ -79,8 +80,8 @@ class MatrixMarks:
         """The bound is reading the weight once."""
         for matrix in shape.matrices:
             layers = self._layers(matrix, rows)
-            ours = self._on.times(*(layer.by_one_kernel for layer in layers), share=True)
-            theirs = self._on.times(*(layer.by_the_library for layer in layers), share=True)
+            ours = self._times([layer.by_one_kernel for layer in layers])
+            theirs = self._times([layer.by_the_library for layer in layers])
             self._add(
                 "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=_microseconds(ours),
                 by_the_library_us=_microseconds(theirs), of_copy_rate=self._of_copy_rate(matrix, ours),
@@ -96,7 +97,7 @@ class MatrixMarks:
         for tile in candidates(matrix.gated):
             few_rows.TILES[key] = tile
             try:
-                times = self._on.times(*(layer.by_one_kernel for layer in layers), share=True)
+                times = self._times([layer.by_one_kernel for layer in layers])
             except Exception as error:
                 self._add("tile that fails", **sizes, tile=list(vars(tile).values()), error=str(error))
                 continue
@@ -109,6 +110,11 @@ class MatrixMarks:
             raise RuntimeError(f"no tile computes {matrix}")
         seconds, best = min(found, key=lambda one: one[0])
         return best, seconds
+
+    def _times(self, calls: list[Call]) -> list[float]:
+        """Of one of the calls, which share the start of what they are recorded in: a few go round several times, as
+        together they are still more than a cache holds."""
+        return self._on.times(*(calls * -(-LEAST_CALLS // len(calls))), share=True)
 
     def _layers(self, matrix: Matrix, rows: int) -> list[Layer]:
         count = max(1, min(MOST_LAYERS, int(MOST_BYTES / self._bytes(matrix))))
