@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.device import Device
-from benchmarks.results import spread
+from benchmarks.results import microseconds
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
 
@@ -51,7 +51,7 @@ class KernelMarks:
         times = self._on.times(lambda: self._on.kernels.prefill_attention(*given))
         flops = 2 * tokens * tokens * shape.heads * shape.head_dim
         self._add(
-            "prefill attention", shape=shape.name, tokens=tokens, us=_microseconds(times),
+            "prefill attention", shape=shape.name, tokens=tokens, us=microseconds(times),
             of_matmul_rate=flops / median(times) / self._on.ceilings.flops_per_second,
         )  # fmt: skip
 
@@ -92,7 +92,7 @@ class KernelMarks:
     def _add_memory_bound(self, what: str, times: list[float], moved: int, **sizes: Any) -> None:
         """moved: bytes that one call must read or write."""
         of_copy_rate = moved / median(times) / self._on.ceilings.bytes_per_second
-        self._add(what, **sizes, us=_microseconds(times), of_copy_rate=of_copy_rate)
+        self._add(what, **sizes, us=microseconds(times), of_copy_rate=of_copy_rate)
 
     def _cache(self, shape: Shape, pages: int, page_size: int) -> KVCache:
         """All layers' keys and values, at random: one layer's lie between those of the others."""
@@ -107,7 +107,3 @@ class KernelMarks:
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._on.device).to(torch.bfloat16)
-
-
-def _microseconds(times: list[float]) -> dict[str, float]:
-    return spread([1e6 * seconds for seconds in times])

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.device import Call, Device
-from benchmarks.results import save, spread
+from benchmarks.results import microseconds, save
 from benchmarks.sections import Sections
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Matrix, Shape
 from kernels import few_rows
@@ -64,8 +64,8 @@ class Layer:
         if self._residual is not None:
             return torch.addmm(self._residual, self._x, weight.T, out=self._residual)
         x = rms_norm(self._x, self._norm, EPS) if self._matrix.normed else self._x
-        product = F.linear(x, weight)
-        return silu_mul(product) if self._matrix.gated else product
+        y = F.linear(x, weight)
+        return silu_mul(y) if self._matrix.gated else y
 
 
 class MatrixMarks:
@@ -83,13 +83,13 @@ class MatrixMarks:
             ours = self._times([layer.by_one_kernel for layer in layers])
             theirs = self._times([layer.by_the_library for layer in layers])
             self._add(
-                "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=_microseconds(ours),
-                by_the_library_us=_microseconds(theirs), of_copy_rate=self._of_copy_rate(matrix, ours),
+                "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=microseconds(ours),
+                by_the_library_us=microseconds(theirs), of_copy_rate=self._of_copy_rate(matrix, ours),
             )  # fmt: skip
 
-    def tiles(self, matrix: Matrix) -> tuple[Tile, float]:
-        """Every tile; the fastest one, and its seconds. One that fails costs its own row and no other. Raises
-        RuntimeError where none is left."""
+    def tiles(self, matrix: Matrix) -> Tile:
+        """Every tile; the fastest one. One that fails costs its own row and no other. Raises RuntimeError where none is
+        left."""
         layers = self._layers(matrix, ROWS)
         key = matrix.outputs, matrix.inputs, matrix.gated
         sizes = dict(zip(("outputs", "inputs", "gated"), key, strict=True))
@@ -105,11 +105,10 @@ class MatrixMarks:
                 del few_rows.TILES[key]
             found.append((median(times), tile))
             rate = self._of_copy_rate(matrix, times)
-            self._add("tile", **sizes, tile=list(vars(tile).values()), us=_microseconds(times), of_copy_rate=rate)
+            self._add("tile", **sizes, tile=list(vars(tile).values()), us=microseconds(times), of_copy_rate=rate)
         if not found:
             raise RuntimeError(f"no tile computes {matrix}")
-        seconds, best = min(found, key=lambda one: one[0])
-        return best, seconds
+        return min(found, key=lambda one: one[0])[1]
 
     def _times(self, calls: list[Call]) -> list[float]:
         """Of one of the calls, which share the start of what they are recorded in: a few go round several times, as
@@ -135,10 +134,6 @@ def candidates(gated: bool) -> Iterator[Tile]:
             yield Tile(outputs, inputs, warps, stages)
 
 
-def _microseconds(times: list[float]) -> dict[str, float]:
-    return spread([1e6 * seconds for seconds in times])
-
-
 def main() -> None:
     """Measure all tiles, print the table, keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -161,14 +156,13 @@ def main() -> None:
     marks = MatrixMarks(device, sections.add)
 
     def choose(matrix: Matrix) -> None:
-        tile, seconds = marks.tiles(matrix)
-        best[f"{matrix.outputs}, {matrix.inputs}, {matrix.gated}"] = f"{tile}  # {1e6 * seconds:.1f} us"
+        best[f"({matrix.outputs}, {matrix.inputs}, {matrix.gated})"] = str(marks.tiles(matrix))
 
     for shape in (LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,):
         for matrix in shape.matrices:
             sections.run(f"{shape.name} {matrix.name}", lambda matrix=matrix: choose(matrix))  # type: ignore[misc]
     for size, tile in best.items():
-        print(f"    ({size}): {tile.replace('  #', ',  #')}")
+        print(f"    {size}: {tile},")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,11 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+def microseconds(seconds: list[float]) -> dict[str, float]:
+    """Median and range of times."""
+    return spread([1e6 * one for one in seconds])
+
+
 def _commit() -> str:
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

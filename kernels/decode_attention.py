@@ -24,7 +24,7 @@ from kernels.plans import DecodePlan
 
 BLOCK = 64  # positions of one product
 SPLIT = 256  # positions; a multiple of BLOCK
-SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes, up to a context of
+SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes and contexts not longer than LONG
 LONG = 4096
 CHUNK = 16  # splits combined at a time
 LEAST_ROWS = 16  # of tl.dot

@@ -213,7 +213,7 @@ def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
     monkeypatch.setattr(device, "times", times)
     rows: list[str] = []
     marks = MatrixMarks(device, lambda what, **row: rows.append(what))
-    assert marks.tiles(Matrix("down", 40, 64)) == (fast, 0.1)
+    assert marks.tiles(Matrix("down", 40, 64)) == fast
     assert rows == ["tile", "tile that fails", "tile"]
     assert not few_rows.TILES
 
