@@ -49,9 +49,8 @@ ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
 
 Sink = Callable[[Event], None]
 
-# Events handed out before the event loop has its turn. It sends what was written to sockets only then, so the first of
-# a step's tokens need not wait for what is done for all others; and a turn costs about as much as one token.
-EVENTS_A_TURN = 8
+# Events handed out before the event loop has its turn: for a millisecond or two nobody else is heard.
+EVENTS_A_TURN = 64
 
 
 class Phase(Enum):

@@ -1,15 +1,19 @@
-"""uvicorn's HTTP protocol, which here takes one request at a time and hears at any time that its client has left."""
+"""uvicorn's HTTP protocol, which here takes one request at a time, hears at any time that its client has left, and lets
+an answer that is streamed be written without a coroutine for each piece.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from http import HTTPStatus
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.errors import error_body
+from app.sse import AT_ONCE
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 LINGER = 1.0  # seconds that a refused client may still speak to nobody
@@ -59,6 +63,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_head = False
         super().on_headers_complete()
+        self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
 
     @property
     def _is_answering(self) -> bool:
@@ -75,3 +80,12 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         # Closed with bytes unread, the connection would be reset, which overtakes what was just said.
         self.loop.call_later(LINGER, self.transport.close)
+
+
+def write(transport: asyncio.Transport, piece: bytes) -> bool:
+    """Write a piece of a chunked body. False, with nothing written, while the socket is full and when it is gone."""
+    # What a transport keeps is what its socket did not take.
+    if transport.is_closing() or transport.get_write_buffer_size():
+        return False
+    transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    return True

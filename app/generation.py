@@ -24,37 +24,49 @@ log = logging.getLogger("carousel.generation")
 ABANDONED = "abandoned"  # code of the failure of an answer that lost its last reader
 
 
-@dataclass
+@dataclass(slots=True)
 class _Choice:
     detokenizer: Detokenizer
     stops: StopMatcher
+    stops_from: int  # tokens; what was said before is no part of a stop string
     opened: bool = False
     finished: bool = False
     infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
     tokens: int = 0  # likewise
     generated: int = 0  # tokens so far
-    characters: int = 0  # so far, those that are held back too
-    last_token: float | None = None  # when it came, in monotonic seconds
+    characters: int = 0  # so far, those that are held back too; counted with log-probabilities
+    first_token: float | None = None  # when it came, in monotonic seconds
+    last_token: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Timing:
     """When things happened, in monotonic seconds, for metrics."""
 
     submitted: float
     started: float | None = None
     first_token: float | None = None
-    gaps: int = 0  # between two tokens of a choice, all choices together
-    gap_seconds: float = 0.0
-
-    @property
-    def mean_gap(self) -> float:
-        """Seconds between two tokens; 0 where none had a second one."""
-        return self.gap_seconds / self.gaps if self.gaps else 0.0
 
 
 class Generation:
     """Feeds one log. `take` is the sink that the engine client calls."""
+
+    __slots__ = (
+        "_choices",
+        "_client",
+        "_give_up",
+        "_on_end",
+        "_on_start",
+        "_on_token",
+        "_text",
+        "audit",
+        "cached_tokens",
+        "encoder",
+        "grace",
+        "log",
+        "request",
+        "timing",
+    )
 
     def __init__(
         self,
@@ -76,15 +88,31 @@ class Generation:
         self.grace = grace  # seconds it goes on without a reader
         self.timing = Timing(time.monotonic())
         self.audit = Audit(request.n, self.timing.submitted)
-        self.completion_tokens = 0
         self.cached_tokens = 0
         self._text = text
         self._client = client
-        self._choices = [_Choice(Detokenizer(text), StopMatcher(stops)) for _ in range(request.n)]
+        # As in vLLM, a stop string counts from min_tokens on.
+        first = request.sampling.min_tokens
+        self._choices = [_Choice(Detokenizer(text), StopMatcher(stops), first) for _ in range(request.n)]
         self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token
         self._give_up: asyncio.TimerHandle | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of all choices, so far."""
+        return sum(choice.generated for choice in self._choices)
+
+    @property
+    def mean_gap(self) -> float:
+        """Seconds between two tokens of a choice; 0 where none had a second one."""
+        gaps, seconds = 0, 0.0
+        for choice in self._choices:
+            if choice.first_token is not None and choice.last_token is not None:
+                gaps += choice.generated - 1
+                seconds += choice.last_token - choice.first_token
+        return seconds / gaps if gaps else 0.0
 
     @property
     def is_unread(self) -> bool:
@@ -166,20 +194,18 @@ class Generation:
         choice = self._choices[event.choice]
         if choice.finished:
             return  # a stop string was met; the engine's abort and this token crossed
-        self.completion_tokens += 1
+        choice.generated += 1
         self._clock_token(choice)
         self._open(event.choice, choice)
         choice.tokens += 1
-        choice.generated += 1
-        if event.logprob is not None:
-            choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top, choice.characters))
         ended_by_token = event.finish is FinishReason.STOP
         text = "" if ended_by_token else choice.detokenizer.push(event.token_id)
         if event.finish is not None:
             text += choice.detokenizer.flush()
-        choice.characters += len(text)
-        # As in vLLM, a stop string counts from min_tokens on; what was said before is no part of one.
-        shown, stop = choice.stops.push(text) if choice.generated >= self.request.sampling.min_tokens else (text, None)
+        if event.logprob is not None:
+            choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top, choice.characters))
+            choice.characters += len(text)
+        shown, stop = choice.stops.push(text) if choice.generated >= choice.stops_from else (text, None)
         if stop is None and event.finish is not None:
             shown += choice.stops.flush()
         if shown or stop is not None or event.finish is not None:
@@ -193,14 +219,12 @@ class Generation:
 
     def _clock_token(self, choice: _Choice) -> None:
         now = time.monotonic()
-        timing, gap = self.timing, None
-        if timing.first_token is None:
-            timing.first_token = now
-        if choice.last_token is not None:
-            gap = now - choice.last_token
-            timing.gaps += 1
-            timing.gap_seconds += gap
+        gap = None if choice.last_token is None else now - choice.last_token
         choice.last_token = now
+        if gap is None:
+            choice.first_token = now
+            if self.timing.first_token is None:
+                self.timing.first_token = now
         self._on_token(self, gap)
 
     def _open(self, index: int, choice: _Choice) -> None:
@@ -210,7 +234,8 @@ class Generation:
 
     def _say(self, index: int, choice: _Choice, text: str) -> None:
         self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos)))
-        choice.infos, choice.tokens = [], 0
+        choice.infos.clear()
+        choice.tokens = 0
 
     def _finish(self, index: int, reason: str, stop: str | None = None) -> None:
         choice = self._choices[index]

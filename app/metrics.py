@@ -103,13 +103,13 @@ class Metrics:
         in a moment, with the others of the step: no stream waits for the books of another."""
         if not self._uncounted:
             asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
-        request, timing = generation.request, generation.timing
+        request = generation.request
         uncounted = self._uncounted[request.service_class, request.tenant]
         uncounted.tokens += 1
         if gap is not None:
             uncounted.gaps.append(gap)
-        elif generation.completion_tokens == 1 and timing.first_token is not None:
-            uncounted.firsts.append(timing.first_token - timing.submitted)
+        elif generation.completion_tokens == 1 and generation.timing.first_token is not None:
+            uncounted.firsts.append(generation.timing.first_token - generation.timing.submitted)
 
     def _count(self) -> None:
         taken, self._uncounted = self._uncounted, defaultdict(_Uncounted)
@@ -160,7 +160,7 @@ class Metrics:
         timing, (ttft, itl) = generation.timing, self._slo
         if timing.first_token is None:
             return False
-        return timing.first_token - timing.submitted <= ttft and timing.mean_gap <= itl
+        return timing.first_token - timing.submitted <= ttft and generation.mean_gap <= itl
 
     def text(self) -> bytes:
         """The exposition."""

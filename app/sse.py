@@ -7,18 +7,16 @@ only together with `data:`, an error frame before an early end, never a `[DONE]`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from functools import partial
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import anyio
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.types import Message, Receive, Scope, Send
 
 from app.status import status_view
-from app.streams import StreamLog
+from app.streams import Encoder, Reader, StreamLog
 from engine.types import StatusEvent
 
 PING_SECONDS = 15
@@ -27,6 +25,10 @@ SHUTDOWN_SECONDS = 9.0  # a stream may go on after the server was told to stop; 
 
 DONE = b"[DONE]"
 
+# A scope's extension with one function: write(piece) writes a piece of a chunked body that has begun, between two that
+# are sent, and is done when it returns. False, and nothing is written, where the socket has not yet taken what was
+# written before, or is gone. A server without it is like one whose sockets are always full.
+AT_ONCE = "carousel.at_once"
 
 # UTF-8 of U+0085, U+2028 and U+2029. They may stand in a JSON string as they are, but clients that cut the stream with
 # str.splitlines() (openai-python among them) take them for the end of the line.
@@ -46,40 +48,36 @@ def status_comment(status: StatusEvent) -> bytes:
     return b": carousel %s\n\n" % msgspec.json.encode(status_view(status))
 
 
-class Begun:
-    """A coroutine that was begun outside of a task and has to wait for something; awaited, it goes on in a task."""
+class _Follower:
+    """What `EventStream.follow` has a log call. Made of few objects: each lies somewhere else in memory, and what the
+    engine reads between two tokens leaves none of them in a cache.
+    """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._waits_for = waits_for
+    __slots__ = ("_encoder", "_log", "_reader", "_write", "rest")
 
-    def __await__(self) -> Generator[Any, Any, None]:
-        waits_for = self._waits_for
-        while True:
-            try:
-                value = yield waits_for
-            except BaseException as error:
-                step = partial(self._coroutine.throw, error)
-            else:
-                step = partial(self._coroutine.send, value)
-            try:
-                waits_for = step()
-            except StopIteration:
-                return
+    def __init__(self, log: StreamLog, reader: Reader, encoder: Encoder, write: Callable[[bytes], bool]) -> None:
+        self._log = log
+        self._reader = reader
+        self._encoder = encoder
+        self._write = write
+        self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    def close(self) -> None:
-        """End it where it stands; nothing, if it has ended."""
-        self._coroutine.close()
+    def __call__(self) -> None:
+        try:
+            piece = self._encoder.encode(self._log, self._reader.take())
+            if not piece or self._write(piece):
+                piece = b""
+                if not self._log.is_closed:
+                    return
+        except Exception as error:
+            self._stop(self.rest.set_exception, error)
+        else:
+            self._stop(self.rest.set_result, piece)
 
-
-def begin(awaitable: Awaitable[None]) -> Begun | None:
-    """Run a coroutine up to where it has to wait; None if it need not and is done."""
-    coroutine = cast(Coroutine[Any, Any, None], awaitable)
-    try:
-        waits_for = coroutine.send(None)
-    except StopIteration:
-        return None
-    return Begun(coroutine, waits_for)
+    def _stop(self, tell: Callable[[Any], None], what: bytes | Exception) -> None:
+        del self._log.followers[self]
+        if not self.rest.done():  # who waits may have been cancelled at this moment
+            tell(what)
 
 
 class EventStream(EventSourceResponse):
@@ -106,47 +104,24 @@ class EventStream(EventSourceResponse):
         )
         self._content = content
         self._on_close = on_close
-        self._send: Send | None = None
+        self._write: Callable[[bytes], bool] = lambda piece: False
 
-    async def follow(self, log: StreamLog, data: Callable[[], bytes]) -> None:
-        """Send what `data` returns whenever `log` grows. Returns when the log is closed, or when the socket was full
-        and took it late: what happened meanwhile is for the caller to look up. For `content`, while it is iterated.
+    async def follow(self, log: StreamLog, reader: Reader, encoder: Encoder) -> bytes:
+        """Write what is new whenever `log` grows, until it is closed or the socket is full. Returns what was left to be
+        written. For `content`, while it is iterated.
 
-        It is sent then and there, by whoever makes the log grow. To wake a task for it would cost more than the token
-        does, and the tokens of a step go out one after another: the last waits for what is done for all others.
-        Raises `SendTimeoutError` for a socket that stays full.
+        It is written then and there, by whoever makes the log grow. To wake a task for it would cost more than the
+        token does, and the tokens of a step go out one after another: the last waits for what is done for all others.
         """
-        assert self._send is not None, "content is iterated by the response when it is called"
-        send, waiting = self._send, None
-        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def grown() -> None:
-            nonlocal waiting
-            if stopped.done():
-                return
-            try:
-                if chunk := data():
-                    waiting = begin(send({"type": "http.response.body", "body": chunk, "more_body": True}))
-                if waiting is not None or log.is_closed:
-                    stopped.set_result(None)
-            except Exception as error:
-                stopped.set_exception(error)
-
-        log.followers[grown] = None
+        follower = _Follower(log, reader, encoder, self._write)
+        log.followers[follower] = None
         try:
-            await stopped
-            if waiting is not None:
-                with anyio.move_on_after(SEND_TIMEOUT) as patience:
-                    await waiting
-                if patience.cancel_called:
-                    raise SendTimeoutError
+            return await follower.rest
         finally:
-            del log.followers[grown]
-            if waiting is not None:
-                waiting.close()
+            log.followers.pop(follower, None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._write = scope.get("extensions", {}).get(AT_ONCE, {}).get("write", self._write)
 
         async def ending(message: Message) -> None:
             # sse-starlette puts a limit on every message but the last: there a full socket would hold us for ever.

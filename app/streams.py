@@ -91,6 +91,19 @@ class Encoder(Protocol):
 class StreamLog:
     """Append-only log of one request. It has one writer and any number of readers, all on one event loop."""
 
+    __slots__ = (
+        "closed_at",
+        "created",
+        "cursor_start",
+        "epoch",
+        "followers",
+        "id",
+        "owner",
+        "readers",
+        "records",
+        "status",
+    )
+
     def __init__(self, stream_id: str, epoch: str, owner: str) -> None:
         self.id = stream_id
         self.epoch = epoch
@@ -148,6 +161,8 @@ class StreamLog:
 
 class Reader:
     """A place in a log, for one reader; a context manager, so that the log knows who reads it."""
+
+    __slots__ = ("_after", "_log", "_told")
 
     def __init__(self, log: StreamLog, after: int) -> None:
         self._log = log

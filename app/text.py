@@ -127,6 +127,8 @@ class Detokenizer:
     following token could still complete.
     """
 
+    __slots__ = ("_decode", "_given", "_ids", "_model", "_settled")
+
     def __init__(self, model: TextModel) -> None:
         self._model = model
         self._decode = model.tokenizer.decode  # `model.decode` of a list, and as a string: what every token pays
@@ -170,6 +172,8 @@ class Detokenizer:
 
 class StopMatcher:
     """Finds stop strings in a text that comes in pieces, and holds back what may be the beginning of one."""
+
+    __slots__ = ("_held", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)

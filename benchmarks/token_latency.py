@@ -43,6 +43,7 @@ WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)
 def serve(options: list[str], stamps: str) -> None:
     """`carousel serve` whose engine process is the stamping one."""
     import app.client
+    import app.connection
     from app.__main__ import main as command
 
     original = subprocess.Popen
@@ -54,24 +55,26 @@ def serve(options: list[str], stamps: str) -> None:
 
     app.client.subprocess.Popen = spawn  # type: ignore[assignment, misc]
     written: list[tuple[float, bytes]] = []
-    send = RequestResponseCycle.send
+    send, write = RequestResponseCycle.send, app.connection.write
 
-    turn: list[bytes] = []
+    def note(transport: Any, body: bytes) -> None:
+        # uvloop writes at once, and what a transport keeps is what its socket did not take.
+        assert not transport.get_write_buffer_size(), "the socket is full: nobody knows when it takes this"
+        written.append((time.perf_counter(), body))
 
-    def note() -> None:
-        now = time.perf_counter()
-        written.extend((now, body) for body in turn)
-        turn.clear()
-
-    async def noting(self: RequestResponseCycle, message: Any) -> None:
+    async def noting_send(self: RequestResponseCycle, message: Any) -> None:
         await send(self, message)
         if message["type"] == "http.response.body":
-            # The loop writes to its sockets at the end of a turn, so a turn's tokens are out when the next one begins.
-            if not turn:
-                asyncio.get_running_loop().call_soon(note)
-            turn.append(message["body"])
+            note(self.transport, message["body"])
 
-    RequestResponseCycle.send = noting  # type: ignore[method-assign]
+    def noting_write(transport: Any, piece: bytes) -> bool:
+        done = write(transport, piece)
+        if done:
+            note(transport, piece)
+        return done
+
+    RequestResponseCycle.send = noting_send  # type: ignore[method-assign]
+    app.connection.write = noting_write
     sys.argv = ["carousel", "serve", *options]
     try:
         command()

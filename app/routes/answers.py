@@ -46,8 +46,8 @@ def stream(generation: Generation, after: int = 0) -> Response:
                         await asyncio.sleep(0)
                     if data := generation.encoder.encode(log, items[at : at + SLICE]):
                         yield data
-                if not items:
-                    await response.follow(log, lambda: generation.encoder.encode(log, reader.take()))
+                if not items and (rest := await response.follow(log, reader, generation.encoder)):
+                    yield rest
 
     response = EventStream(content(), generation.reader_left, _headers(log))
     return response

@@ -28,6 +28,8 @@ class Said:
 class AnswerFormat(ABC):
     """One protocol's way to put a log into words. Stateless: a record gives the same bytes whenever it is read."""
 
+    __slots__ = ("_chunk_start", "_include_usage", "_model", "_tier", "text")
+
     prefix: str  # of the answer's id
     chunk_object: str
     whole_object: str

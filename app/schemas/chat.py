@@ -107,6 +107,8 @@ def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
 class ChatFormat(AnswerFormat):
     """Chunks and bodies of chat completions."""
 
+    __slots__ = ()
+
     prefix = "chatcmpl-"
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"

@@ -40,6 +40,8 @@ class CompletionRequest(SamplingFields):
 class CompletionFormat(AnswerFormat):
     """Chunks and bodies of text completions."""
 
+    __slots__ = ()
+
     prefix = "cmpl-"
     chunk_object = whole_object = "text_completion"
 

@@ -68,12 +68,15 @@ class Answer:
 
 
 class Socket:
-    """An ASGI `send` that waits while it is full, as uvicorn's does before it writes."""
+    """An ASGI `send` that waits while it is full, as uvicorn's does before it writes, and what writes at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, extensions: bool = True) -> None:
         self.sent = b""
         self.has_room = asyncio.Event()
         self.has_room.set()
+        self.scope: dict = {"type": "http", "method": "POST"}
+        if extensions:
+            self.scope["extensions"] = {sse.AT_ONCE: {"write": self.write}}
 
     async def send(self, message) -> None:
         await asyncio.sleep(0) if message["type"] == "http.response.start" else None
@@ -81,22 +84,32 @@ class Socket:
             await self.has_room.wait()
         self.sent += message.get("body", b"")
 
+    def write(self, piece: bytes) -> bool:
+        if not self.has_room.is_set():
+            return False
+        self.sent += piece
+        return True
+
     async def serve(self, answer: Answer) -> None:
         response = answers.stream(answer)
-        await response({"type": "http", "method": "POST"}, asyncio.Event().wait, self.send)
+        await response(self.scope, asyncio.Event().wait, self.send)
 
     def seqs(self) -> list[int]:
         ids = [line for line in self.sent.split(b"\n") if line.startswith(b"id: ")]
         return [int(line.rsplit(b".", 1)[1]) for line in ids]
 
 
-@given(st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["full", "room", "turn", "status"])), max_size=30))
+@given(
+    st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["full", "room", "turn", "status"])), max_size=30),
+    st.booleans(),
+)
 @settings(deadline=None, max_examples=200)
-def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script):
-    """It fills up and drains at any moment, between two records and in the middle of one being sent."""
+def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, extensions):
+    """It fills up and drains at any moment, between two records and in the middle of one being sent; and a server that
+    cannot write at once has every piece sent."""
 
     async def play() -> None:
-        answer, socket = Answer(), Socket()
+        answer, socket = Answer(), Socket(extensions)
         serving = asyncio.create_task(socket.serve(answer))
         for action in script:
             match action:
@@ -156,7 +169,7 @@ async def test_a_record_that_cannot_be_told_ends_its_own_stream_alone(monkeypatc
     answer, socket = Answer(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     await asyncio.sleep(0.01)
-    monkeypatch.setattr(answer.encoder, "encode", speechless)
+    monkeypatch.setattr(ChatFormat, "encode", speechless)
     answer.say(1)
     with pytest.raises(ValueError, match="no words"):
         await asyncio.wait_for(serving, 10)

@@ -195,4 +195,4 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
         for choice in range(3):
             generation.take(TokenEvent("r", choice, token_id))
     assert gaps == [None] * 3 + [1.0] * 6
-    assert generation.timing.mean_gap == 1.0
+    assert generation.mean_gap == 1.0

@@ -91,12 +91,72 @@ def test_an_answer_is_whole_whatever_was_sent_behind(server: Server, behind: byt
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
+def test_a_client_that_reads_late_and_little_loses_nothing(server: Server):
+    """Its socket is full for most of the answer, and what it could not take comes when it can."""
+    with closing(connect(server)) as late, closing(connect(server)) as prompt:
+        late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        late.sendall(asked(1500, stream=True, seed=3, temperature=1.0, n=4))
+        time.sleep(0.5)
+        slow = b""
+        while not slow.endswith(b"\r\n0\r\n\r\n"):
+            chunk = late.recv(2000)
+            assert chunk
+            slow += chunk
+            time.sleep(0.001)
+        prompt.sendall(asked(1500, stream=True, seed=3, temperature=1.0, n=4))
+        fast = b""
+        while not fast.endswith(b"\r\n0\r\n\r\n"):
+            fast += prompt.recv(1 << 20)
+    texts = [texts_of(answer) for answer in (slow, fast)]
+    assert texts[0] == texts[1] and all(texts[0].values()) and len(texts[0]) == 4
+
+
+def texts_of(answer: bytes) -> dict[int, str]:
+    """By choice, of a streamed answer as it was on the wire. Its events are in order."""
+    body, rest = b"", answer.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    ids = [int(seq) for seq in re.findall(rb"^id: .*\.(\d+)$", body, re.M)]
+    assert ids == sorted(set(ids))
+    texts: dict[int, str] = {}
+    for data in re.findall(rb"^data: (\{.*\})$", body, re.M):
+        for choice in json.loads(data)["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["delta"].get("content", "")
+    return texts
+
+
+def test_the_head_of_a_stream_has_no_body(server: Server):
+    """While the answer is spoken, too: it would stand where the connection's next answer is looked for."""
+    with closing(connect(server)) as reader, closing(connect(server)) as other:
+        reader.sendall(asked(300, stream=True))
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += reader.recv(1 << 16)
+        name = re.search(rb"x-carousel-stream: (\S+)", answer)[1]
+        other.sendall(b"HEAD /v1/streams/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % name)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += other.recv(1 << 16)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += reader.recv(1 << 16)
+        time.sleep(0.1)
+        other.sendall(HEALTH)
+        head += other.recv(1 << 16)
+        assert head.partition(b"\r\n\r\n")[2].startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_connection_takes_one_request_after_another(server: Server):
     """As clients that keep it do."""
     with closing(connect(server)) as connection:
         for _ in range(3):
             connection.sendall(HEALTH)
-            assert b'"ready"' in connection.recv(1 << 16)
+            answer = b""
+            while b'"ready"' not in answer:
+                chunk = connection.recv(1 << 16)
+                assert chunk
+                answer += chunk
 
 
 @pytest.mark.parametrize("head", [b"X-Long: " + b"a" * (1 << 22), b"X-Short: a\r\n" * (1 << 18)])
