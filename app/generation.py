@@ -80,8 +80,10 @@ class Generation:
         grace: float = 0.0,
         on_start: Callable[[Generation], None] = lambda generation: None,
         on_end: Callable[[Generation], None] = lambda generation: None,
-        on_token: Callable[[Generation, float | None], None] = lambda generation, gap: None,
+        on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
     ) -> None:
+        """on_token is told the seconds since the token before it in its choice, if there was one; and those since the
+        request arrived, of its first token."""
         self.request = request
         self.log = log
         self.encoder = encoder  # how a reader that comes back is answered
@@ -219,13 +221,16 @@ class Generation:
 
     def _clock_token(self, choice: _Choice) -> None:
         now = time.monotonic()
-        gap = None if choice.last_token is None else now - choice.last_token
-        choice.last_token = now
-        if gap is None:
+        gap = waited = None
+        if choice.last_token is not None:
+            gap = now - choice.last_token
+        else:
             choice.first_token = now
             if self.timing.first_token is None:
                 self.timing.first_token = now
-        self._on_token(self, gap)
+                waited = now - self.timing.submitted
+        choice.last_token = now
+        self._on_token(gap, waited)
 
     def _open(self, index: int, choice: _Choice) -> None:
         if not choice.opened:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -30,13 +29,32 @@ LABELS = (*ENGINE_LABELS, "tenant")
 COUNT_AFTER = 0.01  # seconds until a token is counted: by then the step's other tokens are on their way
 
 
-@dataclass
-class _Uncounted:
-    """Tokens that nobody has counted yet."""
+class Book:
+    """Tokens of one class and tenant that nobody has counted yet."""
 
-    tokens: int = 0
-    firsts: list[float] = field(default_factory=list)  # of their requests: seconds since arrival
-    gaps: list[float] = field(default_factory=list)  # seconds since the one before in their choice
+    __slots__ = ("_begun", "firsts", "gaps", "tokens")
+
+    def __init__(self, begun: Callable[[], None]) -> None:
+        """begun: called with the first token since the last count."""
+        self._begun = begun
+        self.clear()
+
+    def clear(self) -> None:
+        """They are counted."""
+        self.tokens = 0
+        self.firsts: list[float] = []  # of their requests: seconds since arrival
+        self.gaps: list[float] = []  # seconds since the one before in their choice
+
+    def token(self, gap: float | None, waited: float | None) -> None:
+        """One token came, as `Generation` tells it. Counted in a moment, with the others of the step: no stream waits
+        for the books of another."""
+        if not self.tokens:
+            self._begun()
+        self.tokens += 1
+        if gap is not None:
+            self.gaps.append(gap)
+        if waited is not None:
+            self.firsts.append(waited)
 
 
 class Metrics:
@@ -96,32 +114,33 @@ class Metrics:
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, SECONDS)
         self.registry.register(self._gaps)
-        self._uncounted: defaultdict[tuple[ServiceClass, str], _Uncounted] = defaultdict(_Uncounted)
+        self._books: dict[tuple[ServiceClass, str], Book] = {}
+        self._counting: asyncio.TimerHandle | None = None
 
-    def token(self, generation: Generation, gap: float | None) -> None:
-        """One token came, `gap` seconds after the one before it in its choice; None: it is the choice's first. Counted
-        in a moment, with the others of the step: no stream waits for the books of another."""
-        if not self._uncounted:
-            asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
-        request = generation.request
-        uncounted = self._uncounted[request.service_class, request.tenant]
-        uncounted.tokens += 1
-        if gap is not None:
-            uncounted.gaps.append(gap)
-        elif generation.completion_tokens == 1 and generation.timing.first_token is not None:
-            uncounted.firsts.append(generation.timing.first_token - generation.timing.submitted)
+    def book(self, service_class: ServiceClass, tenant: str) -> Book:
+        """Where tokens of that class and tenant are told."""
+        return self._books.setdefault((service_class, tenant), Book(self._count_soon))
+
+    def _count_soon(self) -> None:
+        if self._counting is None:
+            self._counting = asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
 
     def _count(self) -> None:
-        taken, self._uncounted = self._uncounted, defaultdict(_Uncounted)
-        for (service_class, tenant), uncounted in taken.items():
+        if self._counting is not None:
+            self._counting.cancel()
+            self._counting = None
+        for (service_class, tenant), book in self._books.items():
+            if not book.tokens:
+                continue
             labels = self._labels(service_class, tenant)
-            self._generated.labels(*labels).inc(uncounted.tokens)
-            for seconds in uncounted.firsts:
+            self._generated.labels(*labels).inc(book.tokens)
+            for seconds in book.firsts:
                 self._ttft.labels(*labels).observe(seconds)
                 self.recent.first(service_class, seconds)
-            if uncounted.gaps:
-                self._gaps.add(labels, uncounted.gaps)
-                self.recent.gaps(service_class, uncounted.gaps)
+            if book.gaps:
+                self._gaps.add(labels, book.gaps)
+                self.recent.gaps(service_class, book.gaps)
+            book.clear()
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.names[tenant]

@@ -209,7 +209,7 @@ class Service:
             grace=min(grace, MAX_GRACE),
             on_start=self._started,
             on_end=self._ended,
-            on_token=self.metrics.token,
+            on_token=self.metrics.book(service_class, tenant.id).token,
         )
         try:
             self.client.submit(request, generation.take)

@@ -75,7 +75,7 @@ class _Follower:
             self._stop(self.rest.set_result, piece)
 
     def _stop(self, tell: Callable[[Any], None], what: bytes | Exception) -> None:
-        del self._log.followers[self]
+        self._log.unfollow(self)
         if not self.rest.done():  # who waits may have been cancelled at this moment
             tell(what)
 
@@ -114,11 +114,11 @@ class EventStream(EventSourceResponse):
         token does, and the tokens of a step go out one after another: the last waits for what is done for all others.
         """
         follower = _Follower(log, reader, encoder, self._write)
-        log.followers[follower] = None
+        log.follow(follower)
         try:
             return await follower.rest
         finally:
-            log.followers.pop(follower, None)
+            log.unfollow(follower)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write = scope.get("extensions", {}).get(AT_ONCE, {}).get("write", self._write)

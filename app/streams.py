@@ -114,7 +114,7 @@ class StreamLog:
         self.status: StatusEvent | None = None
         self.closed_at: float | None = None
         self.readers = 0
-        self.followers: dict[Callable[[], None], None] = {}  # called by `announce`, oldest first; they raise nothing
+        self.followers: tuple[Callable[[], None], ...] = ()  # called by `announce`, oldest first; they raise nothing
 
     @property
     def is_closed(self) -> bool:
@@ -130,8 +130,16 @@ class StreamLog:
 
     def announce(self) -> None:
         """Tell the followers of what was appended, or of a new `status`."""
-        for follower in list(self.followers):
+        for follower in self.followers:
             follower()
+
+    def follow(self, follower: Callable[[], None]) -> None:
+        """Have `follower` called by each `announce` from now on."""
+        self.followers += (follower,)
+
+    def unfollow(self, follower: Callable[[], None]) -> None:
+        """No more; nothing, where it is not."""
+        self.followers = tuple(other for other in self.followers if other is not follower)
 
     async def read(self, after: int = 0) -> AsyncGenerator[list[Item], None]:
         """All there is behind record `after`, then what comes, until the log is closed. Each item is everything that
@@ -152,11 +160,11 @@ class StreamLog:
             if not grown.done():
                 grown.set_result(None)
 
-        self.followers[wake] = None
+        self.follow(wake)
         try:
             await grown
         finally:
-            del self.followers[wake]
+            self.unfollow(wake)
 
 
 class Reader:

@@ -130,7 +130,7 @@ def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, ex
         assert socket.seqs() == sorted(set(socket.seqs()))
         assert [f"<{i}>" in socket.sent.decode() for i in range(len(answer.log.records) - 1)].count(False) == 0
         assert socket.sent.endswith(b"data: [DONE]\n\n")
-        assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, {})
+        assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
 
     asyncio.run(play())
 
@@ -157,7 +157,7 @@ async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytes
     answer.say(1)
     with pytest.raises(SendTimeoutError):
         await asyncio.wait_for(serving, 5)
-    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, {})
+    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
 
 
 async def test_a_record_that_cannot_be_told_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch):

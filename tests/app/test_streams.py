@@ -187,7 +187,7 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
         StreamLog("r", "e", ""),
         ChatFormat("m", "default", text, include_usage=False),
         EngineClient(EngineConfig(model="none")),
-        on_token=lambda generation, gap: gaps.append(gap),
+        on_token=lambda gap, waited: gaps.append(gap),
     )
     (token_id,) = text.encode("a", add_special_tokens=False)
     for _ in range(3):
