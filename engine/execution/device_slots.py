@@ -82,5 +82,5 @@ class DeviceSlots:
             prefill_page_table=rows.page_table[:0],
             prefill_query_starts=(0,),
             prefill_context_lens=(),
-            logit_rows=slots,  # every row's are wanted: nobody reads this
+            logit_rows=None,
         )

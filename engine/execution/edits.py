@@ -8,6 +8,7 @@ long their texts and however many they are.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +18,17 @@ from torch import Tensor
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows of a step whose logits are edited, their slots, and which of them ask for what."""
+
+    rows: Ints
+    slots: Ints
+    too_short: NDArray[np.bool_]
+    biased: NDArray[np.bool_]
+    penalised: NDArray[np.bool_]
 
 
 class LogitEdits:
@@ -51,32 +63,36 @@ class LogitEdits:
                 self._stops[slot] = False
                 self._stops[slot, self._tensor(np.array(sampling.stop_token_ids, np.int64))] = True
 
-    def apply(self, logits: Tensor, slots: Ints) -> Tensor:
-        """logits[R, V] any float, slots[R] -> the same, or a copy in float32 where rows ask to be edited."""
+    def wanted(self, slots: Ints) -> Wanted | None:
+        """What those in slots[R] ask to be done to their next logits; None: nobody asks for anything."""
         state = self._slots
         too_short = state.lengths[slots] - state.prompt_lens[slots] < state.min_tokens[slots]
         biased, penalised = state.biased[slots], state.penalised[slots]
         rows = np.flatnonzero(too_short | biased | penalised)
-        if not len(rows):
+        return Wanted(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
+
+    def apply(self, logits: Tensor, wanted: Wanted | None) -> Tensor:
+        """logits[R, V] any float -> the same, or a copy in float32 where rows ask to be edited."""
+        if wanted is None:
             return logits
         logits = logits.to(torch.float32)
-        where, index = slots[rows], self._tensor(rows)
+        where, index = wanted.slots, self._tensor(wanted.rows)
         edited, table_rows = logits[index], self._tensor(where)
-        if self._stops is not None and too_short.any():
-            banned = self._stops[table_rows] & self._column(too_short[rows])
+        if self._stops is not None and wanted.too_short.any():
+            banned = self._stops[table_rows] & self._column(wanted.too_short)
             edited.masked_fill_(banned, -torch.inf)
-        if self._bias is not None and biased.any():
+        if self._bias is not None and wanted.biased.any():
             # Rows without a bias may hold a predecessor's, so they are multiplied away, not trusted to be zero.
-            edited += self._bias[table_rows] * self._column(biased[rows])
-        if self._counts is not None and self._in_prompt is not None and penalised.any():
-            edited = self._penalise(edited, where, penalised[rows], self._counts, self._in_prompt)
+            edited += self._bias[table_rows] * self._column(wanted.biased)
+        if self._counts is not None and self._in_prompt is not None and wanted.penalised.any():
+            edited = self._penalise(edited, where, wanted.penalised, self._counts, self._in_prompt)
         return logits.index_copy(0, index, edited)
 
-    def append(self, slots: Ints, token_ids: Tensor) -> None:
-        """slots[R] generated token_ids[R] int64."""
-        rows = np.flatnonzero(self._slots.penalised[slots])
-        if self._counts is not None and len(rows):
-            self._counts[self._tensor(slots[rows]), token_ids[self._tensor(rows)]] += 1.0
+    def append(self, wanted: Wanted | None, token_ids: Tensor) -> None:
+        """token_ids[R] int64 were generated."""
+        if wanted is not None and self._counts is not None and wanted.penalised.any():
+            rows, slots = wanted.rows[wanted.penalised], wanted.slots[wanted.penalised]
+            self._counts[self._tensor(slots), token_ids[self._tensor(rows)]] += 1.0
 
     def _penalise(
         self, logits: Tensor, slots: Ints, asked: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor

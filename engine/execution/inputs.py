@@ -23,4 +23,4 @@ class ModelInputs:
     prefill_page_table: Tensor  # [C, P] int32
     prefill_query_starts: tuple[int, ...]  # C + 1 offsets, counted from row B
     prefill_context_lens: tuple[int, ...]  # C, tokens of the sequence up to and with this chunk
-    logit_rows: Tensor  # [R] int64, rows of the hidden states to compute logits for
+    logit_rows: Tensor | None  # [R] int64, rows of the hidden states to compute logits for; None: all of them

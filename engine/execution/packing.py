@@ -11,6 +11,9 @@ from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
 
+NOTHING = np.zeros(0, np.int64)
+NO_TABLE = np.zeros((0, 0), np.int32)
+
 
 def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) -> ModelInputs:
     """Decode rows first, then the chunks in order; nothing is padded but the page tables' width.
@@ -19,28 +22,33 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
     together and a few for each chunk, and one transfer.
     """
     decodes = np.array(batch.decodes, np.int64)
-    decode_positions = slots.lengths[decodes] - 1
-    slot_of_row = np.concatenate([decodes, *(np.full(chunk.length, chunk.slot) for chunk in batch.chunks)])
-    ranges = [np.arange(chunk.start, chunk.start + chunk.length) for chunk in batch.chunks]
-    positions = np.concatenate([decode_positions, *ranges])
-    pages = slots.page_table[slot_of_row, positions // page_size].astype(np.int64)
-    chunk_tokens = slots.tokens[slot_of_row[len(decodes) :], positions[len(decodes) :]]
-
-    starts = np.cumsum([0, *(chunk.length for chunk in batch.chunks)])
+    contexts = slots.lengths[decodes]
+    slot_of_row, positions = decodes, contexts - 1
+    chunk_tokens, chunk_table, logit_rows = NOTHING, NO_TABLE, NOTHING
+    starts = np.zeros(1, np.int64)
     ends = tuple(chunk.start + chunk.length for chunk in batch.chunks)
-    chunk_slots = np.array([chunk.slot for chunk in batch.chunks], np.int64)
-    sampling_rows = [len(decodes) + starts[i + 1] - 1 for i, chunk in enumerate(batch.chunks) if chunk.samples]
+    if batch.chunks:  # which few steps have: what the others can do without is in here
+        slot_of_row = np.concatenate([decodes, *(np.full(chunk.length, chunk.slot) for chunk in batch.chunks)])
+        ranges = [np.arange(chunk.start, chunk.start + chunk.length) for chunk in batch.chunks]
+        positions = np.concatenate([positions, *ranges])
+        chunk_tokens = slots.tokens[slot_of_row[len(decodes) :], positions[len(decodes) :]]
+        starts = np.cumsum([0, *(chunk.length for chunk in batch.chunks)])
+        chunk_slots = np.array([chunk.slot for chunk in batch.chunks], np.int64)
+        chunk_table = _tables(slots, chunk_slots, np.array(ends, np.int64), page_size)
+        sampling_rows = [len(decodes) + starts[i + 1] - 1 for i, chunk in enumerate(batch.chunks) if chunk.samples]
+        logit_rows = np.concatenate([np.arange(len(decodes)), np.array(sampling_rows, np.int64)])
+    pages = slots.page_table[slot_of_row, positions // page_size].astype(np.int64)
 
-    decode_slots, prompt_ids, position_ids, places, decode_table, decode_lens, chunk_table, logit_rows = to_device(
+    decode_slots, prompt_ids, position_ids, places, decode_table, decode_lens, chunk_tables, rows = to_device(
         (
             decodes,
             chunk_tokens,
             positions,
             pages * page_size + positions % page_size,
-            _tables(slots, decodes, decode_positions + 1, page_size),
-            (decode_positions + 1).astype(np.int32),
-            _tables(slots, chunk_slots, np.array(ends, np.int64), page_size),
-            np.concatenate([np.arange(len(decodes)), np.array(sampling_rows, np.int64)]),
+            _tables(slots, decodes, contexts, page_size),
+            contexts.astype(np.int32),
+            chunk_table,
+            logit_rows,
         ),
         last_tokens.device,
     )
@@ -52,10 +60,10 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
         num_decodes=len(decodes),
         decode_page_table=decode_table,
         decode_context_lens=decode_lens,
-        prefill_page_table=chunk_table,
+        prefill_page_table=chunk_tables,
         prefill_query_starts=tuple(starts.tolist()),
         prefill_context_lens=ends,
-        logit_rows=logit_rows,
+        logit_rows=rows if batch.chunks else None,
     )
 
 

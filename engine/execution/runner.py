@@ -104,7 +104,8 @@ class ModelRunner:
         rows = np.flatnonzero(self._slots.demanding(decodes))
         if len(rows):
             (where,) = to_device((rows,), self._model.device)
-            again = self._sampler.sample(self._model.compute_logits(hidden[where]), decodes[rows])
+            logits = self._model.compute_logits(hidden[where])
+            again = self._sampler.sample(logits, self._sampler.parameters(decodes[rows]))
             self._last_tokens.index_copy_(0, again.slots, again.token_ids)
             drawn = drawn.replaced(rows, where, again)
         self._slots.advance(decodes)
@@ -113,11 +114,15 @@ class ModelRunner:
     def _compute(self, batch: Batch) -> list[Drawn]:
         """Operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
-        hidden = self._model.forward(inputs, self._cache, self._kernels)
+        # Before the weights are read, after which nothing that we need is in a cache any more.
         sampled = np.array(batch.sampled, np.int64)
+        parameters = self._sampler.parameters(sampled)
+        hidden = self._model.forward(inputs, self._cache, self._kernels)
         if not len(sampled):
             return []
-        drawn = self._sampler.sample(self._model.compute_logits(hidden[inputs.logit_rows]), sampled)
+        if inputs.logit_rows is not None:
+            hidden = hidden[inputs.logit_rows]
+        drawn = self._sampler.sample(self._model.compute_logits(hidden), parameters)
         self._last_tokens.index_copy_(0, drawn.slots, drawn.token_ids)
         self._slots.advance(sampled)
         if self._graphs:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.edits import LogitEdits
+from engine.execution.edits import LogitEdits, Wanted
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
@@ -34,11 +34,11 @@ class Sampler:
         """Take in what those who joined ask to be done to their logits."""
         self._edits.join(joins)
 
-    def sample(self, logits: Tensor, slots: Ints) -> Drawn:
-        """logits[R, V] any float, slots[R] -> one new token each, and log-probabilities where they are asked for."""
+    def parameters(self, slots: Ints) -> Parameters:
+        """What those in slots[R] ask of their next token."""
         state = self._slots
         asked = np.flatnonzero(state.logprobs[slots] >= 0)
-        slot_ids, *parameters, rows = to_device(
+        slot_ids, *filters, rows = to_device(
             (
                 slots,
                 state.temperature[slots],
@@ -52,13 +52,33 @@ class Sampler:
             ),
             self._device,
         )
-        chosen = self._kernels.sample(self._edits.apply(logits, slots), *parameters)
-        self._edits.append(slots, chosen)
-        if not len(asked):
-            return Drawn(slot_ids, chosen)
-        wanted = state.logprobs[slots][asked]
-        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], int(wanted.max()))
-        return Drawn(slot_ids, chosen, log_probs, tuple(zip(asked.tolist(), wanted.tolist(), strict=True)))
+        wanted = state.logprobs[slots][asked] if len(asked) else asked
+        counts = tuple(zip(asked.tolist(), wanted.tolist(), strict=True))
+        return Parameters(slot_ids, tuple(filters), self._edits.wanted(slots), rows, counts)
+
+    def sample(self, logits: Tensor, parameters: Parameters) -> Drawn:
+        """logits[R, V] any float -> one new token for each of those R, and log-probabilities where they are asked
+        for."""
+        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.filters)
+        self._edits.append(parameters.edits, chosen)
+        if not parameters.asked:
+            return Drawn(parameters.slots, chosen)
+        rows, most = parameters.rows, max(count for _, count in parameters.asked)
+        return Drawn(
+            parameters.slots, chosen, self._kernels.log_probs(logits[rows], chosen[rows], most), parameters.asked
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What R rows ask of the sampler, on the device: slots[R] int64, the filters [R] in `Kernels.sample`'s order, and
+    rows[A] int64, those that ask for log-probabilities. asked: those rows, and how many alternatives each wants."""
+
+    slots: Tensor
+    filters: tuple[Tensor, ...]
+    edits: Wanted | None
+    rows: Tensor
+    asked: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,14 @@ class Arriving:
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._landed: torch.cuda.Event | None = None
-        pinned = device.type == "cuda"
+        if device.type != "cuda":
+            self._tensors = [tensor.clone() for tensor in tensors]
+            return
         self._tensors = [
-            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned).copy_(tensor, non_blocking=True)
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
             for tensor in tensors
         ]
-        if pinned:
-            self._landed = torch.cuda.current_stream(device).record_event()
+        self._landed = torch.cuda.current_stream(device).record_event()
 
     def wait(self) -> list[Tensor]:
         """All that the device was told before, the copies too, is done."""

@@ -40,6 +40,8 @@ class CpuForward:
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
         self._scratch = own_pages((0,), torch.uint8)
+        self._cache: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # keys and values of the layers
+        self._places = _addresses(()), _addresses(())  # theirs
 
     @staticmethod
     def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
@@ -55,6 +57,8 @@ class CpuForward:
         out = torch.empty((rows, self._decoder.hidden))
         if (size := self._scratch_bytes(self._decoder, rows)) > self._scratch.shape[0]:
             self._scratch = own_pages((size,), torch.uint8)
+        if k is not self._cache[0] or v is not self._cache[1]:
+            self._cache, self._places = (k, v), (_addresses(k), _addresses(v))
         starts = (ctypes.c_int64 * len(inputs.prefill_query_starts))(*inputs.prefill_query_starts)
         contexts = (ctypes.c_int32 * len(inputs.prefill_context_lens))(*inputs.prefill_context_lens)
         decode_table, chunk_table = inputs.decode_page_table.contiguous(), inputs.prefill_page_table.contiguous()
@@ -72,8 +76,8 @@ class CpuForward:
             chunks=len(contexts),
             chunk_starts=ctypes.addressof(starts),
             chunk_contexts=ctypes.addressof(contexts),
-            k=ctypes.addressof(keys := _addresses(k)),
-            v=ctypes.addressof(values := _addresses(v)),
+            k=ctypes.addressof(self._places[0]),
+            v=ctypes.addressof(self._places[1]),
             cache_is_bf16=k[0].dtype == torch.bfloat16,
             page_size=k[0].shape[2],
             page_stride=k[0].stride(0),
@@ -81,7 +85,6 @@ class CpuForward:
             out=address(out),
         )
         self._forward(self._decoder, step)
-        del keys, values  # alive until here
         return out
 
 

@@ -154,9 +154,9 @@ def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
             prefill_page_table=int_table[decodes:],
             prefill_query_starts=tuple(start - decodes for start in starts[decodes:]),
             prefill_context_lens=tuple(contexts[decodes:]),
-            logit_rows=torch.tensor([start + length - 1 for start, length in zip(starts, lengths, strict=False)]),
+            logit_rows=torch.tensor(starts[1:], device=device) - 1,
         )
-        return model.forward(inputs, cache, kernels)[inputs.logit_rows.to(device)]
+        return model.forward(inputs, cache, kernels)[inputs.logit_rows]
 
     run([(0, 0, 9)], 0)
     run([(0, 9, n - 1), (1, 0, 5)], 0)

@@ -70,7 +70,7 @@ def test_every_row_is_edited_as_if_it_were_alone(rows, seed):
     for _ in range(4):
         logits = torch.randn(len(held), V, generator=generator)
         before = logits.clone()
-        token_ids = made.sample(logits, everybody).token_ids
+        token_ids = made.sample(logits, made.parameters(everybody)).token_ids
         state.advance(everybody)
         for i, (tokens, prompt_len, p) in enumerate(held):
             expected = naive(logits[i].numpy(), tokens, prompt_len, p)
@@ -85,7 +85,7 @@ def test_a_seed_uses_all_its_64_bits():
     made, state = sampler(*rows)
     drawn = []
     for _ in range(20):
-        token_ids = made.sample(torch.zeros(3, V), np.arange(3)).token_ids
+        token_ids = made.sample(torch.zeros(3, V), made.parameters(np.arange(3))).token_ids
         state.advance(np.arange(3))
         drawn.append(token_ids.tolist())
     columns = list(zip(*drawn, strict=True))
@@ -98,7 +98,7 @@ def test_log_probabilities_are_the_model_s_own():
     made, _ = sampler(
         ([1], 1, params(logprobs=2, logit_bias={9: 100.0})), ([1], 1, params()), ([1], 1, params(logprobs=0))
     )
-    drawn = made.sample(logits, np.arange(3))
+    drawn = made.sample(logits, made.parameters(np.arange(3)))
     sampled = drawn.read(drawn.tensors)
     expected = torch.log_softmax(logits, -1)
     assert sampled[0].token_id == 9
@@ -114,7 +114,7 @@ def test_logits_in_half_precision_are_edited_in_float32():
     logits = torch.full((2, V), -5.0, dtype=torch.bfloat16)
     logits[:, [9, 20]] = 8.0
     made, _ = sampler(([1], 1, params(logit_bias={20: 1e-3}, logprobs=1)), ([1], 1, params()))
-    drawn = made.sample(logits, np.arange(2))
+    drawn = made.sample(logits, made.parameters(np.arange(2)))
     first, second = drawn.read(drawn.tensors)
     assert (first.token_id, second.token_id) == (20, 9)
     assert first.logprob == pytest.approx(torch.log_softmax(logits[0].float(), -1)[20].item(), abs=1e-6)
@@ -129,7 +129,7 @@ def test_a_slot_remembers_nothing_of_who_sat_there_before():
     state.apply(Batch(2, (), (), (), (newcomer,), (), (), ()))
     made.join([newcomer])
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(2))
-    drawn = made.sample(logits, np.arange(1))
+    drawn = made.sample(logits, made.parameters(np.arange(1)))
     (sampled,) = drawn.read(drawn.tensors)
     assert sampled.token_id == logits.argmax().item()
     assert sampled.logprob is None

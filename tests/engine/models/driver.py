@@ -82,7 +82,7 @@ class Driver:
             logit_rows=ends - 1,
         )
         hidden = self.model.forward(inputs, self.cache, self.kernels)
-        return hidden[inputs.logit_rows]
+        return hidden[ends - 1]
 
     def _table(self, rows: list[Row]) -> Tensor:
         width = max([self.table_width, *(len(row.pages) for row in rows)])
