@@ -38,7 +38,7 @@ class Sampler:
         """What those in slots[R] ask of their next token."""
         state = self._slots
         asked = np.flatnonzero(state.logprobs[slots] >= 0)
-        slot_ids, *filters, rows = to_device(
+        slot_ids, *given, rows = to_device(
             (
                 slots,
                 state.temperature[slots],
@@ -52,30 +52,30 @@ class Sampler:
             ),
             self._device,
         )
-        wanted = state.logprobs[slots][asked] if len(asked) else asked
-        counts = tuple(zip(asked.tolist(), wanted.tolist(), strict=True))
-        return Parameters(slot_ids, tuple(filters), self._edits.wanted(slots), rows, counts)
+        counts = tuple(zip(asked.tolist(), state.logprobs[slots[asked]].tolist(), strict=True))
+        return Parameters(slot_ids, tuple(given), self._edits.wanted(slots), rows, counts)
 
     def sample(self, logits: Tensor, parameters: Parameters) -> Drawn:
         """logits[R, V] any float -> one new token for each of those R, and log-probabilities where they are asked
         for."""
-        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.filters)
+        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.given)
         self._edits.append(parameters.edits, chosen)
         if not parameters.asked:
             return Drawn(parameters.slots, chosen)
         rows, most = parameters.rows, max(count for _, count in parameters.asked)
-        return Drawn(
-            parameters.slots, chosen, self._kernels.log_probs(logits[rows], chosen[rows], most), parameters.asked
-        )
+        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], most)
+        return Drawn(parameters.slots, chosen, log_probs, parameters.asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What R rows ask of the sampler, on the device: slots[R] int64, the filters [R] in `Kernels.sample`'s order, and
-    rows[A] int64, those that ask for log-probabilities. asked: those rows, and how many alternatives each wants."""
+    """What R rows ask of the sampler, on the device: slots[R] int64; what `Kernels.sample` is given, each [R], in its
+    order; and rows[A] int64, those that ask for log-probabilities. asked: those rows, and how many alternatives each
+    wants.
+    """
 
     slots: Tensor
-    filters: tuple[Tensor, ...]
+    given: tuple[Tensor, ...]
     edits: Wanted | None
     rows: Tensor
     asked: tuple[tuple[int, int], ...]
