@@ -114,11 +114,11 @@ class ModelRunner:
     def _compute(self, batch: Batch) -> list[Drawn]:
         """Operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
-        # Before the weights are read, after which nothing that we need is in a cache any more.
         sampled = np.array(batch.sampled, np.int64)
-        parameters = self._sampler.parameters(sampled)
+        # Before the weights are read, after which nothing that we need is in a cache any more.
+        parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
-        if not len(sampled):
+        if parameters is None:
             return []
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
