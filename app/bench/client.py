@@ -18,6 +18,7 @@ import msgspec
 
 from app.bench.measure import BROKEN
 from app.errors import failure_status
+from app.settings import SettingsError
 
 CONNECT_SECONDS = 10.0
 QUIET_SECONDS = 120.0  # without a byte, after which a request has failed; Carousel sends a comment every 15
@@ -45,16 +46,18 @@ class Target:
 
     @classmethod
     def parse(cls, url: str) -> Target:
-        """Raises `NoServer` for what is no address of one."""
+        """Raises `SettingsError` for what is no address of one."""
+        if "://" not in url:  # as fingers type it
+            url = f"http://{url}"
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise NoServer(f"{url!r} is not a url: {error}") from None
+            raise SettingsError(f"{url!r} is not a url: {error}") from None
         if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable():
-            raise NoServer(f"{url!r} is not the url of a server: it should look like http://127.0.0.1:8000")
+            raise SettingsError(f"{url!r} is not the url of a server: it should look like http://127.0.0.1:8000")
         if parts.username is not None or parts.query or parts.fragment or " " in url:
-            raise NoServer("the url of a server is its address alone: a key goes into --api-key")
+            raise SettingsError("the url of a server is its address alone: a key goes into --api-key")
         tls = parts.scheme == "https"
         return cls(url.rstrip("/"), host, port or (443 if tls else 80), parts.path.rstrip("/"), tls)
 

@@ -31,7 +31,8 @@ INTERRUPTED = 130
 
 def bench(options: Options) -> tuple[str, int]:
     """Measure and write the report. Returns what to tell, and the exit status: 0 when something was answered, 1 when
-    nothing was, 130 when it was stopped. Raises `NoServer` and `SettingsError` (a folder that cannot be written)."""
+    nothing was, 130 when it was stopped. Raises `NoServer` and `SettingsError` (a url that is none, a folder that
+    cannot be written)."""
     run, folder = asyncio.run(_measure(options))
     told = write(run, folder)
     status = INTERRUPTED if run.interrupted else 0 if told["all"]["done"] else 1

@@ -82,7 +82,7 @@ class Job:
 
 
 async def look(url: str, name: str | None, key: str | None) -> Served:
-    """Ask a server what it serves. Raises `NoServer`."""
+    """Ask a server what it serves. Raises `NoServer`, and `SettingsError` for a url that is none."""
     target = await resolved(Target.parse(url))
     listed = await ask_json(target, "GET", "/v1/models", key=key)
     try:

@@ -164,15 +164,16 @@ def test_a_wrong_option_is_named_and_nothing_is_sent(arguments: list[str], names
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "status"),
     [
-        *("127.0.0.1:8000", "localhost:8000", "ftp://x", "http://", "http://[::1", "http://x:99999", "http://x y", ""),
-        *("http://key@127.0.0.1:8000", "http://127.0.0.1:1", "http://127.0.0.1:1\r\nX: y", "http://" + 80 * "a"),
+        *((url, 2) for url in ("ftp://x", "http://", "http://[::1", "http://x y", "x y", "", "http://x:99999")),
+        *((url, 2) for url in ("http://key@127.0.0.1:8000", "http://127.0.0.1:1\r\nX: y")),
+        *((url, 1) for url in ("http://127.0.0.1:1", "127.0.0.1:1", "localhost:1", "http://" + 80 * "a")),
     ],
 )
-def test_a_url_that_is_no_server_is_one_line(url: str, tmp_path, capsys):
-    """Status 1, and no folder is made."""
-    assert main(["bench", "--url", url, "--out", str(tmp_path / "out")]) == 1
+def test_a_url_that_is_no_server_is_one_line(url: str, status: int, tmp_path, capsys):
+    """Status 2 for what is no url, 1 where nobody is; and no folder is made."""
+    assert main(["bench", "--url", url, "--out", str(tmp_path / "out")]) == status
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
