@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 
@@ -44,7 +45,8 @@ _TYPES = {
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The OpenAI error object for an HTTP status."""
+    """The OpenAI error object for an HTTP status. Without a code of its own an error has the status's name as one."""
+    code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -143,4 +143,5 @@ async def _nobody_reads(_: Request, error: Exception) -> Response:
 
 async def _our_fault(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (Starlette re-raises after this answer), never to the client.
-    return JSONResponse(error_body(500, "the server made a mistake; its log says which"), status_code=500)
+    body = error_body(500, "the server made a mistake; its log says which", code="internal_error")
+    return JSONResponse(body, status_code=500)
