@@ -93,9 +93,8 @@ class Generation:
         self.cached_tokens = 0
         self._text = text
         self._client = client
-        # As in vLLM, a stop string counts from min_tokens on.
-        first = request.sampling.min_tokens
-        self._choices = [_Choice(Detokenizer(text), StopMatcher(stops), first) for _ in range(request.n)]
+        stops_from = request.sampling.min_tokens  # as in vLLM
+        self._choices = [_Choice(Detokenizer(text), StopMatcher(stops), stops_from) for _ in range(request.n)]
         self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -114,12 +115,12 @@ class Metrics:
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, SECONDS)
         self.registry.register(self._gaps)
-        self._books: dict[tuple[ServiceClass, str], Book] = {}
+        self._books: defaultdict[tuple[ServiceClass, str], Book] = defaultdict(lambda: Book(self._count_soon))
         self._counting: asyncio.TimerHandle | None = None
 
     def book(self, service_class: ServiceClass, tenant: str) -> Book:
         """Where tokens of that class and tenant are told."""
-        return self._books.setdefault((service_class, tenant), Book(self._count_soon))
+        return self._books[service_class, tenant]
 
     def _count_soon(self) -> None:
         if self._counting is None:

@@ -39,7 +39,7 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
         logit_rows = np.concatenate([np.arange(len(decodes)), np.array(sampling_rows, np.int64)])
     pages = slots.page_table[slot_of_row, positions // page_size].astype(np.int64)
 
-    decode_slots, prompt_ids, position_ids, places, decode_table, decode_lens, chunk_tables, rows = to_device(
+    decode_slots, prompt_ids, position_ids, places, decode_table, decode_lens, prefill_table, wanted = to_device(
         (
             decodes,
             chunk_tokens,
@@ -60,10 +60,10 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
         num_decodes=len(decodes),
         decode_page_table=decode_table,
         decode_context_lens=decode_lens,
-        prefill_page_table=chunk_tables,
+        prefill_page_table=prefill_table,
         prefill_query_starts=tuple(starts.tolist()),
         prefill_context_lens=ends,
-        logit_rows=rows if batch.chunks else None,
+        logit_rows=wanted if batch.chunks else None,
     )
 
 
