@@ -47,6 +47,7 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.http_overhead
 	@$(BIN)/python -m benchmarks.people_first
 	@$(BIN)/python -m benchmarks.linear_layers
+	@$(BIN)/python -m benchmarks.cpu_attention
 	@$(BIN)/python -m benchmarks.sampling
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.token_latency

@@ -65,13 +65,33 @@ inline void soften(float* line, int from, int end, int64_t first, int64_t last, 
 struct Tile {
     int64_t chunk, first, last;
     bool is_far;
+
+    // The position of row r of q is origin + r; any of them looks at begin to end - 1.
+    int64_t origin(const Attention& p) const { return p.context_lens[chunk] - p.start(chunk + 1); }
+    int64_t begin(const Attention& p) const {
+        return p.window ? std::max<int64_t>(0, origin(p) + first + 1 - p.window) : 0;
+    }
+    int64_t end(const Attention& p) const { return origin(p) + last; }
 };
+
+// Keys and values of a chunk's positions, from `begin` to the end of their segment or to `end`.
+template <class Number>
+Ahead segment_ahead(const Attention& p, int64_t chunk, int64_t kv_head, int64_t begin, int64_t end) {
+    const int64_t last = std::min(end, (begin / SEGMENT + 1) * SEGMENT), page = begin / p.page_size;
+    const int64_t head = kv_head * p.page_size * p.dim, bytes = p.dim * sizeof(Number);  // of a position
+    return Ahead(
+        static_cast<const Number*>(p.k) + head, static_cast<const Number*>(p.v) + head,
+        p.page_table + chunk * p.width + page, p.page_stride * sizeof(Number), p.page_size * bytes,
+        begin % p.page_size * bytes, (last - begin) * bytes
+    );
+}
 
 // What a thread computes in.
 struct Workspace {
     alignas(64) float lines[MOST_ROWS * LINE];
     alignas(64) float sums[MOST_ROWS * MOST_DIM];
     alignas(64) float totals[MOST_ROWS * MOST_DIM];
+    int64_t fetched = -1;  // the task whose first segment it has asked for; another job's at worst, which costs but time
 };
 
 // A function of its own, as code that names a thread's variable asks for its place again and again.
@@ -80,18 +100,21 @@ __attribute__((noinline)) Workspace& workspace() {
     return mine;
 }
 
+// `next` is what this thread reads afterwards.
 template <class Math>
-void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand& out) {
+void attend(
+    const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const Ahead& next, const Operand& out
+) {
     typedef typename Math::Number Number;
     constexpr int V = Math::V, D = Math::D;
     const int64_t chunk = tile.chunk, first = tile.first, last = tile.last;
     const int64_t group = p.query_heads / p.kv_heads, rows = (last - first) * group;
-    const int64_t chunk_first = p.start(chunk), chunk_last = p.start(chunk + 1);
-    const int64_t origin = p.context_lens[chunk] - (chunk_last - chunk_first) - chunk_first;  // position of row r: origin + r
+    const int64_t origin = tile.origin(p), begin = tile.begin(p), end = tile.end(p);
     const int32_t* pages = p.page_table + chunk * p.width;
     const auto token = [&](int64_t row) { return first + row / group; };
     const auto place = [&](int64_t row) { return (kv_head * group + row % group) * D; };
 
+    if (!is_fetched) segment_ahead<Number>(p, chunk, kv_head, begin, end).fetch_rest();
     Workspace& work = workspace();
     Segment<Number> segment;
     Math math(rows);
@@ -103,8 +126,6 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand
         std::memset(work.totals + r * D, 0, D * sizeof(float));
     }
 
-    const int64_t end = origin + last;  // behind the last query's own position
-    const int64_t begin = p.window && origin + first + 1 > p.window ? origin + first + 1 - p.window : 0;
     for (int64_t start = begin / SEGMENT * SEGMENT; start < end; start += SEGMENT) {
         const int from = begin > start ? int(begin - start) / Math::STEP * Math::STEP : 0;
         const int to = end - start < SEGMENT ? int(end - start) : SEGMENT;
@@ -118,17 +139,13 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand
             for (int64_t i = offset; i < p.page_size && j < to; i++, j++) {
                 segment.keys[j] = static_cast<const Number*>(p.k) + row + (i - offset) * D;
                 segment.values[j] = static_cast<const Number*>(p.v) + row + (i - offset) * D;
-                // Pages lie apart, where the hardware's fetching does not follow.
-                for (int64_t byte = 0; byte < D * int64_t(sizeof(Number)); byte += 64) {
-                    __builtin_prefetch(reinterpret_cast<const char*>(segment.keys[j]) + byte, 0, 3);
-                    __builtin_prefetch(reinterpret_cast<const char*>(segment.values[j]) + byte, 0, 2);
-                }
             }
         }
         for (int j = to; j < padded; j++) {
             segment.keys[j] = segment.keys[to - 1];
             segment.values[j] = segment.values[to - 1];
         }
+        math.ahead = start + SEGMENT < end ? segment_ahead<Number>(p, chunk, kv_head, start + SEGMENT, end) : next;
         const auto seen = [&](int64_t row) { return std::min<int64_t>(origin + token(row) + 1 - start, to); };
         math.take_keys(segment);
         for (int64_t r = 0; r < rows; r += Math::TOGETHER) {
@@ -144,6 +161,7 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand
             });
         }
         math.weigh(segment, work.lines, rows, work.sums);
+        math.ahead.fetch_rest();
         for (int64_t r = 0; r < rows; r++)
             if (segment_most[r] != NONE)
                 join<V>(segment_most[r], segment_mass[r], work.sums + r * D, most[r], mass[r], work.totals + r * D);
@@ -158,12 +176,14 @@ void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand
 }
 
 template <int V, class Number>
-void attend(const Attention& p, const Tile& tile, int64_t kv_head, const Operand& out) {
+void attend(
+    const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const Ahead& next, const Operand& out
+) {
 #if HAS_UNIT
     if constexpr (V % 2 == 0 && sizeof(Number) == 2)
-        if (tile.is_far) return attend<OnUnit<V>>(p, tile, kv_head, out);
+        if (tile.is_far) return attend<OnUnit<V>>(p, tile, kv_head, is_fetched, next, out);
 #endif
-    attend<InVectors<V, Number>>(p, tile, kv_head, out);
+    attend<InVectors<V, Number>>(p, tile, kv_head, is_fetched, next, out);
 }
 
 template <int V, class Number>
@@ -180,9 +200,18 @@ void run(const Attention& p, const Operand& out) {
         }
     }
     // Last tiles first: within a chunk they have the longest contexts.
-    const int64_t count = tiles.size();
-    Pool::instance().each(count * p.kv_heads, [&](int64_t task) {
-        attend<V, Number>(p, tiles[count - 1 - task / p.kv_heads], task % p.kv_heads, out);
+    std::reverse(tiles.begin(), tiles.end());
+    const int64_t count = tiles.size() * p.kv_heads;
+    Pool::instance().each(count, [&](int64_t task) {
+        int64_t& fetched = workspace().fetched;
+        const bool is_fetched = fetched == task;
+        fetched = task + 1;  // a thread's tasks follow one another
+        Ahead next;
+        if (fetched < count) {
+            const Tile& tile = tiles[fetched / p.kv_heads];
+            next = segment_ahead<Number>(p, tile.chunk, fetched % p.kv_heads, tile.begin(p), tile.end(p));
+        }
+        attend<V, Number>(p, tiles[task / p.kv_heads], task % p.kv_heads, is_fetched, next, out);
     });
 }
 

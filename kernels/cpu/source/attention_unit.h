@@ -14,6 +14,7 @@ struct OnUnit {
     static constexpr int V = VECTORS, D = V * LANES;
     static constexpr int TOGETHER = Operand::ROWS, STEP = Operand::DEPTH;
     static constexpr int TILES = MOST_ROWS / TOGETHER, ALL = Operand::ALL;
+    static constexpr int PARTS = 4 * STEP < D ? 1 : 4 * STEP / D;  // fetched at a time: as often as makes a quarter
     static constexpr int64_t TILE = Operand::TILE, WORDS = TILE / 2;
 
     // Tiles. Rows of numbers as Operand has them, queries by D and weights by positions; and words of two numbers that are
@@ -23,6 +24,7 @@ struct OnUnit {
     alignas(64) uint32_t keys[SEGMENT / LANES][D / STEP][LANES][LANES];
     alignas(64) uint32_t values[SEGMENT / STEP][V][LANES][LANES];
     Unit unit;
+    Ahead ahead;  // a quarter each is fetched while keys are taken, scored, values taken, and weighed
 
     explicit OnUnit(int64_t rows) { unit.set(rows < TOGETHER ? rows : TOGETHER); }
 
@@ -32,35 +34,47 @@ struct OnUnit {
     }
 
     void take_keys(const Segment<Number>& segment) {
+        ahead.divide(segment.padded - segment.from);
         for (int j = segment.from; j < segment.to; j += LANES)
-            for (int d = 0; d < D / STEP; d++) turn(segment.keys + j, d * STEP, keys[j / LANES][d]);
+            for (int d = 0; d < D / STEP; d++) {
+                ahead.fetch(PARTS);
+                turn(segment.keys + j, d * STEP, keys[j / LANES][d]);
+            }
     }
 
     void take_values(const Segment<Number>& segment) {
-        for (int j = segment.from; j < segment.padded; j += 2)
+        for (int j = segment.from; j < segment.padded; j += 2) {
+            if (j % FETCH_EVERY == 0) ahead.fetch();
             for (int d = 0; d < D; d += STEP) {
                 const __m512i one = _mm512_loadu_si512(segment.values[j] + d);
                 const __m512i two = _mm512_loadu_si512(segment.values[j + 1] + d);
                 _mm512_store_si512(values[j / STEP][d / LANES][j % STEP / 2], _mm512_unpacklo_epi16(one, two));
                 _mm512_store_si512(values[j / STEP][d / LANES + 1][j % STEP / 2], _mm512_unpackhi_epi16(one, two));
             }
+        }
     }
 
-    void score(const Segment<Number>& segment, int64_t row, int64_t, int last, float* lines) const {
+    void score(const Segment<Number>& segment, int64_t row, int64_t, int last, float* lines) {
         const uint16_t* x = queries + row / TOGETHER * (D / STEP) * ALL * TILE;
         const int from = segment.from / LANES, end = (last + LANES - 1) / LANES;
         for (int block = from; block < end; block += 4)
-            multiply(end - block, x, D / STEP, keys[block][0][0], WORDS, D / STEP * WORDS, lines + block * LANES, LINE);
+            multiply(
+                end - block, x, D / STEP, keys[block][0][0], WORDS, D / STEP * WORDS, lines + block * LANES, LINE,
+                [&] { fetch_at(row); }
+            );
     }
 
     void keep(float*, int64_t row, int j, F16 some) { Operand{weights, SEGMENT, ALL}.line(row).put(j, some); }
 
-    void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) const {
+    void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) {
         const int from = segment.from / STEP, end = segment.padded / STEP;
         const auto x = [&](int64_t row) { return weights + (row / TOGETHER * (SEGMENT / STEP) + from) * ALL * TILE; };
         for (int64_t row = 0; row < rows; row += TOGETHER)
             for (int d = 0; d < V; d += 4)
-                multiply(V - d, x(row), end - from, values[from][d][0], V * WORDS, WORDS, sums + row * D + d * LANES, D);
+                multiply(
+                    V - d, x(row), end - from, values[from][d][0], V * WORDS, WORDS, sums + row * D + d * LANES, D,
+                    [&] { fetch_at(row); }
+                );
     }
 
     // Sums come in the order of `values`: of two vectors the first and third four of each half, then the second and fourth.
@@ -73,6 +87,10 @@ struct OnUnit {
     }
 
   private:
+    void fetch_at(int64_t row) {
+        if (row == 0) ahead.fetch(PARTS);
+    }
+
     // 16 words of 16 rows, turned: to[word][row].
     static void turn(const Number* const* rows, int64_t at, uint32_t (*to)[LANES]) {
         for (int quarter = 0; quarter < 4; quarter++) {
@@ -97,20 +115,24 @@ struct OnUnit {
 
     // y = x @ w: a tile of rows, `steps` tiles of three parts long, with N tiles of words next to each other, or `tiles` of
     // them, up to four. In w the next step lies `step` words behind, the next tile `tile`; rows of y are `width` floats.
+    // meanwhile() is called before each tile of words.
+    template <class F>
     static void multiply(
-        int64_t tiles, const uint16_t* x, int64_t steps, const uint32_t* w, int64_t step, int64_t tile, float* y, int64_t width
+        int64_t tiles, const uint16_t* x, int64_t steps, const uint32_t* w, int64_t step, int64_t tile, float* y,
+        int64_t width, const F& meanwhile
     ) {
         switch (tiles) {
-            case 1: return multiply<1>(x, steps, w, step, tile, y, width);
-            case 2: return multiply<2>(x, steps, w, step, tile, y, width);
-            case 3: return multiply<3>(x, steps, w, step, tile, y, width);
-            default: return multiply<4>(x, steps, w, step, tile, y, width);
+            case 1: return multiply<1>(x, steps, w, step, tile, y, width, meanwhile);
+            case 2: return multiply<2>(x, steps, w, step, tile, y, width, meanwhile);
+            case 3: return multiply<3>(x, steps, w, step, tile, y, width, meanwhile);
+            default: return multiply<4>(x, steps, w, step, tile, y, width, meanwhile);
         }
     }
 
-    template <int N>
+    template <int N, class F>
     static void multiply(
-        const uint16_t* x, int64_t steps, const uint32_t* w, int64_t step, int64_t tile, float* y, int64_t width
+        const uint16_t* x, int64_t steps, const uint32_t* w, int64_t step, int64_t tile, float* y, int64_t width,
+        const F& meanwhile
     ) {
 #define EACH_SUM(how)             \
     how(0);                       \
@@ -119,6 +141,7 @@ struct OnUnit {
     if constexpr (N > 3) how(3);
 #define ADD_TO(sum)                             \
     {                                           \
+        meanwhile();                            \
         _tile_loadd(7, w + sum * tile, 64);     \
         _tile_dpbf16ps(sum, 6, 7);              \
         _tile_dpbf16ps(sum, 5, 7);              \

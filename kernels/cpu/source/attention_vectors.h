@@ -72,10 +72,11 @@ inline Each<NQ> fold(const Each<NQ>& a, const Each<NQ>& b) {
     return both;
 }
 
-// The dot products of NQ queries with 16 keys.
-template <int V, int NQ, class Number>
-inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys) {
-    const auto one = [&](int i) {
+// The dot products of NQ queries with 16 keys. meanwhile() is called at every FETCH_EVERY-th.
+template <int V, int NQ, class Number, class F>
+inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys, const F& meanwhile) {
+    const auto one = [&](int i) __attribute__((always_inline)) {
+        if (i % FETCH_EVERY == 0) meanwhile();
         F16 key[V];
         read<V>(keys[i], key);
         Each<NQ> products;
@@ -86,19 +87,22 @@ inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys) {
         }
         return products;
     };
-    const auto two = [&](int i) { return fold<16>(one(i), one(i + 1)); };
-    const auto four = [&](int i) { return fold<8>(two(i), two(i + 2)); };
-    const auto eight = [&](int i) { return fold<4>(four(i), four(i + 4)); };
+    const auto two = [&](int i) __attribute__((always_inline)) { return fold<16>(one(i), one(i + 1)); };
+    const auto four = [&](int i) __attribute__((always_inline)) { return fold<8>(two(i), two(i + 2)); };
+    const auto eight = [&](int i) __attribute__((always_inline)) { return fold<4>(four(i), four(i + 4)); };
     return fold<2>(eight(0), eight(8));
 }
 
-// sums[r] = weights[r] @ values over positions first..last-1, for NR rows.
-template <int V, int NR, class Number>
-inline void weigh(const float* weights, const Number* const* values, int first, int last, float* sums) {
+// sums[r] = weights[r] @ values over positions first..last-1, for NR rows. meanwhile() as above.
+template <int V, int NR, class Number, class F>
+inline void weigh(
+    const float* weights, const Number* const* values, int first, int last, float* sums, const F& meanwhile
+) {
     F16 total[NR][V];
     for (int r = 0; r < NR; r++)
         for (int d = 0; d < V; d++) total[r][d] = splat(0.0f);
     for (int j = first; j < last; j++) {
+        if (j % FETCH_EVERY == 0) meanwhile();
         F16 value[V];
         read<V>(values[j], value);
         for (int r = 0; r < NR; r++)
@@ -109,14 +113,14 @@ inline void weigh(const float* weights, const Number* const* values, int first, 
 }
 
 // The same for up to NR rows.
-template <int V, int NR, class Number>
+template <int V, int NR, class Number, class F>
 inline void weigh_rows(
-    int64_t rows, const float* weights, const Number* const* values, int first, int last, float* sums
+    int64_t rows, const float* weights, const Number* const* values, int first, int last, float* sums, const F& meanwhile
 ) {
     if constexpr (NR > 1) {
-        if (rows < NR) return weigh_rows<V, NR - 1>(rows, weights, values, first, last, sums);
+        if (rows < NR) return weigh_rows<V, NR - 1>(rows, weights, values, first, last, sums, meanwhile);
     }
-    weigh<V, NR>(weights, values, first, last, sums);
+    weigh<V, NR>(weights, values, first, last, sums, meanwhile);
 }
 
 // How rows are multiplied with keys and values of V vectors a head.
@@ -128,6 +132,7 @@ struct InVectors {
     static constexpr int STEP = LANES;                            // positions
 
     float queries[MOST_ROWS][D];
+    Ahead ahead;  // one half is fetched while the first rows are scored, the other while they are weighed
 
     explicit InVectors(int64_t) {}
 
@@ -138,11 +143,11 @@ struct InVectors {
         for (int d = 0; d < V; d++) store(queries[row] + d * LANES, some[d]);
     }
 
-    void take_keys(const Segment<Number>&) {}
+    void take_keys(const Segment<Number>& segment) { ahead.divide(2 * (segment.padded - segment.from) / FETCH_EVERY); }
     void take_values(const Segment<Number>&) {}
 
     // Lines of up to TOGETHER rows, as far as any of them sees.
-    void score(const Segment<Number>& segment, int64_t row, int64_t rows, int last, float* lines) const {
+    void score(const Segment<Number>& segment, int64_t row, int64_t rows, int last, float* lines) {
         if (rows == TOGETHER) return score<TOGETHER>(segment, row, last, lines);
         for (; rows > 0; rows--, row++, lines += LINE) score<1>(segment, row, last, lines);
     }
@@ -150,22 +155,31 @@ struct InVectors {
     void keep(float* line, int64_t, int j, F16 weights) { store(line + j, weights); }
 
     // sums[rows, D]
-    void weigh(const Segment<Number>& segment, const float* lines, int64_t rows, float* sums) const {
+    void weigh(const Segment<Number>& segment, const float* lines, int64_t rows, float* sums) {
         constexpr int NR = V > 12 ? 1 : V > 3 ? 24 / V : 8;
-        for (int64_t r = 0; r < rows; r += NR)
-            weigh_rows<V, NR>(rows - r, lines + r * LINE, segment.values, segment.from, segment.to, sums + r * D);
+        for (int64_t r = 0; r < rows; r += NR) {
+            const auto meanwhile = [&] {
+                if (r == 0) ahead.fetch();
+            };
+            weigh_rows<V, NR>(
+                rows - r, lines + r * LINE, segment.values, segment.from, segment.to, sums + r * D, meanwhile
+            );
+        }
     }
 
     static void put_right(F16 (&sums)[V]) { restore<V, Number>(sums); }
 
   private:
     template <int NQ>
-    void score(const Segment<Number>& segment, int64_t row, int last, float* lines) const {
+    void score(const Segment<Number>& segment, int64_t row, int last, float* lines) {
         F16 some[NQ][V];
         for (int q = 0; q < NQ; q++)
             for (int d = 0; d < V; d++) some[q][d] = load(queries[row + q] + d * LANES);
+        const auto meanwhile = [&] {
+            if (row == 0) ahead.fetch();
+        };
         for (int j = segment.from; j < last; j += LANES) {
-            const Each<NQ> scores = dot16<V, NQ>(some, segment.keys + j);
+            const Each<NQ> scores = dot16<V, NQ>(some, segment.keys + j, meanwhile);
             for (int q = 0; q < NQ; q++) store(lines + q * LINE + j, scores.of[q]);
         }
     }

@@ -1,11 +1,14 @@
 // What attention computes at a time: a segment of a context, of which some rows have seen some or all.
 #pragma once
 
+#include <cstdint>
+
 #include "vec.h"
 
 constexpr int SEGMENT = 256;           // positions
 constexpr int LINE = SEGMENT + LANES;  // floats from one row's scores to the next, not all to the same lines of a cache
 constexpr int MOST_ROWS = 48;          // (query, head) pairs computed together
+constexpr int FETCH_EVERY = 4;         // positions: in parts as small as that is fetched what is read next
 
 // A segment of a context: its positions `from` to `to` - 1 are looked at. Behind them, up to `padded`, the last one again:
 // positions are computed STEP at a time.
@@ -13,4 +16,50 @@ template <class Number>
 struct Segment {
     int from, to, padded;
     const Number *keys[SEGMENT], *values[SEGMENT];
+};
+
+// What is read next: keys and values of some positions of one head, page by page. They are fetched into the second-level
+// cache in small parts while something else is computed, so that loads get their turn between them; asked for all at once,
+// they would be waited for.
+class Ahead {
+  public:
+    Ahead() = default;  // nothing
+
+    // `bytes` of keys, and as many of values, from `offset` bytes into the first page on. Of a page a head has
+    // `page_bytes`; pages are `stride` bytes apart.
+    Ahead(
+        const void* k, const void* v, const int32_t* pages, int64_t stride, int64_t page_bytes, int64_t offset, int64_t bytes
+    )
+        : k_(static_cast<const char*>(k)), v_(static_cast<const char*>(v)), pages_(pages), stride_(stride),
+          page_bytes_(page_bytes), offset_(offset), left_(bytes) {}
+
+    // So many parts are everything.
+    void divide(int64_t parts) { part_ = (left_ + parts * CACHE_LINE - 1) / (parts * CACHE_LINE) * CACHE_LINE; }
+
+    void fetch(int64_t parts = 1) { fetch_bytes(parts * part_); }
+    void fetch_rest() { fetch_bytes(left_); }
+
+  private:
+    static constexpr int64_t CACHE_LINE = 64;
+
+    void fetch_bytes(int64_t bytes) {
+        while (bytes > 0 && left_ > 0) {
+            const int64_t at = *pages_ * stride_ + offset_, in_page = page_bytes_ - offset_;
+            const int64_t size = bytes < in_page ? bytes : in_page;
+            for (int64_t byte = 0; byte < size; byte += CACHE_LINE) {
+                __builtin_prefetch(k_ + at + byte, 0, 2);
+                __builtin_prefetch(v_ + at + byte, 0, 2);
+            }
+            bytes -= size;
+            left_ -= size;
+            offset_ += size;
+            if (offset_ < page_bytes_) continue;
+            offset_ = 0;
+            pages_++;
+        }
+    }
+
+    const char *k_ = nullptr, *v_ = nullptr;
+    const int32_t* pages_ = nullptr;
+    int64_t stride_ = 0, page_bytes_ = 0, offset_ = 0, left_ = 0, part_ = 0;
 };
