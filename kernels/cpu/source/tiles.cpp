@@ -67,8 +67,8 @@ struct Problem {
     int64_t rows;
     int64_t tiles = Operand::tiles(rows), steps = Operand::steps(layer.inputs), words = steps * STEP_WORDS;
 
-    // So few tiles of rows that time goes into fetching the weight; of many it goes into loading tiles.
-    bool is_small() const { return tiles <= (layer.parts == ALL ? 8 : 2); }
+    // So few tiles of rows that panels are taken two by two for one of them at a time.
+    bool is_small() const { return tiles <= (layer.parts == ALL ? 8 : 1); }
 
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? int64_t(ROWS) : rows - tile * ROWS; }
 
@@ -97,6 +97,13 @@ struct Problem {
         }
         unit.set(ROWS);
         Sums *const sums = room<Sums>(2 * tiles), *const others = sums + tiles;
+        if constexpr (PARTS == 1)
+            if (tiles == 2) {
+                walk_both(panel, TWO ? other : panel + stride, sums);
+                if constexpr (TWO) walk_both(other, panel + stride, others);
+                for (int64_t tile = 0; tile < tiles; tile++) done(tile, sums[tile], TWO ? others[tile] : sums[tile]);
+                return;
+            }
         if constexpr (TWO) {
             walk_down<PARTS>(panel, other, sums, [](int64_t) {});
             walk_down<PARTS>(other, panel + stride, others, [&](int64_t tile) { done(tile, sums[tile], others[tile]); });
@@ -110,13 +117,14 @@ struct Problem {
     void walk_across(int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums* sums) const {
         const uint16_t* x = this->x + tile * steps * PARTS * TILE;
         const uint32_t *w = at(panel), *v = at(other);
-        // As in linear.cpp: where there is one walk it fetches what it comes to, of many each its share of what is next.
-        const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + 1) / tiles;
+        // As in linear.cpp: where there is one walk it fetches what it comes to, of many each its share of what is next;
+        // half of it, and half after some loads, which would have to wait for all of it.
+        const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + 1) / tiles, half = (from + to) / 2;
         int64_t distance = tiles == 1 ? AHEAD * STEP_WORDS : stride * words;
         CLEAR_SUMS
         for (int64_t step = 0; step < steps; step++) {
             if (tiles == 1 && step + AHEAD == steps) distance += (stride - 1) * words;
-            fetch(w + distance, from, to);
+            fetch(w + distance, from, half);
             _tile_loadd(4, x, 64);
             if constexpr (PARTS == ALL) {
                 _tile_loadd(5, x + TILE, 64);
@@ -130,12 +138,14 @@ struct Problem {
     _tile_dpbf16ps(sum, 4, 7);
             _tile_loadd(7, w, 64);
             ADD_TO(0)
+            fetch(w + distance, half, to);
             _tile_loadd(7, w + STEP_WORDS / 2, 64);
             ADD_TO(1)
             if constexpr (TWO) {
-                fetch(v + distance, from, to);
+                fetch(v + distance, from, half);
                 _tile_loadd(7, v, 64);
                 ADD_TO(2)
+                fetch(v + distance, half, to);
                 _tile_loadd(7, v + STEP_WORDS / 2, 64);
                 ADD_TO(3)
             }
@@ -143,6 +153,34 @@ struct Problem {
             x += PARTS * TILE;
             w += STEP_WORDS;
             v += STEP_WORDS;
+        }
+        MOVE_SUMS(_tile_stored, sums)
+    }
+
+    // Two tiles of rows, which are all, with one panel. What is fetched is what comes next, a quarter at a time.
+    void walk_both(int64_t panel, int64_t next, Sums* sums) const {
+        constexpr bool TWO = true;
+        const uint16_t *x = this->x, *y = x + steps * TILE;
+        const uint32_t *w = at(panel), *ahead = w + AHEAD * STEP_WORDS;
+        CLEAR_SUMS
+        for (int64_t step = 0; step < steps; step++) {
+            if (step + AHEAD == steps) ahead = at(next);
+            fetch(ahead, 0, STEP_LINES / 4);
+            _tile_loadd(4, x, 64);
+            _tile_loadd(6, w, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            fetch(ahead, STEP_LINES / 4, STEP_LINES / 2);
+            _tile_loadd(7, w + STEP_WORDS / 2, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            fetch(ahead, STEP_LINES / 2, 3 * STEP_LINES / 4);
+            _tile_loadd(5, y, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            fetch(ahead, 3 * STEP_LINES / 4, STEP_LINES);
+            _tile_dpbf16ps(3, 5, 7);
+            x += TILE;
+            y += TILE;
+            w += STEP_WORDS;
+            ahead += STEP_WORDS;
         }
         MOVE_SUMS(_tile_stored, sums)
     }
