@@ -166,6 +166,14 @@ def test_what_goes_into_a_cache_in_bfloat16_is_rounded_as_torch_rounds(heads: in
             torch.testing.assert_close(one, all_bits.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_the_gate_of_extreme_numbers_is_its_limit():
+    """Nothing below, the number itself above, infinity for infinity, and NaN for NaN."""
+    extreme = [-3e38, -1e4, -100.0, -87.5, -86.5, -1e-30, 0.0, 87.5, 88.5, 100.0, 3e38, torch.inf, torch.nan]
+    gate = torch.tensor([extreme])
+    out = CpuKernels().silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=-1))
+    torch.testing.assert_close(out.double(), gate.double() * gate.double().sigmoid(), equal_nan=True)
+
+
 def test_the_weight_is_not_held_twice():
     """A packed layer keeps nothing of the tensor it was made from."""
     import gc

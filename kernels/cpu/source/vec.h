@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 typedef float F16 __attribute__((vector_size(64)));
 typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
@@ -67,12 +71,23 @@ static inline float maximum(F16 v) {
     return most;
 }
 
-// e^x, relative error below 2e-7; 0 below -87, infinity above 88, NaN for NaN. Cody and Waite's reduction with the
-// polynomial of Cephes' expf.
+#if defined(__AVX512F__)
+// Lanes that are not below `least`, NaN among them.
+static inline __mmask16 not_below(__m512 x, float least) {
+    return _mm512_cmp_ps_mask(x, (__m512)splat(least), _CMP_NLT_UQ);
+}
+#endif
+
+// e^x, relative error below 2e-7; 0 below -87, infinity above 89 (without AVX-512 above 88), NaN for NaN. Cody and Waite's
+// reduction with the polynomial of Cephes' expf.
 // Inlined always: where it is called from many places, compilers would pass vectors through memory.
 __attribute__((always_inline)) static inline F16 exp16(F16 x) {
+#if defined(__AVX512F__)
+    const F16 clamped = (F16)_mm512_min_ps((__m512)splat(89.0f), (__m512)x);  // the second where one is NaN
+#else
     const F16 low = splat(-87.0f), high = splat(88.0f);
     const F16 clamped = choose(x < low, low, choose(x > high, high, x));
+#endif
     const F16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const F16 shifted = clamped * splat(1.44269504088896341f) + magic;
     const F16 n = shifted - magic;
@@ -85,11 +100,25 @@ __attribute__((always_inline)) static inline F16 exp16(F16 x) {
     p = p * r + splat(1.6666665459e-1f);
     p = p * r + splat(5.0000001201e-1f);
     p = p * (r * r) + r + splat(1.0f);
+#if defined(__AVX512F__)
+    return (F16)_mm512_maskz_scalef_ps(not_below((__m512)x, -87.0f), (__m512)p, (__m512)n);
+#else
     const I16 exponent = ((I16)shifted - (I16)magic) << 23;
     F16 result = (F16)((I16)p + exponent);
     result = choose(x < low, splat(0.0f), result);
     result = choose(x > high, splat(__builtin_inff()), result);
     return choose(x != x, x, result);
+#endif
 }
 
-static inline F16 silu16(F16 x) { return x / (splat(1.0f) + exp16(-x)); }
+// x / (1 + e^-x)
+__attribute__((always_inline)) static inline F16 silu16(F16 x) {
+    const F16 above = splat(1.0f) + exp16(-x);
+#if defined(__AVX512F__)
+    // A division takes as long as all else together. Below -87 it is 0, as e^-x is out of reach.
+    const F16 near = (F16)_mm512_rcp14_ps((__m512)above), nearer = near * (splat(2.0f) - above * near);
+    return (F16)_mm512_maskz_mul_ps(not_below((__m512)x, -87.0f), (__m512)x, (__m512)nearer);
+#else
+    return x / above;
+#endif
+}
