@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.results import save, spread
+from benchmarks.timing import milliseconds
 from kernels.cpu.backend import CpuKernels
 from kernels.memory import own_pages
 
@@ -97,17 +96,6 @@ def attention(kernels: CpuKernels, load: Load, pages: Pages, *, is_hot: bool) ->
     return step
 
 
-def milliseconds(step: Callable[[], None]) -> float:
-    """Median."""
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while len(times) < 3 or time.perf_counter() < end:
-        began = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - began)
-    return 1000 * statistics.median(times[1:])  # the first is a warm-up
-
-
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,9 +111,9 @@ def main() -> None:
             for load in LOADS:
                 pages = Pages(load)
                 took = {
-                    "cold": milliseconds(attention(kernels, load, pages, is_hot=False)),
-                    "hot": milliseconds(attention(kernels, load, pages, is_hot=True)),
-                    "read": milliseconds(pages.read),
+                    "cold": milliseconds(attention(kernels, load, pages, is_hot=False), SECONDS),
+                    "hot": milliseconds(attention(kernels, load, pages, is_hot=True), SECONDS),
+                    "read": milliseconds(pages.read, SECONDS),
                 }
                 rows.append({"run": run, "load": str(load), "megabytes": load.megabytes, "milliseconds": took})
     summary: dict[str, Any] = {}

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.results import save, spread
+from benchmarks.timing import milliseconds
 from kernels.cpu.backend import CpuKernels
-from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
 
 ROWS, VOCABULARIES = (1, 8, 32), (16_000, 151_936)
@@ -39,17 +38,6 @@ def parameters(rows: int, given: dict[str, float]) -> dict[str, Tensor]:
     return tensors | {"seed": torch.arange(rows)}
 
 
-def milliseconds(kernels: Kernels, logits: Tensor, given: dict[str, Tensor]) -> float:
-    """Median of what one call takes."""
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while len(times) < 3 or time.perf_counter() < end:
-        began = time.perf_counter()
-        kernels.sample(logits, **given)
-        times.append(time.perf_counter() - began)
-    return 1000 * statistics.median(times[1:])  # the first is a warm-up
-
-
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,7 +55,7 @@ def main() -> None:
                     logits[:, :20] += 8
                     for kind, given in KINDS.items():
                         each = {
-                            name: milliseconds(kernels, logits, parameters(count, given))
+                            name: milliseconds(partial(kernels.sample, logits, **parameters(count, given)), SECONDS)
                             for name, kernels in (("compiled", compiled), ("torch", plain))
                         }
                         rows.append({"run": run, "vocabulary": vocabulary, "rows": count, "kind": kind, **each})

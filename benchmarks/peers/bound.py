@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import timing
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.linear import CpuLinear
 
@@ -68,14 +67,12 @@ def milliseconds(layers: list[tuple[int, Layer]], rows: int, dtype: torch.dtype)
     if rows >= PREFILL:
         layers = layers[:-1]  # the head is for the last token of a prompt only
     activations = {inputs: torch.randn(rows, inputs).to(dtype) for inputs, _ in layers}
-    steps: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while len(steps) < 3 or time.perf_counter() < end:
-        began = time.perf_counter()
+
+    def step() -> None:
         for inputs, layer in layers:
             layer(activations[inputs])
-        steps.append(time.perf_counter() - began)
-    return 1000 * statistics.median(steps[1:])  # the first is a warm-up
+
+    return timing.milliseconds(step, SECONDS)
 
 
 def main(folder: Path) -> None:

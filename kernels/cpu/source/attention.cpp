@@ -146,6 +146,7 @@ void attend(
             segment.values[j] = segment.values[to - 1];
         }
         math.ahead = start + SEGMENT < end ? segment_ahead<Number>(p, chunk, kv_head, start + SEGMENT, end) : next;
+        math.ahead.divide(Math::WALKS * (padded - from) / FETCH_EVERY);
         const auto seen = [&](int64_t row) { return std::min<int64_t>(origin + token(row) + 1 - start, to); };
         math.take_keys(segment);
         for (int64_t r = 0; r < rows; r += Math::TOGETHER) {

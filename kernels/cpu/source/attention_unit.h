@@ -14,7 +14,8 @@ struct OnUnit {
     static constexpr int V = VECTORS, D = V * LANES;
     static constexpr int TOGETHER = Operand::ROWS, STEP = Operand::DEPTH;
     static constexpr int TILES = MOST_ROWS / TOGETHER, ALL = Operand::ALL;
-    static constexpr int PARTS = 4 * STEP < D ? 1 : 4 * STEP / D;  // fetched at a time: as often as makes a quarter
+    static constexpr int WALKS = 4;  // taking keys, scoring, taking values, weighing: each fetches its share of `ahead`
+    static constexpr int AT_ONCE = 4 * STEP < D ? 1 : 4 * STEP / D;  // of its parts, where D / STEP steps are a walk's
     static constexpr int64_t TILE = Operand::TILE, WORDS = TILE / 2;
 
     // Tiles. Rows of numbers as Operand has them, queries by D and weights by positions; and words of two numbers that are
@@ -24,7 +25,7 @@ struct OnUnit {
     alignas(64) uint32_t keys[SEGMENT / LANES][D / STEP][LANES][LANES];
     alignas(64) uint32_t values[SEGMENT / STEP][V][LANES][LANES];
     Unit unit;
-    Ahead ahead;  // a quarter each is fetched while keys are taken, scored, values taken, and weighed
+    Ahead ahead;
 
     explicit OnUnit(int64_t rows) { unit.set(rows < TOGETHER ? rows : TOGETHER); }
 
@@ -34,10 +35,9 @@ struct OnUnit {
     }
 
     void take_keys(const Segment<Number>& segment) {
-        ahead.divide(segment.padded - segment.from);
         for (int j = segment.from; j < segment.to; j += LANES)
             for (int d = 0; d < D / STEP; d++) {
-                ahead.fetch(PARTS);
+                ahead.fetch(AT_ONCE);
                 turn(segment.keys + j, d * STEP, keys[j / LANES][d]);
             }
     }
@@ -87,8 +87,9 @@ struct OnUnit {
     }
 
   private:
+    // Only for the first tile of rows: the others walk over the same positions again.
     void fetch_at(int64_t row) {
-        if (row == 0) ahead.fetch(PARTS);
+        if (row == 0) ahead.fetch(AT_ONCE);
     }
 
     // 16 words of 16 rows, turned: to[word][row].

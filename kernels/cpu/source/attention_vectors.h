@@ -130,9 +130,10 @@ struct InVectors {
     static constexpr int V = VECTORS, D = V * LANES;
     static constexpr int TOGETHER = V <= 4 ? 3 : V <= 8 ? 2 : 1;  // rows scored together: their vectors fit in registers
     static constexpr int STEP = LANES;                            // positions
+    static constexpr int WALKS = 2;  // over keys and over values: in each its share of `ahead` is fetched, for the first rows
 
     float queries[MOST_ROWS][D];
-    Ahead ahead;  // one half is fetched while the first rows are scored, the other while they are weighed
+    Ahead ahead;
 
     explicit InVectors(int64_t) {}
 
@@ -143,7 +144,7 @@ struct InVectors {
         for (int d = 0; d < V; d++) store(queries[row] + d * LANES, some[d]);
     }
 
-    void take_keys(const Segment<Number>& segment) { ahead.divide(2 * (segment.padded - segment.from) / FETCH_EVERY); }
+    void take_keys(const Segment<Number>&) {}
     void take_values(const Segment<Number>&) {}
 
     // Lines of up to TOGETHER rows, as far as any of them sees.
