@@ -119,14 +119,10 @@ void attend(
     Segment<Number> segment;
     Math math(rows);
     float most[MOST_ROWS], mass[MOST_ROWS], segment_most[MOST_ROWS], segment_mass[MOST_ROWS];
-    for (int64_t r = 0; r < rows; r++) {
-        math.take_query(r, p.q + token(r) * p.query_heads * D + place(r), p.scale);
-        most[r] = NONE;
-        mass[r] = 0.0f;
-        std::memset(work.totals + r * D, 0, D * sizeof(float));
-    }
+    for (int64_t r = 0; r < rows; r++) math.take_query(r, p.q + token(r) * p.query_heads * D + place(r), p.scale);
 
     for (int64_t start = begin / SEGMENT * SEGMENT; start < end; start += SEGMENT) {
+        const bool is_first = start <= begin;  // there is nothing to join it with
         const int from = begin > start ? int(begin - start) / Math::STEP * Math::STEP : 0;
         const int to = end - start < SEGMENT ? int(end - start) : SEGMENT;
         const int padded = (to + Math::STEP - 1) / Math::STEP * Math::STEP;
@@ -157,19 +153,22 @@ void attend(
         for (int64_t r = 0; r < rows; r++) {
             float* const line = work.lines + r * LINE;
             const int64_t unseen = p.window ? origin + token(r) + 1 - start - p.window : 0;
-            soften(line, from, padded, unseen, seen(r), segment_most[r], segment_mass[r], [&](int j, F16 weights) {
+            float &highest = is_first ? most[r] : segment_most[r], &weight = is_first ? mass[r] : segment_mass[r];
+            soften(line, from, padded, unseen, seen(r), highest, weight, [&](int j, F16 weights) {
                 math.keep(line, r, j, weights);
             });
         }
-        math.weigh(segment, work.lines, rows, work.sums);
+        math.weigh(segment, work.lines, rows, is_first ? work.totals : work.sums);
         math.ahead.fetch_rest();
+        if (is_first) continue;
         for (int64_t r = 0; r < rows; r++)
             if (segment_most[r] != NONE)
                 join<V>(segment_most[r], segment_mass[r], work.sums + r * D, most[r], mass[r], work.totals + r * D);
     }
     for (int64_t r = 0; r < rows; r++) {
+        const F16 share = splat(1.0f / mass[r]);
         F16 mean[V];
-        for (int d = 0; d < V; d++) mean[d] = load(work.totals + r * D + d * LANES) / splat(mass[r]);
+        for (int d = 0; d < V; d++) mean[d] = load(work.totals + r * D + d * LANES) * share;
         Math::put_right(mean);
         const Operand::Line line = out.line(token(r));
         for (int d = 0; d < V; d++) line.put(place(r) + d * LANES, mean[d]);

@@ -4,24 +4,33 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "norm.h"
 #include "operand.h"
+#include "pool.h"
 
 namespace {
 
-void embed(const Decoder& d, const Step& s, float* out) {
-    for (int64_t row = 0; row < s.rows; row++) {
-        float* line = out + row * d.hidden;
-        const int64_t first = s.tokens[row] * d.hidden;
-        if (!d.embedding_is_bf16) {
-            std::memcpy(line, static_cast<const float*>(d.embedding) + first, d.hidden * sizeof(float));
-            continue;
+// The tokens' rows of the embedding, and through the first norm.
+void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
+    Pool::instance().each(Operand::tiles(s.rows), [&](int64_t tile) {
+        for (int64_t row = tile * Operand::ROWS; row < s.rows && row < (tile + 1) * Operand::ROWS; row++) {
+            float* const line = out + row * d.hidden;
+            const int64_t first = s.tokens[row] * d.hidden;
+            if (d.embedding_is_bf16) {
+                const uint16_t* narrow = static_cast<const uint16_t*>(d.embedding) + first;
+                for (int64_t i = 0; i < d.hidden; i++) {
+                    const uint32_t wide = uint32_t(narrow[i]) << 16;
+                    std::memcpy(line + i, &wide, sizeof wide);
+                }
+            } else {
+                std::memcpy(line, static_cast<const float*>(d.embedding) + first, d.hidden * sizeof(float));
+            }
+            for (int64_t at = 0; at < d.hidden; at += PANEL) {
+                const F16 high = at + LANES < d.hidden ? load_some(line, at + LANES, d.hidden) : splat(0.0f);
+                norm.put(row, at / PANEL, load_some(line, at, d.hidden), high);
+            }
         }
-        const uint16_t* narrow = static_cast<const uint16_t*>(d.embedding) + first;
-        for (int64_t i = 0; i < d.hidden; i++) {
-            const uint32_t wide = uint32_t(narrow[i]) << 16;
-            std::memcpy(line + i, &wide, sizeof wide);
-        }
-    }
+    });
 }
 
 void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, const Operand& out) {
@@ -57,7 +66,7 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
 
 // What lies in `Step::scratch`. Layers may differ in how they want their rows: there is room for any form.
 struct Scratch {
-    float *residual, *qkv, *q, *gate_up;
+    float *residual, *qkv, *q, *gate_up, *squares, *factors;
     void *normed, *attended, *gated;
     int64_t bytes = 0;
 
@@ -67,6 +76,8 @@ struct Scratch {
         qkv = floats(rows, layer.qkv.outputs);
         q = floats(rows, layer.out.inputs);
         gate_up = floats(rows, gated_fits(layer.gate_up) ? 0 : layer.gate_up.outputs);
+        squares = floats(panels(d.hidden), Norm::padded(rows));
+        factors = floats(1, Norm::padded(rows));
         normed = operand(rows, d.hidden);
         attended = operand(rows, layer.out.inputs);
         gated = operand(rows, layer.down.inputs);
@@ -93,12 +104,15 @@ void forward(const Decoder& d, const Step& s) {
     const Scratch scratch(d, s.rows, s.scratch);
     const int64_t rows = s.rows, qkv_size = d.layers[0].qkv.outputs, inner = d.layers[0].down.inputs;
     float *const residual = scratch.residual, *const qkv = scratch.qkv, *const q = scratch.q;
-    embed(d, s, residual);
+    const auto norm = [&](const float* weight, const Linear& layer) {
+        return Norm{weight, Operand::of(layer, scratch.normed), scratch.squares, rows};
+    };
+    Norm before_qkv = norm(d.layers[0].input_norm, d.layers[0].qkv);
+    embed(d, s, residual, before_qkv);
     for (int64_t index = 0; index < d.num_layers; index++) {
         const Layer& layer = d.layers[index];
-        const Operand for_qkv = Operand::of(layer.qkv, scratch.normed);
-        rms_norm(residual, layer.input_norm, rows, d.hidden, d.eps, for_qkv);
-        linear(layer.qkv, for_qkv, rows, nullptr, qkv);
+        const bool is_last = index + 1 == d.num_layers;
+        linear(layer.qkv, before_qkv.rows, rows, {qkv, before_qkv.finish(d.eps, scratch.factors)});
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
             qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
@@ -107,16 +121,18 @@ void forward(const Decoder& d, const Step& s) {
         rope_and_cache(rope, s.positions, s.slots, rows, q);
         const Operand attended = Operand::of(layer.out, scratch.attended);
         attend(d, s, index, q, attended);
-        linear(layer.out, attended, rows, residual, residual);
-        const Operand for_mlp = Operand::of(layer.gate_up, scratch.normed), gated = Operand::of(layer.down, scratch.gated);
-        rms_norm(residual, layer.mlp_norm, rows, d.hidden, d.eps, for_mlp);
+        const Norm before_mlp = norm(layer.mlp_norm, layer.gate_up);
+        linear(layer.out, attended, rows, {residual, nullptr, residual, &before_mlp});
+        const float* factors = before_mlp.finish(d.eps, scratch.factors);
+        const Operand gated = Operand::of(layer.down, scratch.gated);
         if (gated_fits(layer.gate_up)) {
-            gated_linear(layer.gate_up, for_mlp, rows, gated);
+            gated_linear(layer.gate_up, before_mlp.rows, rows, factors, gated);
         } else {
-            linear(layer.gate_up, for_mlp, rows, nullptr, scratch.gate_up);
+            linear(layer.gate_up, before_mlp.rows, rows, {scratch.gate_up, factors});
             silu_mul(scratch.gate_up, rows, inner, gated);
         }
-        linear(layer.down, gated, rows, residual, residual);
+        if (!is_last) before_qkv = norm(d.layers[index + 1].input_norm, d.layers[index + 1].qkv);
+        linear(layer.down, gated, rows, {residual, nullptr, residual, is_last ? nullptr : &before_qkv});
     }
     rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, Operand::floats(s.out, d.hidden));
 }

@@ -3,6 +3,7 @@
 #include "operand.h"
 #include "panel.h"
 #include "pool.h"
+#include "result.h"
 #include "tiles.h"
 
 namespace {
@@ -90,7 +91,7 @@ void multiply_rows(
     multiply<M, Panel>(x, w, inputs, next, fetches, out);
 }
 
-// One walk over panels of a layer: products of a block of rows, with the bias.
+// One walk over panels of a layer: products of a block of rows.
 template <class Panel>
 struct Walk {
     typedef typename Panel::Word Word;
@@ -109,31 +110,27 @@ struct Walk {
         multiply_rows<Panel>(
             last - first, x + first * inputs, weight, inputs, weight + ahead * Panel::WORDS, fetches, out
         );
-        for (int64_t row = 0; row < last - first; row++) {
-            out[row][0] += bias.low;
-            out[row][1] += bias.high;
-        }
     }
 };
 
 template <class Panel>
-void run(const Linear& layer, const float* x, int64_t rows, const float* residual, float* y) {
-    const int64_t outputs = layer.outputs, blocks = (rows + ROWS - 1) / ROWS;
-    Pool::instance().each(panels(outputs), [&](int64_t panel) {
+void run(const Linear& layer, const float* x, int64_t rows, const Result& result) {
+    const int64_t blocks = (rows + ROWS - 1) / ROWS;
+    Pool::instance().each(panels(layer.outputs), [&](int64_t panel) {
         const Walk<Panel> walk(layer, x, blocks, panel);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 out[ROWS][2];
             walk.block(block, first, last, out);
             for (int64_t row = first; row < last; row++)
-                put(out[row - first][0], out[row - first][1], row, panel, outputs, residual, y);
+                put(out[row - first][0], out[row - first][1], walk.bias, row, panel, layer.outputs, result);
         }
     });
 }
 
 // The panels of a gate and of what it gates are walked together.
 template <class Panel>
-void run_gated(const Linear& layer, const float* x, int64_t rows, const Operand& y) {
+void run_gated(const Linear& layer, const float* x, int64_t rows, const float* factors, const Operand& y) {
     const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(size), [&](int64_t panel) {
         const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
@@ -144,9 +141,7 @@ void run_gated(const Linear& layer, const float* x, int64_t rows, const Operand&
             ups.block(block, first, last, up);
             for (int64_t row = first; row < last; row++) {
                 const F16(&g)[2] = gate[row - first], (&u)[2] = up[row - first];
-                const Operand::Line line = y.line(row);
-                line.put(panel * PANEL, silu16(g[0]) * u[0]);
-                line.put(panel * PANEL + LANES, silu16(g[1]) * u[1]);
+                put_gated(g[0], g[1], u[0], u[1], gates.bias, ups.bias, factor_of(factors, row), panel, y.line(row));
             }
         }
     });
@@ -198,22 +193,22 @@ void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, vo
     }
 }
 
-void linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y) {
+void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
     const float* floats = static_cast<const float*>(x.data);
     switch (layer.layout) {
-        case FLOAT_PANELS: return run<F32Panel>(layer, floats, rows, residual, y);
-        case BFLOAT16_PANELS: return run<Bf16Panel>(layer, floats, rows, residual, y);
-        case BFLOAT16_TILES: return tiled_linear(layer, x, rows, residual, y);
+        case FLOAT_PANELS: return run<F32Panel>(layer, floats, rows, result);
+        case BFLOAT16_PANELS: return run<Bf16Panel>(layer, floats, rows, result);
+        case BFLOAT16_TILES: return tiled_linear(layer, x, rows, result);
     }
 }
 
 bool gated_fits(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
 
-void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y) {
+void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y) {
     const float* floats = static_cast<const float*>(x.data);
     switch (layer.layout) {
-        case FLOAT_PANELS: return run_gated<F32Panel>(layer, floats, rows, y);
-        case BFLOAT16_PANELS: return run_gated<Bf16Panel>(layer, floats, rows, y);
-        case BFLOAT16_TILES: return tiled_gated_linear(layer, x, rows, y);
+        case FLOAT_PANELS: return run_gated<F32Panel>(layer, floats, rows, factors, y);
+        case BFLOAT16_PANELS: return run_gated<Bf16Panel>(layer, floats, rows, factors, y);
+        case BFLOAT16_TILES: return tiled_gated_linear(layer, x, rows, factors, y);
     }
 }

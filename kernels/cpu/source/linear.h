@@ -27,13 +27,21 @@ bool has_layout(Layout layout);  // here, on this processor
 int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout);
 void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed);
 
+struct Norm;
 struct Operand;
 
-// x[rows, inputs] -> y[rows, outputs] = x @ weight.T + bias + residual. residual[rows, outputs] may be y, or null. x: floats,
-// or in the layer's own form.
-void linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y);
+// Where rows go: y[rows, outputs] = factors[row] * (x @ weight.T) + bias + residual.
+struct Result {
+    float* y;
+    const float* factors = nullptr;   // those of a Norm that x was put through; or null
+    const float* residual = nullptr;  // [rows, outputs], may be y; or null
+    const Norm* norm = nullptr;       // y is put through it; or null
+};
 
-// x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of x @ weight.T + bias, for layers whose halves
-// are whole panels.
+// x[rows, inputs]: floats, or in the layer's own form.
+void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
+
+// x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of factors[row] * (x @ weight.T) + bias, for
+// layers whose halves are whole panels. factors: or null.
 bool gated_fits(const Linear& layer);
-void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y);
+void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y);

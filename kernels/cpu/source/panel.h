@@ -20,21 +20,3 @@ struct PanelBias {
         high = load(line + LANES);
     }
 };
-
-// Writes one row of a panel, as far as the layer has outputs, and adds what is at the same place of `residual`, if any.
-inline void put(F16 low, F16 high, int64_t row, int64_t panel, int64_t outputs, const float* residual, float* y) {
-    const int64_t column = panel * PANEL, at = row * outputs + column, width = outputs - column;
-    if (width >= PANEL) {
-        if (residual) {
-            low += load(residual + at);
-            high += load(residual + at + LANES);
-        }
-        store(y + at, low);
-        store(y + at + LANES, high);
-        return;
-    }
-    float line[PANEL];
-    store(line, low);
-    store(line + LANES, high);
-    for (int64_t i = 0; i < width; i++) y[at + i] = residual ? line[i] + residual[at + i] : line[i];
-}

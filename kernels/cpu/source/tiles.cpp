@@ -11,6 +11,7 @@
 
 #include "panel.h"
 #include "pool.h"
+#include "result.h"
 
 namespace {
 
@@ -284,13 +285,12 @@ bool has_tiles() {
     return answer;
 }
 
-void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y) {
+void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
     const int64_t count = panels(layer.outputs);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
         const auto keep = [&](int64_t tile, const Sums& sums, int64_t panel, const PanelBias& bias) {
             for (int64_t row = 0; row < problem.rows_of(tile); row++)
-                put(sums.low(row) + bias.low, sums.high(row) + bias.high, before + tile * ROWS + row, panel, layer.outputs,
-                    residual, y);
+                put(sums.low(row), sums.high(row), bias, before + tile * ROWS + row, panel, layer.outputs, result);
         };
         const auto one = [&](int64_t panel) {
             const PanelBias bias(layer, panel);
@@ -312,16 +312,18 @@ void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const flo
     });
 }
 
-void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y) {
+void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y) {
     const int64_t count = panels(layer.outputs / 2);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
         Pool::instance().each(count, [&](int64_t panel) {
             const PanelBias gate(layer, panel), up(layer, count + panel);
             problem.multiply<true>(panel, count + panel, 1, [&](int64_t tile, const Sums& gates, const Sums& ups) {
                 for (int64_t row = 0; row < problem.rows_of(tile); row++) {
-                    const Operand::Line line = y.line(before + tile * ROWS + row);
-                    line.put(panel * PANEL, silu16(gates.low(row) + gate.low) * (ups.low(row) + up.low));
-                    line.put(panel * PANEL + LANES, silu16(gates.high(row) + gate.high) * (ups.high(row) + up.high));
+                    const int64_t at = before + tile * ROWS + row;
+                    put_gated(
+                        gates.low(row), gates.high(row), ups.low(row), ups.high(row), gate, up, factor_of(factors, at),
+                        panel, y.line(at)
+                    );
                 }
             });
         });
@@ -355,7 +357,7 @@ void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_
 bool has_tiles() { return false; }
 int64_t tile_words(int64_t, int64_t) { std::abort(); }
 void pack_tiles(const uint16_t*, int64_t, int64_t, uint32_t*) { std::abort(); }
-void tiled_linear(const Linear&, const Operand&, int64_t, const float*, float*) { std::abort(); }
-void tiled_gated_linear(const Linear&, const Operand&, int64_t, const Operand&) { std::abort(); }
+void tiled_linear(const Linear&, const Operand&, int64_t, const Result&) { std::abort(); }
+void tiled_gated_linear(const Linear&, const Operand&, int64_t, const float*, const Operand&) { std::abort(); }
 
 #endif

@@ -22,5 +22,5 @@ int64_t tile_words(int64_t outputs, int64_t inputs);
 void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_t* packed);
 
 // As `linear` and `gated_linear`.
-void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const float* residual, float* y);
-void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const Operand& y);
+void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
+void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y);

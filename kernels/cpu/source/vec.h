@@ -9,6 +9,8 @@
 #endif
 
 typedef float F16 __attribute__((vector_size(64)));
+typedef float F8 __attribute__((vector_size(32)));
+typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I16 __attribute__((vector_size(64)));
 typedef uint32_t U16 __attribute__((vector_size(64)));
 typedef uint16_t H16 __attribute__((vector_size(32)));
@@ -58,17 +60,23 @@ static inline H16 narrow(F16 v) {
     return __builtin_convertvector((U16)choose(v != v, (F16)(rounded * 0u + 0x7fc0u), (F16)rounded), H16);
 }
 
-static inline float sum(F16 v) {
-    // A fixed tree, so that the order is the same everywhere.
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int lane = 0; lane < width; lane++) v[lane] += v[lane + width];
-    return v[0];
+// All lanes in one, by a fixed tree, so that the order is the same everywhere: halves with halves. Written without a loop
+// over lanes, as compilers keep the vector in memory for one.
+template <class F>
+static inline float across(F16 v, const F& f) {
+    const F8 low{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, high{v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]};
+    const F8 eight = f(low, high);
+    const F4 four = f(F4{eight[0], eight[1], eight[2], eight[3]}, F4{eight[4], eight[5], eight[6], eight[7]});
+    return f(f(four[0], four[2]), f(four[1], four[3]));
 }
 
+static inline float sum(F16 v) {
+    return across(v, [](auto a, auto b) { return a + b; });
+}
+
+// Of numbers that are numbers.
 static inline float maximum(F16 v) {
-    float most = v[0];
-    for (int lane = 1; lane < LANES; lane++) most = v[lane] > most ? v[lane] : most;
-    return most;
+    return across(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 #if defined(__AVX512F__)

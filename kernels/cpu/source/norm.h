@@ -1,0 +1,40 @@
+// RMSNorm without a pass of its own. Whoever computes rows puts them into the form in which the next layer multiplies them,
+// weighted, and notes their squares; what a row would have to be divided by is left to that layer, whose products it is a
+// factor of. So rows are neither read nor written once more, and those who add to the residual keep their part of it.
+// (Graef, Clapp and Wasielewski, "FlashNorm: fast normalization for LLMs", 2024.)
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "operand.h"
+#include "panel.h"
+
+struct Norm {
+    const float* weight;  // [size]
+    Operand rows;         // what is put, times the weight
+    float* squares;       // [panels of a row][rows, up to whole vectors]: a panel's sum
+    int64_t count;        // of rows
+
+    static int64_t padded(int64_t rows) { return (rows + LANES - 1) / LANES * LANES; }
+
+    // 32 numbers of a row, zeros behind its last one.
+    void put(int64_t row, int64_t panel, F16 low, F16 high) const {
+        const int64_t column = panel * PANEL, size = rows.inputs;
+        const Operand::Line line = rows.line(row);
+        line.put(column, low * load_some(weight, column, size));
+        if (column + LANES < size) line.put(column + LANES, high * load_some(weight, column + LANES, size));
+        squares[panel * padded(count) + row] = sum(low * low + high * high);
+    }
+
+    // Of each row 1 / sqrt(mean of squares + eps) -> factors[rows, up to whole vectors]
+    const float* finish(float eps, float* factors) const {
+        const int64_t width = padded(count), size = rows.inputs;
+        for (int64_t row = 0; row < width; row += LANES) {
+            F16 total = splat(0.0f);
+            for (int64_t panel = 0; panel < panels(size); panel++) total += load(squares + panel * width + row);
+            for (int lane = 0; lane < LANES; lane++) factors[row + lane] = 1.0f / std::sqrt(total[lane] / float(size) + eps);
+        }
+        return factors;
+    }
+};
