@@ -52,10 +52,14 @@ namespace {
 inline void keep(const float* from, int64_t size, float* to) { std::memcpy(to, from, size * sizeof(float)); }
 
 inline void keep(const float* from, int64_t size, uint16_t* to) {
-    for (int64_t i = 0; i < size; i += LANES) {
-        const H16 some = narrow(load_some(from, i, size));
-        std::memcpy(to + i, &some, (size - i < LANES ? size - i : LANES) * sizeof(uint16_t));
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const H16 some = narrow(load(from + i));
+        std::memcpy(to + i, &some, sizeof some);
     }
+    if (i == size) return;
+    const H16 some = narrow(load_some(from, i, size));
+    std::memcpy(to + i, &some, (size - i) * sizeof(uint16_t));
 }
 
 // One token's keys and values, heads of `dim` floats, to its slot.
@@ -87,7 +91,13 @@ void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot
             norm_row(from, norm, r.dim, r.eps, Operand::floats(normed, r.dim).line(0));
             from = normed;
         }
-        for (int64_t i = 0; i < half; i++) {
+        int64_t i = 0;
+        for (; i + LANES <= half; i += LANES) {
+            const F16 low = load(from + i), high = load(from + i + half), c = load(angles + i), s = load(angles + i + half);
+            store(to + i, low * c - high * s);
+            store(to + i + half, high * c + low * s);
+        }
+        for (; i < half; i++) {
             const float low = from[i], high = from[i + half], c = angles[i], s = angles[i + half];
             to[i] = low * c - high * s;
             to[i + half] = high * c + low * s;

@@ -98,11 +98,10 @@ struct Walk {
     const Word* weight;
     const float* x;
     int64_t inputs, blocks;
-    PanelBias bias;
 
     Walk(const Linear& layer, const float* x, int64_t blocks, int64_t panel)
         : weight(static_cast<const Word*>(layer.packed) + panel * layer.inputs * Panel::WORDS), x(x),
-          inputs(layer.inputs), blocks(blocks), bias(layer, panel) {}
+          inputs(layer.inputs), blocks(blocks) {}
 
     void block(int64_t index, int64_t first, int64_t last, F16 (&out)[ROWS][2]) const {
         const int64_t before = STEP * index / blocks, fetches = STEP * (index + 1) / blocks - before;  // in each STEP
@@ -118,12 +117,13 @@ void run(const Linear& layer, const float* x, int64_t rows, const Result& result
     const int64_t blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(layer.outputs), [&](int64_t panel) {
         const Walk<Panel> walk(layer, x, blocks, panel);
+        const PanelResult to(layer, panel, result);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 out[ROWS][2];
             walk.block(block, first, last, out);
             for (int64_t row = first; row < last; row++)
-                put(out[row - first][0], out[row - first][1], walk.bias, row, panel, layer.outputs, result);
+                to.put(row, out[row - first][0], out[row - first][1]);
         }
     });
 }
@@ -134,6 +134,7 @@ void run_gated(const Linear& layer, const float* x, int64_t rows, const float* f
     const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(size), [&](int64_t panel) {
         const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
+        const GatedPanel to(layer, panel, factors, y);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 gate[ROWS][2], up[ROWS][2];
@@ -141,7 +142,7 @@ void run_gated(const Linear& layer, const float* x, int64_t rows, const float* f
             ups.block(block, first, last, up);
             for (int64_t row = first; row < last; row++) {
                 const F16(&g)[2] = gate[row - first], (&u)[2] = up[row - first];
-                put_gated(g[0], g[1], u[0], u[1], gates.bias, ups.bias, factor_of(factors, row), panel, y.line(row));
+                to.put(row, g[0], g[1], u[0], u[1]);
             }
         }
     });

@@ -18,15 +18,6 @@ struct Norm {
 
     static int64_t padded(int64_t rows) { return (rows + LANES - 1) / LANES * LANES; }
 
-    // 32 numbers of a row, zeros behind its last one.
-    void put(int64_t row, int64_t panel, F16 low, F16 high) const {
-        const int64_t column = panel * PANEL, size = rows.inputs;
-        const Operand::Line line = rows.line(row);
-        line.put(column, low * load_some(weight, column, size));
-        if (column + LANES < size) line.put(column + LANES, high * load_some(weight, column + LANES, size));
-        squares[panel * padded(count) + row] = sum(low * low + high * high);
-    }
-
     // Of each row 1 / sqrt(mean of squares + eps) -> factors[rows, up to whole vectors]
     const float* finish(float eps, float* factors) const {
         const int64_t width = padded(count), size = rows.inputs;
@@ -37,4 +28,33 @@ struct Norm {
         }
         return factors;
     }
+};
+
+// What is put of one panel.
+class NormPanel {
+  public:
+    NormPanel() = default;  // nothing
+
+    NormPanel(const Norm& norm, int64_t panel)
+        : rows_(norm.rows), squares_(norm.squares + panel * Norm::padded(norm.count)), column_(panel * PANEL) {
+        const int64_t size = norm.rows.inputs;
+        low_ = load_some(norm.weight, column_, size);
+        has_high_ = column_ + LANES < size;
+        if (has_high_) high_ = load_some(norm.weight, column_ + LANES, size);
+    }
+
+    // 32 numbers of a row, zeros behind its last one.
+    __attribute__((always_inline)) void put(int64_t row, F16 low, F16 high) const {
+        const Operand::Line line = rows_.line(row);
+        line.put(column_, low * low_);
+        if (has_high_) line.put(column_ + LANES, high * high_);
+        squares_[row] = sum(low * low + high * high);
+    }
+
+  private:
+    Operand rows_{};
+    float* squares_ = nullptr;
+    int64_t column_ = 0;
+    bool has_high_ = false;
+    F16 low_{}, high_{};  // of the weight
 };

@@ -1,4 +1,4 @@
-// What becomes of the products of a layer, row by row and panel by panel.
+// What becomes of the products of a layer, row by row.
 #pragma once
 
 #include "linear.h"
@@ -7,35 +7,65 @@
 
 inline F16 factor_of(const float* factors, int64_t row) { return splat(factors ? factors[row] : 1.0f); }
 
-// One row of a panel, as far as the layer has outputs.
-inline void put(F16 low, F16 high, const PanelBias& bias, int64_t row, int64_t panel, int64_t outputs, const Result& to) {
-    const int64_t column = panel * PANEL, at = row * outputs + column, width = outputs - column;
-    const F16 factor = factor_of(to.factors, row);
-    low = low * factor + bias.low;
-    high = high * factor + bias.high;
-    if (width >= PANEL) {
-        if (to.residual) {
-            low += load(to.residual + at);
-            high += load(to.residual + at + LANES);
-        }
-        store(to.y + at, low);
-        store(to.y + at + LANES, high);
-    } else {
-        float line[PANEL];
-        store(line, low);
-        store(line + LANES, high);
-        for (int64_t i = 0; i < width; i++) to.y[at + i] = line[i] += to.residual ? to.residual[at + i] : 0.0f;
-        low = load(line);
-        high = load(line + LANES);
+// The rows of one panel, as far as the layer has outputs.
+class PanelResult {
+  public:
+    // bias: of all outputs, or null
+    PanelResult(int64_t outputs, const float* bias, int64_t panel, const Result& to)
+        : to_(to), bias_(outputs, bias, panel), outputs_(outputs), column_(panel * PANEL) {
+        if (to.norm) norm_ = NormPanel(*to.norm, panel);
     }
-    if (to.norm) to.norm->put(row, panel, low, high);
-}
 
-// One row of a panel of a gate, and of the panel that it gates.
-__attribute__((always_inline)) inline void put_gated(
-    F16 gate_low, F16 gate_high, F16 up_low, F16 up_high, const PanelBias& gate, const PanelBias& up, F16 factor,
-    int64_t panel, const Operand::Line& to
-) {
-    to.put(panel * PANEL, silu16(gate_low * factor + gate.low) * (up_low * factor + up.low));
-    to.put(panel * PANEL + LANES, silu16(gate_high * factor + gate.high) * (up_high * factor + up.high));
-}
+    PanelResult(const Linear& layer, int64_t panel, const Result& to)
+        : PanelResult(layer.outputs, layer.bias, panel, to) {}
+
+    __attribute__((always_inline)) void put(int64_t row, F16 low, F16 high) const {
+        const F16 factor = factor_of(to_.factors, row);
+        const int64_t at = row * outputs_ + column_, width = outputs_ - column_;
+        low = low * factor + bias_.low;
+        high = high * factor + bias_.high;
+        if (width >= PANEL) {
+            if (to_.residual) {
+                low += load(to_.residual + at);
+                high += load(to_.residual + at + LANES);
+            }
+            store(to_.y + at, low);
+            store(to_.y + at + LANES, high);
+        } else {
+            float line[PANEL];
+            store(line, low);
+            store(line + LANES, high);
+            for (int64_t i = 0; i < width; i++) to_.y[at + i] = line[i] += to_.residual ? to_.residual[at + i] : 0.0f;
+            low = load(line);
+            high = load(line + LANES);
+        }
+        if (to_.norm) norm_.put(row, low, high);
+    }
+
+  private:
+    const Result to_;
+    const PanelBias bias_;
+    const int64_t outputs_, column_;
+    NormPanel norm_;
+};
+
+// The rows of one panel of a gate, and of the panel that it gates.
+class GatedPanel {
+  public:
+    GatedPanel(const Linear& layer, int64_t panel, const float* factors, const Operand& to)
+        : to_(to), factors_(factors), gate_(layer.outputs, layer.bias, panel),
+          up_(layer.outputs, layer.bias, panels(layer.outputs / 2) + panel), column_(panel * PANEL) {}
+
+    __attribute__((always_inline)) void put(int64_t row, F16 gate_low, F16 gate_high, F16 up_low, F16 up_high) const {
+        const F16 factor = factor_of(factors_, row);
+        const Operand::Line line = to_.line(row);
+        line.put(column_, silu16(gate_low * factor + gate_.low) * (up_low * factor + up_.low));
+        line.put(column_ + LANES, silu16(gate_high * factor + gate_.high) * (up_high * factor + up_.high));
+    }
+
+  private:
+    const Operand to_;
+    const float* const factors_;
+    const PanelBias gate_, up_;
+    const int64_t column_;
+};

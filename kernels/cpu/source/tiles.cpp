@@ -288,14 +288,14 @@ bool has_tiles() {
 void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
     const int64_t count = panels(layer.outputs);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
-        const auto keep = [&](int64_t tile, const Sums& sums, int64_t panel, const PanelBias& bias) {
+        const auto keep = [&](int64_t tile, const Sums& sums, const PanelResult& to) {
             for (int64_t row = 0; row < problem.rows_of(tile); row++)
-                put(sums.low(row), sums.high(row), bias, before + tile * ROWS + row, panel, layer.outputs, result);
+                to.put(before + tile * ROWS + row, sums.low(row), sums.high(row));
         };
         const auto one = [&](int64_t panel) {
-            const PanelBias bias(layer, panel);
+            const PanelResult to(layer, panel, result);
             problem.multiply<false>(panel, panel, 1, [&](int64_t tile, const Sums& sums, const Sums&) {
-                keep(tile, sums, panel, bias);
+                keep(tile, sums, to);
             });
         };
         if (!problem.is_small()) return Pool::instance().each(count, one);
@@ -303,10 +303,10 @@ void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Res
         Pool::instance().each(count / 2 + 1, [&](int64_t task) {
             const int64_t panel = task ? 2 * task - 1 : 0;
             if (task == 0 || panel + 1 == count) return one(panel);
-            const PanelBias bias(layer, panel), other(layer, panel + 1);
+            const PanelResult to(layer, panel, result), other(layer, panel + 1, result);
             problem.multiply<true>(panel, panel + 1, 2, [&](int64_t tile, const Sums& sums, const Sums& others) {
-                keep(tile, sums, panel, bias);
-                keep(tile, others, panel + 1, other);
+                keep(tile, sums, to);
+                keep(tile, others, other);
             });
         });
     });
@@ -316,15 +316,12 @@ void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, con
     const int64_t count = panels(layer.outputs / 2);
     each_batch(layer, x, rows, [&](int64_t before, const Problem& problem) {
         Pool::instance().each(count, [&](int64_t panel) {
-            const PanelBias gate(layer, panel), up(layer, count + panel);
+            const GatedPanel to(layer, panel, factors, y);
             problem.multiply<true>(panel, count + panel, 1, [&](int64_t tile, const Sums& gates, const Sums& ups) {
-                for (int64_t row = 0; row < problem.rows_of(tile); row++) {
-                    const int64_t at = before + tile * ROWS + row;
-                    put_gated(
-                        gates.low(row), gates.high(row), ups.low(row), ups.high(row), gate, up, factor_of(factors, at),
-                        panel, y.line(at)
+                for (int64_t row = 0; row < problem.rows_of(tile); row++)
+                    to.put(
+                        before + tile * ROWS + row, gates.low(row), gates.high(row), ups.low(row), ups.high(row)
                     );
-                }
             });
         });
     });
