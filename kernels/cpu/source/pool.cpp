@@ -55,7 +55,7 @@ void Pool::run(int64_t count, Task task, void* context) {
     task_ = task;
     context_ = context;
     count_ = count;
-    done_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < started_; i++) shares_[i].done.store(0, std::memory_order_relaxed);
     for (int64_t i = 0; i < threads; i++) shares_[i].left.store(share(count * i / threads, count * (i + 1) / threads));
     if (sleeping_.load() > 0) {
         { std::lock_guard<std::mutex> asleep(sleep_); }  // who is about to sleep has looked before, or sees the job
@@ -63,42 +63,47 @@ void Pool::run(int64_t count, Task task, void* context) {
     }
     while (take(0)) {
     }
-    for (int spins = 0; done_.load(std::memory_order_acquire) < count; spins++) {
+    for (int spins = 0; !is_done(); spins++) {
         relax();
         if (spins < SPINS) continue;
         // Whoever has the last task has lost its core: it shall have ours.
         std::unique_lock<std::mutex> lock(end_);
         waits_.store(true);
-        ended_.wait(lock, [&] { return done_.load() >= count; });
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // either we see its last count, or it sees that we wait
+        ended_.wait(lock, [&] { return is_done(); });
         waits_.store(false);
     }
 }
 
 bool Pool::take(int number) {
-    if (take(shares_[number], true)) return true;
+    if (take(number, shares_[number])) return true;
     const int threads = threads_.load(std::memory_order_relaxed);
     for (int other = 1; other < threads; other++)
-        if (take(shares_[(number + other) % threads], false)) return true;
+        if (take(number, shares_[(number + other) % threads])) return true;
     return false;
 }
 
-bool Pool::take(Share& share, bool is_own) {
+bool Pool::take(int number, Share& share) {
+    Share& own = shares_[number];
     uint64_t left = share.left.load(std::memory_order_acquire), rest;
     int64_t index;
     do {
         if (first(left) >= end(left)) return false;
+        const bool is_own = &share == &own;
         index = is_own ? first(left) : end(left) - 1;
         rest = is_own ? left + 1 : left - (uint64_t(1) << 32);
     } while (!share.left.compare_exchange_weak(left, rest, std::memory_order_acq_rel));
     // From here until the task is counted as done the job cannot end, so these are its own; should it be another one than
     // was looked at, with the same tasks left, the task is no less ours.
-    const int64_t count = count_;
     task_(context_, index);
-    if (done_.fetch_add(1) + 1 == count && waits_.load()) {
-        std::lock_guard<std::mutex> lock(end_);
-        ended_.notify_one();
-    }
+    own.done.store(own.done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return true;
+}
+
+bool Pool::is_done() const {
+    int64_t done = 0;
+    for (int i = 0; i < started_; i++) done += shares_[i].done.load(std::memory_order_acquire);
+    return done == count_;
 }
 
 bool Pool::has_task() const {
@@ -127,6 +132,11 @@ void Pool::help(int number) {
                 sched_yield();
                 asked = now;
             } while (take(number));
+            std::atomic_thread_fence(std::memory_order_seq_cst);
+            if (waits_.load()) {
+                { std::lock_guard<std::mutex> waiting(end_); }
+                ended_.notify_one();
+            }
             since = Clock::now();
         }
         relax();

@@ -28,21 +28,24 @@ class Pool {
 
   private:
     Pool() = default;
-    // Tasks that nobody has taken yet, in one word: the last one's index + 1 (upper half), and the first one's.
+    // A thread's share of the job in hand: tasks that nobody has taken yet, in one word: the last one's index + 1 (upper
+    // half), and the first one's. And how many of all tasks this thread has done: one count for all threads would be
+    // fetched from another core after every task.
     struct alignas(64) Share {
         std::atomic<uint64_t> left{0};
+        std::atomic<int64_t> done{0};
     };
 
     static constexpr int MOST_THREADS = 256;
 
     bool take(int number);                  // runs one task of the job in hand for this thread; false if there is none
-    bool take(Share& share, bool is_own);   // of one share
+    bool take(int number, Share& share);    // of one share
     bool has_task() const;
+    bool is_done() const;
     void help(int number);  // a helper's life
 
     Share shares_[MOST_THREADS];  // of the job in hand, one for each thread
-    alignas(64) std::atomic<int64_t> done_{0};
-    int64_t count_ = 0;
+    alignas(64) int64_t count_ = 0;
     Task task_ = nullptr;
     void* context_ = nullptr;
     alignas(64) std::atomic<int> sleeping_{0};
