@@ -19,7 +19,7 @@ class Composed:
         return layer(self.rms_norm(x, norm, eps))
 
     def norm_gated_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        return self.silu_mul(layer(self.rms_norm(x, norm, eps)))
+        return self.silu_mul(self.norm_linear(x, norm, eps, layer))
 
     def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor) -> None:
         residual.add_(layer(x))

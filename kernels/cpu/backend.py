@@ -60,6 +60,11 @@ class CpuKernels(ReferenceKernels):
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return CpuForward(shape, weights) if CpuForward.can_do(shape, weights) else None
 
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        if x.dtype != torch.float32 or not isinstance(layer, CpuLinear):
+            return super().norm_linear(x, norm, eps, layer)
+        return layer.normed(x, norm, eps)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
             return super().rms_norm(x, weight, eps)

@@ -37,6 +37,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
     "pack": (_pointer, _int, _int, _int, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
+    "norm_linear": (_struct(structs.Linear), _pointer, _pointer, _float, _int, _pointer),
     "rms_norm": (_pointer, _pointer, _int, _int, _float, _pointer),
     "silu_mul": (_pointer, _int, _int, _pointer),
     "rope_and_cache": (_struct(structs.Rope), _pointer, _pointer, _int, _pointer),

@@ -41,7 +41,7 @@ class CpuLinear:
         library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
         parts = 1 if may_round else ALL_PARTS
         self.struct = structs.Linear(address(self._packed), address(self._bias), outputs, inputs, layout, parts)
-        self._multiply = library.carousel_linear
+        self._multiply, self._norm_and_multiply = library.carousel_linear, library.carousel_norm_linear
         self._outputs = outputs
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -50,3 +50,9 @@ class CpuLinear:
         out = torch.empty((x.shape[0], self._outputs))
         self._multiply(self.struct, floats.data_ptr(), x.shape[0], out.data_ptr())
         return out.to(x.dtype)
+
+    def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """x[T, K] float32, norm[K] float32 -> what it makes of rms_norm(x), [T, N]; see source/norm.h."""
+        out = torch.empty((x.shape[0], self._outputs))
+        self._norm_and_multiply(self.struct, address(x), address(norm), eps, x.shape[0], address(out))
+        return out

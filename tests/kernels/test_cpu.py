@@ -20,6 +20,7 @@ from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.paged import make_paged
+from tests.kernels.test_norm_and_gate import naive_norm
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (1, 1), (2048, 512), (33, 33)]
@@ -67,6 +68,24 @@ def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layou
     for rows in (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 28, 29, 31, 33, 43, 48, 64, 65):
         for first in (0, 3, 80 - rows):
             assert torch.equal(layer(x[first : first + rows]), everything[first : first + rows]), (rows, first)
+
+
+@pytest.mark.parametrize("may_round", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_normed_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layout: Layout, may_round: bool):
+    """With a norm before the layer, whose factors are the products', rows of all sizes are right and by themselves."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(dtype_of(layout))
+    bias, norm = torch.randn(outputs, generator=generator), torch.rand(inputs, generator=generator) + 0.5
+    layer = CpuLinear(weight, bias, layout, may_round)
+    x = torch.randn(80, inputs, generator=generator) * torch.logspace(-6, 6, 80)[:, None]
+    everything = layer.normed(x, norm, 1e-5)
+    right = naive_norm(x, norm, 1e-5) @ weight.double().T + bias
+    off = 0.04 if may_round and layout == Layout.BFLOAT16_TILES else 1e-5
+    torch.testing.assert_close(everything.double(), right, atol=off, rtol=off)
+    for rows in (1, 2, 3, 8, 15, 16, 17, 31, 33, 65):
+        for first in (0, 3, 80 - rows):
+            assert torch.equal(layer.normed(x[first : first + rows], norm, 1e-5), everything[first : first + rows])
 
 
 def test_more_rows_than_fit_beside_a_panel_are_computed_as_few_are(layout: Layout):
@@ -209,6 +228,27 @@ def test_callers_on_several_threads_do_not_mix_up_their_work():
         thread.join()
     kernels.set_threads(1)
     assert wrong == []
+
+
+def test_the_number_of_threads_may_change_while_others_compute():
+    """Whoever is about to help when its help is no longer wanted does no harm, and its work is counted."""
+    kernels = CpuKernels()
+    layer, x = CpuLinear(torch.randn(600, 50), None), torch.randn(5, 50)
+    expected = layer(x)
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            for threads in (4, 1, 3, 2):
+                kernels.set_threads(threads)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    same = [torch.equal(layer(x), expected) for _ in range(3000)]
+    done.set()
+    changing.join()
+    kernels.set_threads(1)
+    assert all(same)
 
 
 def test_what_was_compiled_once_is_not_compiled_again(compiling: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 #include "decoder.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "norm.h"
 #include "operand.h"
 #include "pool.h"
 #include "sample.h"
@@ -23,6 +24,10 @@ void carousel_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t 
 
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {
     linear(*layer, Operand::floats(x, layer->inputs), rows, Result{y});
+}
+
+void carousel_norm_linear(const Linear* layer, const float* x, const float* norm, float eps, int64_t rows, float* y) {
+    norm_linear(*layer, x, norm, eps, rows, y);
 }
 
 void carousel_rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {

@@ -1,36 +1,36 @@
 #include "decoder.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "attention.h"
 #include "elementwise.h"
+#include "norm.h"
 #include "operand.h"
 #include "pool.h"
-#include "result.h"
 
 namespace {
 
-// Sixteen numbers of the embedding, or what is left of a row, the rest 0.
-F16 embedding(const Decoder& d, int64_t token, int64_t column) {
-    if (column >= d.hidden) return splat(0.0f);
-    const int64_t row = token * d.hidden;
-    if (!d.embedding_is_bf16) return load_some(static_cast<const float*>(d.embedding) + row, column, d.hidden);
-    const uint16_t* const numbers = static_cast<const uint16_t*>(d.embedding) + row + column;
-    if (column + LANES <= d.hidden) return widen(numbers);
-    uint16_t some[LANES] = {};
-    std::memcpy(some, numbers, (d.hidden - column) * sizeof(uint16_t));
-    return widen(some);
-}
-
 // The tokens' rows of the embedding, and through the first norm.
 void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
-    constexpr int64_t ROWS = Operand::ROWS;
     Pool::instance().each(Operand::tiles(s.rows), [&](int64_t tile) {
-        for (int64_t column = 0; column < d.hidden; column += PANEL) {
-            const PanelResult rows(d.hidden, nullptr, column / PANEL, {out, nullptr, nullptr, &norm});
-            for (int64_t row = tile * ROWS; row < s.rows && row < (tile + 1) * ROWS; row++)
-                rows.put(row, embedding(d, s.tokens[row], column), embedding(d, s.tokens[row], column + LANES));
+        const int64_t begin = tile * Operand::ROWS, end = std::min(s.rows, begin + Operand::ROWS);
+        for (int64_t row = begin; row < end; row++) {
+            float* const line = out + row * d.hidden;
+            const int64_t first = s.tokens[row] * d.hidden;
+            if (!d.embedding_is_bf16) {
+                std::memcpy(line, static_cast<const float*>(d.embedding) + first, d.hidden * sizeof(float));
+                continue;
+            }
+            const uint16_t* const narrow = static_cast<const uint16_t*>(d.embedding) + first;
+            int64_t i = 0;
+            for (; i + LANES <= d.hidden; i += LANES) store(line + i, widen(narrow + i));
+            for (; i < d.hidden; i++) {
+                const uint32_t wide = uint32_t(narrow[i]) << 16;
+                std::memcpy(line + i, &wide, sizeof wide);
+            }
         }
+        norm.put(out, begin, end);
     });
 }
 

@@ -4,7 +4,6 @@
 // (Graef, Clapp and Wasielewski, "FlashNorm: fast normalization for LLMs", 2024.)
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "operand.h"
@@ -18,16 +17,11 @@ struct Norm {
 
     static int64_t padded(int64_t rows) { return (rows + LANES - 1) / LANES * LANES; }
 
+    // Puts rows first..last-1 of x[rows, size].
+    void put(const float* x, int64_t first, int64_t last) const;
+
     // Of each row 1 / sqrt(mean of squares + eps) -> factors[rows, up to whole vectors]
-    const float* finish(float eps, float* factors) const {
-        const int64_t width = padded(count), size = rows.inputs;
-        for (int64_t row = 0; row < width; row += LANES) {
-            F16 total = splat(0.0f);
-            for (int64_t panel = 0; panel < panels(size); panel++) total += load(squares + panel * width + row);
-            for (int lane = 0; lane < LANES; lane++) factors[row + lane] = 1.0f / std::sqrt(total[lane] / float(size) + eps);
-        }
-        return factors;
-    }
+    const float* finish(float eps, float* factors) const;
 };
 
 // What is put of one panel.
@@ -48,7 +42,11 @@ class NormPanel {
         const Operand::Line line = rows_.line(row);
         line.put(column_, low * low_);
         if (has_high_) line.put(column_ + LANES, high * high_);
-        squares_[row] = sum(low * low + high * high);
+        // Beginning with 0, so that which product is fused into which sum is not the compiler's choice.
+        F16 squares = splat(0.0f);
+        squares += low * low;
+        squares += high * high;
+        squares_[row] = sum(squares);
     }
 
   private:
@@ -58,3 +56,6 @@ class NormPanel {
     bool has_high_ = false;
     F16 low_{}, high_{};  // of the weight
 };
+
+// y[rows, outputs] = x @ weight.T + bias with the rows of x[rows, inputs] normed: as in a decoder, for one layer alone.
+void norm_linear(const Linear& layer, const float* x, const float* norm, float eps, int64_t rows, float* y);

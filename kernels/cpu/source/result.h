@@ -10,14 +10,10 @@ inline F16 factor_of(const float* factors, int64_t row) { return splat(factors ?
 // The rows of one panel, as far as the layer has outputs.
 class PanelResult {
   public:
-    // bias: of all outputs, or null
-    PanelResult(int64_t outputs, const float* bias, int64_t panel, const Result& to)
-        : to_(to), bias_(outputs, bias, panel), outputs_(outputs), column_(panel * PANEL) {
+    PanelResult(const Linear& layer, int64_t panel, const Result& to)
+        : to_(to), bias_(layer, panel), outputs_(layer.outputs), column_(panel * PANEL) {
         if (to.norm) norm_ = NormPanel(*to.norm, panel);
     }
-
-    PanelResult(const Linear& layer, int64_t panel, const Result& to)
-        : PanelResult(layer.outputs, layer.bias, panel, to) {}
 
     __attribute__((always_inline)) void put(int64_t row, F16 low, F16 high) const {
         const F16 factor = factor_of(to_.factors, row);
@@ -53,8 +49,8 @@ class PanelResult {
 class GatedPanel {
   public:
     GatedPanel(const Linear& layer, int64_t panel, const float* factors, const Operand& to)
-        : to_(to), factors_(factors), gate_(layer.outputs, layer.bias, panel),
-          up_(layer.outputs, layer.bias, panels(layer.outputs / 2) + panel), column_(panel * PANEL) {}
+        : to_(to), factors_(factors), gate_(layer, panel), up_(layer, panels(layer.outputs / 2) + panel),
+          column_(panel * PANEL) {}
 
     __attribute__((always_inline)) void put(int64_t row, F16 gate_low, F16 gate_high, F16 up_low, F16 up_high) const {
         const F16 factor = factor_of(factors_, row);
