@@ -47,7 +47,7 @@ inline void soften(float* line, int from, int end, int64_t first, int64_t last, 
     for (int j = from; j < end; j += LANES) {
         const I16 lane = I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + j;
         const F16 s = choose((lane < int(last)) & (lane >= int(first)), load(line + j), splat(NONE));
-        highest = choose(s > highest, s, highest);
+        highest = larger(s, highest);
         store(line + j, s);
     }
     most = maximum(highest);

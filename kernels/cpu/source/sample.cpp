@@ -70,15 +70,21 @@ struct Noise {
 
 // The column of the first number that is not a number, else of the largest, the lowest of equals.
 int64_t largest(const float* row, int64_t size) {
-    F16 highest = splat(LOWEST);
+    constexpr int WAYS = 4;  // one chain of maxima would wait for itself
+    F16 highest[WAYS];
+    for (F16& some : highest) some = splat(LOWEST);
     I16 broken{};
     int64_t column = 0;
-    for (; column + LANES <= size; column += LANES) {
+    const auto look = [&](F16& some) {
         const F16 v = load(row + column);
-        highest = choose(v > highest, v, highest);
+        some = larger(v, some);
         broken |= v != v;
-    }
-    float top = maximum(highest);
+        column += LANES;
+    };
+    while (column + WAYS * LANES <= size)
+        for (F16& some : highest) look(some);
+    while (column + LANES <= size) look(highest[0]);
+    float top = maximum(larger(larger(highest[0], highest[1]), larger(highest[2], highest[3])));
     bool is_broken = any(broken);
     for (; column < size; column++) {
         top = row[column] > top ? row[column] : top;

@@ -39,6 +39,9 @@ static inline F16 splat(float x) {
 
 static inline F16 choose(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
 
+// The larger one of each lane; b where one of them is NaN. (Compilers know this as one instruction.)
+static inline F16 larger(F16 a, F16 b) { return a > b ? a : b; }
+
 // Numbers in bfloat16: 32 as words of two, the even ones and the odd ones; or 16 in their order.
 static inline void load_pairs(const void* p, F16& even, F16& odd) {
     U16 words;
