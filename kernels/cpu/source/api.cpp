@@ -31,7 +31,7 @@ void carousel_norm_linear(const Linear* layer, const float* x, const float* norm
 }
 
 void carousel_rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
-    rms_norm(x, weight, rows, size, eps, Operand::floats(out, size));
+    rms_norm(x, weight, rows, size, eps, out);
 }
 
 void carousel_silu_mul(const float* gate_up, int64_t rows, int64_t size, float* out) {

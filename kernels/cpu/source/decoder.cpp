@@ -135,5 +135,5 @@ void forward(const Decoder& d, const Step& s) {
         if (!is_last) before_qkv = norm(d.layers[index + 1].input_norm, d.layers[index + 1].qkv);
         linear(layer.down, gated, rows, {residual, nullptr, residual, is_last ? nullptr : &before_qkv});
     }
-    rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, Operand::floats(s.out, d.hidden));
+    rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, s.out);
 }

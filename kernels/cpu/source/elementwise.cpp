@@ -21,20 +21,21 @@ void each_row(int64_t rows, int64_t floats, const F& f) {
     });
 }
 
-void norm_row(const float* x, const float* weight, int64_t size, float eps, const Operand::Line& out) {
+void norm_row(const float* x, const float* weight, int64_t size, float eps, float* out) {
     F16 squares = splat(0.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         const F16 v = load_some(x, i, size);
         squares += v * v;
     }
     const F16 factor = splat(1.0f / std::sqrt(sum(squares) / float(size) + eps));
-    for (int64_t i = 0; i < size; i += LANES) out.put(i, load_some(x, i, size) * factor * load_some(weight, i, size));
+    const Operand::Line line = Operand::floats(out, size).line(0);
+    for (int64_t i = 0; i < size; i += LANES) line.put(i, load_some(x, i, size) * factor * load_some(weight, i, size));
 }
 
 }  // namespace
 
-void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out) {
-    each_row(rows, size, [&](int64_t row) { norm_row(x + row * size, weight, size, eps, out.line(row)); });
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out) {
+    each_row(rows, size, [&](int64_t row) { norm_row(x + row * size, weight, size, eps, out + row * size); });
 }
 
 // gate_up[rows, 2 size] -> out[rows, size]
@@ -88,7 +89,7 @@ void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slot
     const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
         float normed[LARGEST_HEAD];
         if (norm) {
-            norm_row(from, norm, r.dim, r.eps, Operand::floats(normed, r.dim).line(0));
+            norm_row(from, norm, r.dim, r.eps, normed);
             from = normed;
         }
         int64_t i = 0;

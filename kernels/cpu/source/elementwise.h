@@ -5,8 +5,8 @@
 
 #include "operand.h"
 
-// x[rows, size] -> out
-void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, const Operand& out);
+// x[rows, size] -> out[rows, size]
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, float eps, float* out);
 
 // gate_up[rows, 2 size] -> out[rows, size]
 void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& out);

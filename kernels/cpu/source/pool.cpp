@@ -85,16 +85,16 @@ bool Pool::take(int number) {
 
 bool Pool::take(int number, Share& share) {
     Share& own = shares_[number];
+    const bool is_own = &share == &own;
     uint64_t left = share.left.load(std::memory_order_acquire), rest;
     int64_t index;
     do {
         if (first(left) >= end(left)) return false;
-        const bool is_own = &share == &own;
         index = is_own ? first(left) : end(left) - 1;
         rest = is_own ? left + 1 : left - (uint64_t(1) << 32);
     } while (!share.left.compare_exchange_weak(left, rest, std::memory_order_acq_rel));
-    // From here until the task is counted as done the job cannot end, so these are its own; should it be another one than
-    // was looked at, with the same tasks left, the task is no less ours.
+    // From here until the task is counted as done the job cannot end, so what it calls is its own; should it be another one
+    // than was looked at, with the same tasks left, the task is no less ours.
     task_(context_, index);
     own.done.store(own.done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return true;
@@ -132,7 +132,7 @@ void Pool::help(int number) {
                 sched_yield();
                 asked = now;
             } while (take(number));
-            std::atomic_thread_fence(std::memory_order_seq_cst);
+            std::atomic_thread_fence(std::memory_order_seq_cst);  // as in `run`
             if (waits_.load()) {
                 { std::lock_guard<std::mutex> waiting(end_); }
                 ended_.notify_one();

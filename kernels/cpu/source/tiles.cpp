@@ -319,9 +319,7 @@ void tiled_gated_linear(const Linear& layer, const Operand& x, int64_t rows, con
             const GatedPanel to(layer, panel, factors, y);
             problem.multiply<true>(panel, count + panel, 1, [&](int64_t tile, const Sums& gates, const Sums& ups) {
                 for (int64_t row = 0; row < problem.rows_of(tile); row++)
-                    to.put(
-                        before + tile * ROWS + row, gates.low(row), gates.high(row), ups.low(row), ups.high(row)
-                    );
+                    to.put(before + tile * ROWS + row, gates.low(row), gates.high(row), ups.low(row), ups.high(row));
             });
         });
     });
