@@ -32,8 +32,7 @@ class DecodeGroup:
     first, last: the group's rows among the plan's ordered rows.
     key_rows: [b * Hkv * pages] int32 into the cache seen as [N * Hkv, S * D].
     hidden: [b, 1, 1, L] bool, positions that are not attended to.
-    value_rows: [b * Hq * L] int32 into the cache seen as [N * Hkv * S, D].
-    tile_starts: [b * Hq * tiles] int32, where each tile of `value_rows` begins.
+    value_rows: [b * Hkv * L] int32 into the cache seen as [N * Hkv * S, D].
     """
 
     first: int
@@ -41,7 +40,6 @@ class DecodeGroup:
     key_rows: Tensor
     hidden: Tensor
     value_rows: Tensor
-    tile_starts: Tensor
 
 
 @dataclass(frozen=True)

@@ -62,4 +62,4 @@ class ReferenceKernels(Composed):
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
     ) -> DecodePlan | None:
-        return plan_decode(page_table, context_lens, query_heads, k_cache, window)
+        return plan_decode(page_table, context_lens, k_cache, window)

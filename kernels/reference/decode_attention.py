@@ -1,8 +1,6 @@
 """Attention of one new token per sequence over its paged context.
 
-Scores are one matrix product over gathered keys. The weighted sum over values is an embedding-bag lookup into the
-cache itself: each (row, head) is a bag of cache rows with the softmax as weights, so values are never gathered, and a
-bag is summed position by position. That is the order in which the matrix product of `prefill_attention` sums a tile,
+Keys and values are gathered for rows of similar length together, and multiplied as `prefill_attention` multiplies them,
 so both yield the same bits.
 """
 
@@ -13,8 +11,8 @@ from torch import Tensor
 
 from kernels.paging import as_rows, page_rows
 from kernels.plans import DecodeGroup, DecodePlan
-from kernels.reference.scores import softmax_scores
-from kernels.reference.tiles import TILE, first_tile_position, padded_length
+from kernels.reference.products import softmax_scores, weighted_sum
+from kernels.reference.tiles import first_tile_position, padded_length
 
 # Rows of unlike length are padded to the longest of their group. A group costs 40 us of dispatch and 80 us of
 # planning in a step, padding 130 to 250 us per MiB of keys (2 threads and 1 thread of a Xeon with AVX-512). Cutting
@@ -35,7 +33,7 @@ def decode_attention(
     plan: DecodePlan | None = None,
 ) -> Tensor:
     """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]."""
-    plan = plan or plan_decode(page_table, context_lens, q.shape[1], k_cache, window)
+    plan = plan or plan_decode(page_table, context_lens, k_cache, window)
     if plan.order is not None:
         q = q.index_select(0, plan.order)
     parts = [_attend(q[group.first : group.last], k_cache, v_cache, group, scale) for group in plan.groups]
@@ -47,39 +45,29 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, sca
     """q[b, Hq, D] of one group -> [b, Hq, D]."""
     b, query_heads, head_dim = q.shape
     kv_heads = k_cache.shape[1]
-    keys = (
-        as_rows(k_cache, k_cache.shape[2] * head_dim).index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
-    )
+    pages = as_rows(k_cache, k_cache.shape[2] * head_dim)
+    keys = pages.index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
     heads = (b, kv_heads, query_heads // kv_heads)
     weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
-    tiles = torch.embedding_bag(
-        as_rows(v_cache, head_dim),
-        group.value_rows,
-        group.tile_starts,
-        mode=0,  # sum
-        per_sample_weights=weights.view(-1),
-    )[0].view(b, query_heads, -1, head_dim)
-    out = tiles[:, :, 0]
-    for tile in range(1, tiles.shape[2]):
-        out = out + tiles[:, :, tile]
-    return out
+    shape = keys.shape
+    del keys  # their memory is what the values go to; fresh memory takes longer than the product
+    values = as_rows(v_cache, head_dim).index_select(0, group.value_rows).view(shape)
+    return weighted_sum(weights, values).reshape(q.shape).contiguous()  # without padding
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int) -> DecodePlan:
+def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodePlan:
     """page_table[B, P] int32, context_lens[B] int32 -> groups of rows of similar length and their indices."""
     lengths = context_lens.tolist()
     position_bytes = k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     bounds = _group_bounds([lengths[row] for row in order], position_bytes)
     if len(bounds) == 1:
-        return DecodePlan((_group(page_table, context_lens, lengths, query_heads, k_cache, window, 0),), None, None)
+        return DecodePlan((_group(page_table, context_lens, lengths, k_cache, window, 0),), None, None)
     order_index = torch.tensor(order, device=page_table.device)
     page_table = page_table.index_select(0, order_index)
     context_lens = context_lens.index_select(0, order_index)
     lengths = [lengths[row] for row in order]
-    groups = tuple(
-        _group(page_table[a:b], context_lens[a:b], lengths[a:b], query_heads, k_cache, window, a) for a, b in bounds
-    )
+    groups = tuple(_group(page_table[a:b], context_lens[a:b], lengths[a:b], k_cache, window, a) for a, b in bounds)
     return DecodePlan(groups, order_index, order_index.argsort())
 
 
@@ -104,7 +92,6 @@ def _group(
     page_table: Tensor,
     context_lens: Tensor,
     lengths: list[int],
-    query_heads: int,
     k_cache: Tensor,
     window: int,
     first: int,
@@ -126,14 +113,10 @@ def _group(
     value_rows = (pages * between + own % page_size).unsqueeze(1) + heads * page_size
     # The last position of a page lies in its page or, for pages outside the context, in the nearest one inside.
     key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * (between // page_size) + heads
-    bags, length = len(lengths) * query_heads, end - start
-    bag_starts = torch.arange(0, bags * length, length, device=page_table.device)
-    tile_starts = bag_starts.unsqueeze(1) + torch.arange(0, length, TILE, device=page_table.device)
     return DecodeGroup(
         first=first,
         last=first + len(lengths),
         key_rows=key_rows.reshape(-1),
         hidden=hidden[:, None, None],
-        value_rows=value_rows.repeat_interleave(query_heads // kv_heads, dim=1).view(-1),
-        tile_starts=tile_starts.view(-1).to(torch.int32),
+        value_rows=value_rows.view(-1),
     )

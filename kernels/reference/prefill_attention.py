@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.paging import as_rows, page_rows
-from kernels.reference.scores import softmax_scores
+from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import LANES, TILE, first_tile_position, padded_length
 
 QUERY_TILE = 64  # scores of one tile: Hq * 64 * context floats; 16 to 256 take the same time within the noise
@@ -70,16 +70,4 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, start: int, 
     heads = (kv_heads, t, query_heads // kv_heads)
     grouped = q.view(t, kv_heads, -1, head_dim).transpose(0, 1).reshape(kv_heads, -1, head_dim)
     weights = softmax_scores(grouped, keys[:, begin:end], hidden.unsqueeze(1), heads, scale)
-    return _weighted_sum(weights, values[:, begin:end]).view(*heads, head_dim).transpose(0, 1).reshape(q.shape)
-
-
-def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """weights[Hkv, M, L] @ values[Hkv, L, D] -> [Hkv, M, D], summed tile by tile in ascending order."""
-    M, L = weights.shape[1:]
-    if M == 1:
-        # As in softmax_scores: no matrix-vector path.
-        weights = weights.expand(-1, 2, -1)
-    out = torch.bmm(weights[:, :, :TILE], values[:, :TILE])
-    for tile in range(TILE, L, TILE):
-        out.baddbmm_(weights[:, :, tile : tile + TILE], values[:, tile : tile + TILE])
-    return out[:, :M]
+    return weighted_sum(weights, values[:, begin:end]).view(*heads, head_dim).transpose(0, 1).reshape(q.shape)
