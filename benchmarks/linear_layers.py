@@ -1,8 +1,8 @@
 """What a model's linear layers take in each way that this processor has to compute them, and how exact each way is.
 
 All matrices of the 115M-parameter model of `peers`, one after the other, the ways in turn: weights in bfloat16 on the
-matrix unit, with rows as they are and rounded, and in vector registers; and oneDNN in bfloat16 and float32. Errors are
-against float64, relative, in the mean square.
+matrix unit, with rows as they are and rounded, in vector registers two rounded products at a time, and in float32; and
+oneDNN in bfloat16 and float32. Errors are against float64, relative, in the mean square.
 
     python -m benchmarks.linear_layers       # 5 interleaved runs
 """
@@ -10,6 +10,7 @@ against float64, relative, in the mean square.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -28,23 +29,28 @@ ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
 TRIED = 64  # rows by which errors are judged
 NARROW, WIDE = torch.bfloat16, torch.float32
 
-# name: (dtype of weights, of activations, weight[N, K] -> layer)
-WAYS: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]] = {
-    "matrix unit": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES)),
-    "matrix unit, rounded": (
-        NARROW,
-        WIDE,
-        lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_TILES, may_round=True),
-    ),
-    "vectors": (NARROW, WIDE, lambda weight: CpuLinear(weight, None, Layout.BFLOAT16_PANELS)),
-    "oneDNN bfloat16": (NARROW, NARROW, onednn),
-    "oneDNN float32": (WIDE, WIDE, onednn),
-}
+Way = tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]  # weights' dtype, activations', weight[N, K] -> layer
 
 
-def error(weight: Tensor, name: str) -> float:
+def ways() -> dict[str, Way]:
+    """Those that this processor has, by name; the first is what others are compared with."""
+    ours = {
+        "matrix unit": (Layout.BFLOAT16_TILES, False),
+        "matrix unit, rounded": (Layout.BFLOAT16_TILES, True),
+        "pairs, rounded": (Layout.BFLOAT16_PAIRS, True),
+        "vectors": (Layout.BFLOAT16_PANELS, False),
+    }
+    here: dict[str, Way] = {
+        name: (NARROW, WIDE, functools.partial(CpuLinear, bias=None, layout=layout, may_round=may_round))
+        for name, (layout, may_round) in ours.items()
+        if layout in layouts(NARROW, may_round)
+    }
+    return here | {"oneDNN bfloat16": (NARROW, NARROW, onednn), "oneDNN float32": (WIDE, WIDE, onednn)}
+
+
+def error(weight: Tensor, way: Way) -> float:
     """Of a layer with `weight`[N, K] bfloat16, for inputs of which one in a hundred is fifty times as large."""
-    dtype, activations, make = WAYS[name]
+    dtype, activations, make = way
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TRIED, weight.shape[1], generator=generator)
     x[:, ::100] *= 50
@@ -63,19 +69,20 @@ def main() -> None:
     CpuKernels().set_threads(threads)
     torch.set_num_threads(threads)
     shapes = matrices(SHAPES[options.model])
-    has_unit = Layout.BFLOAT16_TILES in layouts(NARROW)
-    names = [name for name in WAYS if has_unit or not name.startswith("matrix unit")]
+    here = ways()
+    names = list(here)
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(0)
         weights = [(torch.randn(n, k, generator=generator) / k**0.5).to(NARROW) for n, k in shapes]
-        errors = {name: max(error(weight, name) for weight in weights[:4]) for name in names}
+        errors = {name: max(error(weight, way) for weight in weights[:4]) for name, way in here.items()}
         built = {
-            name: [(weight.shape[1], WAYS[name][2](weight.to(WAYS[name][0]))) for weight in weights] for name in names
+            name: [(weight.shape[1], make(weight.to(dtype))) for weight in weights]
+            for name, (dtype, _, make) in here.items()
         }
         for run in range(options.runs):
             for count in ROWS:
-                took = {name: milliseconds(built[name], count, WAYS[name][1]) for name in names}
+                took = {name: milliseconds(built[name], count, here[name][1]) for name in names}
                 rows.append({"run": run, "rows": count, "milliseconds": took})
     summary: dict[str, Any] = {"error": errors}
     print("error: " + ", ".join(f"{name} {value:.1e}" for name, value in errors.items()))

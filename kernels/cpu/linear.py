@@ -13,12 +13,16 @@ from kernels.memory import own_pages
 ALL_PARTS = 3  # numbers in bfloat16 that hold a float32
 
 
-def layouts(dtype: torch.dtype) -> list[Layout]:
-    """Those for weights of a dtype that this processor has, the fastest first."""
+def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
+    """Those for weights of a dtype that this processor has, the fastest first; with `may_round` also those that round
+    what they multiply with."""
     if dtype == torch.float32:
         return [Layout.FLOAT_PANELS]
     assert dtype == torch.bfloat16, dtype
-    return [one for one in (Layout.BFLOAT16_TILES, Layout.BFLOAT16_PANELS) if load().carousel_has_layout(one)]
+    possible = [Layout.BFLOAT16_TILES, Layout.BFLOAT16_PANELS]
+    if may_round:
+        possible.insert(0, Layout.BFLOAT16_PAIRS)
+    return [one for one in possible if load().carousel_has_layout(one)]
 
 
 class CpuLinear:
@@ -31,7 +35,7 @@ class CpuLinear:
         unless told otherwise. may_round: whether `x` may be rounded to bfloat16, where that is faster."""
         library = load()
         outputs, inputs = weight.shape
-        possible = layouts(weight.dtype)
+        possible = layouts(weight.dtype, may_round)
         layout = possible[0] if layout is None else layout
         assert layout in possible, layout
         words = library.carousel_packed_words(outputs, inputs, layout)

@@ -15,6 +15,7 @@ class Layout(enum.IntEnum):
     FLOAT_PANELS = 0
     BFLOAT16_PANELS = 1
     BFLOAT16_TILES = 2
+    BFLOAT16_PAIRS = 3
 
 
 class Linear(ctypes.Structure):

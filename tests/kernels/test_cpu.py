@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -39,59 +40,80 @@ def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
     return monkeypatch
 
 
-@pytest.fixture(params=list(Layout), ids=[layout.name.lower() for layout in Layout])
-def layout(request: pytest.FixtureRequest) -> Layout:
+class Kind(NamedTuple):
+    """One way to compute a layer."""
+
+    layout: Layout
+    may_round: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its weights are in."""
+        return torch.float32 if self.layout == Layout.FLOAT_PANELS else torch.bfloat16
+
+    def off(self, rounded: float) -> float:
+        """How far from float64 a result may be, where rows are rounded and where they are not."""
+        return rounded if self.may_round else 1e-5
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
+        """A layer of this kind."""
+        return CpuLinear(weight.to(self.dtype), bias, self.layout, self.may_round)
+
+
+KINDS = {
+    "floats": Kind(Layout.FLOAT_PANELS),
+    "bfloat16": Kind(Layout.BFLOAT16_PANELS),
+    "tiles": Kind(Layout.BFLOAT16_TILES),
+    "tiles, rounded": Kind(Layout.BFLOAT16_TILES, may_round=True),
+    "pairs, rounded": Kind(Layout.BFLOAT16_PAIRS, may_round=True),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
     """All that this processor has."""
-    if request.param not in (*layouts(torch.float32), *layouts(torch.bfloat16)):
-        pytest.skip(f"this processor has no {request.param.name.lower()}")
-    return request.param
+    kind: Kind = request.param
+    if kind.layout not in layouts(kind.dtype, kind.may_round):
+        pytest.skip(f"this processor has no {kind.layout.name.lower()}")
+    return kind
 
 
-def dtype_of(layout: Layout) -> torch.dtype:
-    """What weights in a layout are in."""
-    return torch.float32 if layout == Layout.FLOAT_PANELS else torch.bfloat16
-
-
-@pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layout: Layout, may_round: bool):
+def test_a_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, kind: Kind):
     """A row's result is right, and does not depend on how many rows are computed with it nor on its place."""
-    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) / inputs**0.5).to(
-        dtype_of(layout)
-    )
+    weight = (torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0)) / inputs**0.5).to(kind.dtype)
     bias = torch.randn(outputs, generator=torch.Generator().manual_seed(2))
-    layer = CpuLinear(weight, bias, layout, may_round)
+    layer = kind.make(weight, bias)
     x = torch.randn(80, inputs, generator=torch.Generator().manual_seed(1))
     everything = layer(x)
-    off = 0.02 if may_round and layout == Layout.BFLOAT16_TILES else 1e-5
+    off = kind.off(rounded=0.02)
     torch.testing.assert_close(everything.double(), x.double() @ weight.double().T + bias, atol=off, rtol=off)
     for rows in (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 28, 29, 31, 33, 43, 48, 64, 65):
         for first in (0, 3, 80 - rows):
             assert torch.equal(layer(x[first : first + rows]), everything[first : first + rows]), (rows, first)
 
 
-@pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_a_normed_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, layout: Layout, may_round: bool):
+def test_a_normed_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int, kind: Kind):
     """With a norm before the layer, whose factors are the products', rows of all sizes are right and by themselves."""
     generator = torch.Generator().manual_seed(0)
-    weight = (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(dtype_of(layout))
+    weight = (torch.randn(outputs, inputs, generator=generator) / inputs**0.5).to(kind.dtype)
     bias, norm = torch.randn(outputs, generator=generator), torch.rand(inputs, generator=generator) + 0.5
-    layer = CpuLinear(weight, bias, layout, may_round)
+    layer = kind.make(weight, bias)
     x = torch.randn(80, inputs, generator=generator) * torch.logspace(-6, 6, 80)[:, None]
     everything = layer.normed(x, norm, 1e-5)
     right = naive_norm(x, norm, 1e-5) @ weight.double().T + bias
-    off = 0.04 if may_round and layout == Layout.BFLOAT16_TILES else 1e-5
+    off = kind.off(rounded=0.04)
     torch.testing.assert_close(everything.double(), right, atol=off, rtol=off)
     for rows in (1, 2, 3, 8, 15, 16, 17, 31, 33, 65):
         for first in (0, 3, 80 - rows):
             assert torch.equal(layer.normed(x[first : first + rows], norm, 1e-5), everything[first : first + rows])
 
 
-def test_more_rows_than_fit_beside_a_panel_are_computed_as_few_are(layout: Layout):
+def test_more_rows_than_fit_beside_a_panel_are_computed_as_few_are(kind: Kind):
     """A prompt in one piece is the same as row by row."""
-    weight = (torch.randn(70, 4000, generator=torch.Generator().manual_seed(0)) / 63).to(dtype_of(layout))
-    layer = CpuLinear(weight, None, layout)
+    weight = torch.randn(70, 4000, generator=torch.Generator().manual_seed(0)) / 63
+    layer = kind.make(weight, None)
     x = torch.randn(200, 4000, generator=torch.Generator().manual_seed(1))
     everything = layer(x)
     for row in (0, 31, 32, 63, 64, 100, 199):
@@ -129,7 +151,7 @@ def test_what_is_rounded_is_rounded_to_the_nearest():
     weight = torch.randn(70, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = torch.randn(20, 200, generator=torch.Generator().manual_seed(1))
     rounded, exact = CpuLinear(weight, None, may_round=True), CpuLinear(weight, None)
-    if Layout.BFLOAT16_TILES in layouts(torch.bfloat16):
+    if layouts(torch.bfloat16, may_round=True)[0] != Layout.BFLOAT16_PANELS:
         torch.testing.assert_close(rounded(x), exact(x.bfloat16().float()), atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(rounded(x), exact(x))

@@ -23,7 +23,7 @@ void carousel_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t 
 }
 
 void carousel_linear(const Linear* layer, const float* x, int64_t rows, float* y) {
-    linear(*layer, Operand::floats(x, layer->inputs), rows, Result{y});
+    linear(*layer, Operand::put(*layer, x, rows), rows, Result{y});
 }
 
 void carousel_norm_linear(const Linear* layer, const float* x, const float* norm, float eps, int64_t rows, float* y) {

@@ -11,6 +11,7 @@ enum Layout : int64_t {
     FLOAT_PANELS,     // [N / 32][K][32] float: one chain of fused multiply-adds per output, over k = 0..K-1
     BFLOAT16_PANELS,  // [N / 32][K][16] words, two outputs 16 apart in each: the same chain, widened in registers
     BFLOAT16_TILES,   // as the matrix unit of a processor that has one reads them; see tiles.h
+    BFLOAT16_PAIRS,   // [N / 32][K / 2][32] words, two values of k in each: what x is rounded for, two products at a time
 };
 
 struct Linear {
@@ -38,7 +39,7 @@ struct Result {
     const Norm* norm = nullptr;       // y is put through it; or null
 };
 
-// x[rows, inputs]: floats, or in the layer's own form.
+// x[rows, inputs] in the layer's own form.
 void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
 
 // x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of factors[row] * (x @ weight.T) + bias, for

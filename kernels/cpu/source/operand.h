@@ -20,14 +20,22 @@ struct Operand {
 
     void* data;
     int64_t inputs;  // numbers of a row
-    int64_t parts;   // 0: [rows, inputs] floats. Else tiles.h: [rows / 16][inputs / 32][parts][16][32] numbers in bfloat16
+    int64_t parts;   // 0: [rows, inputs] floats. Else [rows / height][inputs / 32][parts][height][32] numbers in bfloat16
+    int64_t height;  // rows of a tile: 16, or 1 where each lies by itself
 
-    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0}; }
+    static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0, 1}; }
 
     // As `layer` takes them.
     static Operand of(const Linear& layer, void* data) {
-        return {data, layer.inputs, layer.layout == BFLOAT16_TILES ? layer.parts : 0};
+        switch (layer.layout) {
+            case BFLOAT16_TILES: return {data, layer.inputs, layer.parts, ROWS};
+            case BFLOAT16_PAIRS: return {data, layer.inputs, 1, 1};
+            default: return {data, layer.inputs, 0, 1};
+        }
     }
+
+    // Floats put into that form by all threads together, in a room of the caller's thread: until it asks again.
+    static Operand put(const Linear& layer, const float* x, int64_t rows);
 
     static int64_t steps(int64_t inputs) { return (inputs + DEPTH - 1) / DEPTH; }
     static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
@@ -39,15 +47,15 @@ struct Operand {
 
     // The rows from `first` on, which is the first one of a tile.
     Operand from(int64_t first) const {
-        if (!parts) return {static_cast<float*>(data) + first * inputs, inputs, 0};
-        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts};
+        if (!parts) return {static_cast<float*>(data) + first * inputs, inputs, 0, 1};
+        return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts, height};
     }
 
     // One row, to be written sixteen numbers at a time.
     struct Line {
         float* floats;
         uint16_t* cut;
-        int64_t inputs, parts;
+        int64_t inputs, parts, tile;  // the last: numbers
 
         // At a multiple of 16. What is behind the last input is not looked at. Inlined always, as exp16.
         __attribute__((always_inline)) void put(int64_t column, F16 v) const {
@@ -60,7 +68,7 @@ struct Operand {
             }
             if (column + LANES > inputs)
                 for (int64_t lane = inputs - column; lane < LANES; lane++) v[lane] = 0.0f;
-            uint16_t* to = cut + column / DEPTH * parts * TILE + column % DEPTH;
+            uint16_t* to = cut + column / DEPTH * parts * tile + column % DEPTH;
             put_parts(to, v);
             if (column + LANES >= inputs && column % DEPTH == 0) put_parts(to + LANES, splat(0.0f));
         }
@@ -71,7 +79,7 @@ struct Operand {
 #if defined(__AVX512BF16__)
             for (int64_t part = 0; part < parts; part++) {
                 const __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)v);
-                std::memcpy(to + part * TILE, &narrow, sizeof narrow);
+                std::memcpy(to + part * tile, &narrow, sizeof narrow);
                 v -= (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
             }
 #endif
@@ -79,8 +87,9 @@ struct Operand {
     };
 
     Line line(int64_t row) const {
-        if (!parts) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 0};
-        uint16_t* cut = static_cast<uint16_t*>(data) + row / ROWS * steps(inputs) * parts * TILE + row % ROWS * DEPTH;
-        return {nullptr, cut, inputs, parts};
+        if (!parts) return {static_cast<float*>(data) + row * inputs, nullptr, inputs, 0, 0};
+        const int64_t within = height == 1 ? 0 : row % ROWS;
+        uint16_t* cut = static_cast<uint16_t*>(data) + (row - within) * steps(inputs) * parts * DEPTH + within * DEPTH;
+        return {nullptr, cut, inputs, parts, height * DEPTH};
     }
 };

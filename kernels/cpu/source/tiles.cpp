@@ -32,11 +32,6 @@ struct alignas(64) Sums {
     F16 high(int64_t row) const { return load(tiles[1][row]); }
 };
 
-// A tile of rows in one part.
-struct alignas(64) CutTile {
-    uint16_t numbers[TILE];
-};
-
 // Room of this thread's own.
 template <class T>
 T* room(int64_t count) {
@@ -246,21 +241,6 @@ struct Problem {
     }
 };
 
-// Rows in floats are cut here, by all threads together; rows that are cut already stay where they are.
-Operand as_cut(const Linear& layer, const Operand& x, int64_t rows) {
-    if (x.parts) return x;
-    const int64_t tiles = Operand::tiles(rows);
-    const Operand cut = Operand::of(layer, room<CutTile>(tiles * Operand::steps(x.inputs) * layer.parts));
-    Pool::instance().each(tiles, [&](int64_t tile) {
-        for (int64_t row = tile * ROWS; row < rows && row < (tile + 1) * ROWS; row++) {
-            const float* from = static_cast<const float*>(x.data) + row * x.inputs;
-            const Operand::Line to = cut.line(row);
-            for (int64_t k = 0; k < x.inputs; k += LANES) to.put(k, load_some(from, k, x.inputs));
-        }
-    });
-    return cut;
-}
-
 // f(first row, problem) for as many rows at a time as fit beside a panel.
 template <class F>
 void each_batch(const Linear& layer, const Operand& x, int64_t rows, const F& f) {
@@ -268,8 +248,7 @@ void each_batch(const Linear& layer, const Operand& x, int64_t rows, const F& f)
     const int64_t most = tile < ROOM ? ROOM / tile * ROWS : ROWS;
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = rows - first < most ? rows - first : most;
-        const Operand cut = as_cut(layer, x.from(first), count);
-        f(first, Problem{layer, static_cast<const uint16_t*>(cut.data), count});
+        f(first, Problem{layer, static_cast<const uint16_t*>(x.from(first).data), count});
     }
 }
 

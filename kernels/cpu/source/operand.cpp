@@ -1,0 +1,24 @@
+#include "operand.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "pool.h"
+
+Operand Operand::put(const Linear& layer, const float* x, int64_t rows) {
+    const int64_t inputs = layer.inputs;
+    if (!of(layer, nullptr).parts) return floats(x, inputs);
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+    thread_local std::vector<Line> room;
+    room.resize(std::max<int64_t>(room.size(), bytes(rows, inputs) / sizeof(Line)));
+    const Operand to = of(layer, room.data());
+    Pool::instance().each(tiles(rows), [&](int64_t tile) {
+        for (int64_t row = tile * ROWS; row < std::min(rows, (tile + 1) * ROWS); row++) {
+            const Operand::Line line = to.line(row);
+            for (int64_t k = 0; k < inputs; k += LANES) line.put(k, load_some(x + row * inputs, k, inputs));
+        }
+    });
+    return to;
+}
