@@ -6,9 +6,11 @@ python -m benchmarks.start       # 5 starts
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,16 @@ def start() -> dict[str, float]:
     began = time.perf_counter()
     command = ["make", "serve", "ARGS=--port 0"]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        return watch(server, began)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.communicate()
+
+
+def watch(server: subprocess.Popen[str], began: float) -> dict[str, float]:
+    """What `start` returns, of a server that was started at `began`."""
     assert server.stderr is not None
     for line in server.stderr:
         if line.startswith("Ready"):
@@ -42,11 +54,7 @@ def start() -> dict[str, float]:
     time.sleep(SETTLE)
     before, watched = used(), time.perf_counter()
     time.sleep(IDLE)
-    idle = (used() - before) / (time.perf_counter() - watched)
-    os.killpg(server.pid, signal.SIGTERM)
-    server.wait()
-    server.stderr.close()
-    return {"ready_s": ready, "idle_cores": idle}
+    return {"ready_s": ready, "idle_cores": (used() - before) / (time.perf_counter() - watched)}
 
 
 def main() -> None:
@@ -54,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped then too
     rows: list[dict[str, Any]] = [{"run": run, **start()} for run in range(options.runs)]
     summary = {key: spread([row[key] for row in rows]) for key in ("ready_s", "idle_cores")}
     print(summary)
