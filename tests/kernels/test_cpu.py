@@ -5,6 +5,7 @@ clear word where they cannot be compiled.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -155,6 +156,18 @@ def test_what_is_rounded_is_rounded_to_the_nearest():
         torch.testing.assert_close(rounded(x), exact(x.bfloat16().float()), atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(rounded(x), exact(x))
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="all of this file is about such a processor then")
+def test_processors_without_avx512_compute_what_they_should(tmp_path: Path):
+    """What is compiled for them passes tests of layers, of attention and of norms and gates too."""
+    compiler = next(name for name in library.COMPILERS if shutil.which(name))
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "CXX": f"{compiler} -mno-avx512f"}
+    files = [f"tests/kernels/test_{name}.py" for name in ("cpu", "attention", "norm_and_gate")]
+    chosen = "a_row_has or in_float32 or (cpu and (test_attention or test_norm_and_gate))"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:]
 
 
 def test_a_layer_answers_in_the_dtype_it_is_asked_in():

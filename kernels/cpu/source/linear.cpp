@@ -67,8 +67,8 @@ struct PairsPanel {
 };
 #endif
 
-// Weights are fetched into the second-level cache by hand, as the hardware's own fetching starts anew at every page: 4 KiB
-// ahead where a panel is walked once; where it is walked for several blocks of rows, each walk fetches its share of the
+// Weights are fetched into the second-level cache by hand, as the hardware's own fetching starts anew at every page: 4 or
+// 8 KiB ahead where a panel is walked once; where it is walked for several blocks of rows, each walk fetches its share of the
 // next panel, which this thread takes next, so that memory is busy all the time.
 constexpr int64_t AHEAD = 64;
 constexpr int64_t TURN = 4;  // steps between two looks at anything else
