@@ -62,7 +62,14 @@ def server():
 def test_a_websocket_hears_the_end_of_its_answer_and_newcomers_are_told(server: Server):
     """SIGTERM in mid-answer: response.done still comes; meanwhile /health and new requests are answered with 503."""
     address = server.url.replace("http", "ws") + "/v1/realtime"
-    with connect(address) as socket, httpx.Client(base_url=server.url) as http:
+    # Another answer, longer than what is asked below takes: with the last one the server ends.
+    longer = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
+    with (
+        connect(address) as socket,
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", "/v1/chat/completions", json=longer) as other,
+    ):
+        assert other.status_code == 200
         content = [{"type": "input_text", "text": "Tell me a story about a fox."}]
         item = {"type": "message", "role": "user", "content": content}
         socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
