@@ -30,7 +30,7 @@ struct OnUnit {
     explicit OnUnit(int64_t rows) { unit.set(rows < TOGETHER ? rows : TOGETHER); }
 
     void take_query(int64_t row, const float* query, float scale) {
-        const Operand::Line line = Operand{queries, D, ALL}.line(row);
+        const Operand::Line line = Operand::in_tiles(queries, D, ALL).line(row);
         for (int d = 0; d < V; d++) line.put(d * LANES, load(query + d * LANES) * splat(scale));
     }
 
@@ -64,7 +64,9 @@ struct OnUnit {
             );
     }
 
-    void keep(float*, int64_t row, int j, F16 some) { Operand{weights, SEGMENT, ALL}.line(row).put(j, some); }
+    void keep(float*, int64_t row, int j, F16 some) {
+        Operand::in_tiles(weights, SEGMENT, ALL).line(row).put(j, some);
+    }
 
     void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) {
         const int from = segment.from / STEP, end = segment.padded / STEP;

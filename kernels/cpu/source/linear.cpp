@@ -28,7 +28,6 @@ struct Bf16Panel : FloatSteps {
     typedef uint32_t Word;
     static constexpr int WORDS = LANES;  // in a step
     static inline void read(const Word* p, Weights& a, Weights& b) { load_pairs(p, a, b); }
-    static inline void fetch(const Word* p) { __builtin_prefetch(p, 0, 2); }
 };
 
 struct F32Panel : FloatSteps {
@@ -37,10 +36,6 @@ struct F32Panel : FloatSteps {
     static inline void read(const Word* p, Weights& a, Weights& b) {
         a = load(p);
         b = load(p + LANES);
-    }
-    static inline void fetch(const Word* p) {
-        __builtin_prefetch(p, 0, 2);
-        __builtin_prefetch(p + LANES, 0, 2);
     }
 };
 
@@ -60,10 +55,6 @@ struct PairsPanel {
         a = _mm512_loadu_si512(p);
         b = _mm512_loadu_si512(p + LANES);
     }
-    static inline void fetch(const Word* p) {
-        __builtin_prefetch(p, 0, 2);
-        __builtin_prefetch(p + LANES, 0, 2);
-    }
 };
 #endif
 
@@ -72,6 +63,11 @@ struct PairsPanel {
 // next panel, which this thread takes next, so that memory is busy all the time.
 constexpr int64_t AHEAD = 64;
 constexpr int64_t TURN = 4;  // steps between two looks at anything else
+
+template <class Panel>
+inline void fetch(const typename Panel::Word* step) {
+    for (int word = 0; word < Panel::WORDS; word += LANES) __builtin_prefetch(step + word, 0, 2);
+}
 
 // Fetched in each turn is what `fetches` steps from `next` on read. Three rows share a pointer: one for each would not fit in
 // the registers, and to bring them back takes the ports that multiply.
@@ -97,7 +93,7 @@ void multiply(
     };
     int64_t left = Panel::steps(inputs);
     for (; left >= TURN; left -= TURN) {
-        for (int64_t i = 0; i < fetches; i++) Panel::fetch(next + i * Panel::WORDS);
+        for (int64_t i = 0; i < fetches; i++) fetch<Panel>(next + i * Panel::WORDS);
         next += fetches * Panel::WORDS;
 #pragma GCC unroll 4
         for (int64_t k = 0; k < TURN; k++) add(w + k * Panel::WORDS, k);

@@ -24,11 +24,12 @@ struct Operand {
     int64_t height;  // rows of a tile: 16, or 1 where each lies by itself
 
     static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0, 1}; }
+    static Operand in_tiles(void* data, int64_t inputs, int64_t parts) { return {data, inputs, parts, ROWS}; }
 
     // As `layer` takes them.
     static Operand of(const Linear& layer, void* data) {
         switch (layer.layout) {
-            case BFLOAT16_TILES: return {data, layer.inputs, layer.parts, ROWS};
+            case BFLOAT16_TILES: return in_tiles(data, layer.inputs, layer.parts);
             case BFLOAT16_PAIRS: return {data, layer.inputs, 1, 1};
             default: return {data, layer.inputs, 0, 1};
         }
