@@ -8,9 +8,10 @@ from torch import Tensor
 from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import Layout, address
-from kernels.memory import own_pages
+from kernels.memory import Row
 
 ALL_PARTS = 3  # numbers in bfloat16 that hold a float32
+WEIGHTS = Row()
 
 
 def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
@@ -39,7 +40,7 @@ class CpuLinear:
         layout = possible[0] if layout is None else layout
         assert layout in possible, layout
         words = library.carousel_packed_words(outputs, inputs, layout)
-        self._packed = own_pages((words,), torch.int32)
+        self._packed = WEIGHTS.take((words,), torch.int32)
         self._bias = None if bias is None else bias.float().contiguous()
         weight = weight.contiguous()
         library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
