@@ -158,16 +158,31 @@ def test_what_is_rounded_is_rounded_to_the_nearest():
         assert torch.equal(rounded(x), exact(x))
 
 
+def tests_compiled_with(flags: str, tests: str, cache: Path) -> str:
+    """What pytest says of some of the tests of kernels, with the C++ compiled with more flags. They must pass."""
+    compiler = next(name for name in library.COMPILERS if shutil.which(name))
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "CXX": f"{compiler} {flags}"}
+    files = [f"tests/kernels/test_{name}.py" for name in ("cpu", "attention", "norm_and_gate")]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *files, "-k", tests]
+    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:]
+    return run.stdout
+
+
 @pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="all of this file is about such a processor then")
 def test_processors_without_avx512_compute_what_they_should(tmp_path: Path):
     """What is compiled for them passes tests of layers, of attention and of norms and gates too."""
-    compiler = next(name for name in library.COMPILERS if shutil.which(name))
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "CXX": f"{compiler} -mno-avx512f"}
-    files = [f"tests/kernels/test_{name}.py" for name in ("cpu", "attention", "norm_and_gate")]
     chosen = "a_row_has or in_float32 or (cpu and (test_attention or test_norm_and_gate))"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
-    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-2000:]
+    tests_compiled_with("-mno-avx512f", chosen, tmp_path)
+
+
+@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="all of this file is about such a processor then")
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="all with a matrix unit have this too")
+def test_a_matrix_unit_would_compute_what_it_should(tmp_path: Path):
+    """What is compiled for processors that have one passes the same tests, in an emulation of it: matrix_unit.h."""
+    chosen = "row_has or more_rows or in_float32 or rounded or in_bfloat16 or (cpu and test_attention)"
+    told = tests_compiled_with(f"-include {Path(__file__).with_name('matrix_unit.h')}", chosen, tmp_path)
+    assert "no bfloat16_tiles" not in told
 
 
 def test_a_layer_answers_in_the_dtype_it_is_asked_in():
