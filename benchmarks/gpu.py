@@ -104,7 +104,8 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
     """Each by itself."""
     for batch, context in _that_fit(shape):
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
-    marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, 16)
+    for page_size in (16, 32):
+        marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
     for rows in (1, 4, 8):
         marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
