@@ -14,10 +14,15 @@ constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast: 31 of 3
 constexpr int ROWS = 3;
 #endif
 
+// Where a step of a panel is fetched to, as `__builtin_prefetch` counts: into the second-level cache, or past it.
+constexpr int KEPT = 2, PAST = 0;
+
 // A panel's weights are read step by step, those of 32 outputs in each, for one value of k or two.
 struct FloatSteps {
     typedef float Number;  // of x, for a step
     typedef F16 Weights;
+    static constexpr int64_t AHEAD = 64;  // steps, and where to, of a panel that is walked once
+    static constexpr int ONCE = KEPT;
     static int64_t steps(int64_t inputs) { return inputs; }
     static int64_t stride(int64_t inputs) { return inputs; }  // from one row of x to the next
     static inline F16 spread(Number x) { return splat(x); }
@@ -44,6 +49,9 @@ struct PairsPanel {
     typedef uint32_t Number;
     typedef __m512i Weights;
     typedef uint32_t Word;
+    // What AMD's second-level caches let go of goes to the third, in the place of something that is read again.
+    static constexpr int64_t AHEAD = 32;
+    static constexpr int ONCE = PAST;
     static constexpr int WORDS = PANEL;
     static int64_t steps(int64_t inputs) { return (inputs + 1) / 2; }
     static int64_t stride(int64_t inputs) { return Operand::steps(inputs) * Operand::DEPTH / 2; }
@@ -58,15 +66,14 @@ struct PairsPanel {
 };
 #endif
 
-// Weights are fetched into the second-level cache by hand, as the hardware's own fetching starts anew at every page: 4 or
-// 8 KiB ahead where a panel is walked once; where it is walked for several blocks of rows, each walk fetches its share of the
-// next panel, which this thread takes next, so that memory is busy all the time.
-constexpr int64_t AHEAD = 64;
+// Weights are fetched by hand, as the hardware's own fetching starts anew at every page: some KiB ahead where a panel is
+// walked once; where it is walked for several blocks of rows, each walk fetches its share of the next panel, which this
+// thread takes next, so that memory is busy all the time.
 constexpr int64_t TURN = 4;  // steps between two looks at anything else
 
-template <class Panel>
+template <class Panel, int WHERE>
 inline void fetch(const typename Panel::Word* step) {
-    for (int word = 0; word < Panel::WORDS; word += LANES) __builtin_prefetch(step + word, 0, 2);
+    for (int word = 0; word < Panel::WORDS; word += LANES) __builtin_prefetch(step + word, 0, WHERE);
 }
 
 // Fetched in each turn is what `fetches` steps from `next` on read. Three rows share a pointer: one for each would not fit in
@@ -93,7 +100,11 @@ void multiply(
     };
     int64_t left = Panel::steps(inputs);
     for (; left >= TURN; left -= TURN) {
-        for (int64_t i = 0; i < fetches; i++) fetch<Panel>(next + i * Panel::WORDS);
+        if (fetches == TURN) {  // the only walk
+            for (int64_t i = 0; i < TURN; i++) fetch<Panel, Panel::ONCE>(next + i * Panel::WORDS);
+        } else {
+            for (int64_t i = 0; i < fetches; i++) fetch<Panel, KEPT>(next + i * Panel::WORDS);
+        }
         next += fetches * Panel::WORDS;
 #pragma GCC unroll 4
         for (int64_t k = 0; k < TURN; k++) add(w + k * Panel::WORDS, k);
@@ -134,7 +145,7 @@ struct Walk {
 
     void block(int64_t index, int64_t first, int64_t last, F16 (&out)[ROWS][2]) const {
         const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // in each TURN
-        const int64_t ahead = blocks == 1 ? AHEAD : steps + steps * before / TURN;
+        const int64_t ahead = blocks == 1 ? Panel::AHEAD : steps + steps * before / TURN;
         multiply_rows<Panel>(
             last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches, out
         );
