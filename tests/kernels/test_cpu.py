@@ -158,7 +158,7 @@ def test_what_is_rounded_is_rounded_to_the_nearest():
         assert torch.equal(rounded(x), exact(x))
 
 
-def tests_compiled_with(flags: str, tests: str, cache: Path) -> str:
+def compile_and_test(flags: str, tests: str, cache: Path) -> str:
     """What pytest says of some of the tests of kernels, with the C++ compiled with more flags. They must pass."""
     compiler = next(name for name in library.COMPILERS if shutil.which(name))
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "CXX": f"{compiler} {flags}"}
@@ -173,7 +173,7 @@ def tests_compiled_with(flags: str, tests: str, cache: Path) -> str:
 def test_processors_without_avx512_compute_what_they_should(tmp_path: Path):
     """What is compiled for them passes tests of layers, of attention and of norms and gates too."""
     chosen = "a_row_has or in_float32 or (cpu and (test_attention or test_norm_and_gate))"
-    tests_compiled_with("-mno-avx512f", chosen, tmp_path)
+    compile_and_test("-mno-avx512f", chosen, tmp_path)
 
 
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="all of this file is about such a processor then")
@@ -181,7 +181,7 @@ def test_processors_without_avx512_compute_what_they_should(tmp_path: Path):
 def test_a_matrix_unit_would_compute_what_it_should(tmp_path: Path):
     """What is compiled for processors that have one passes the same tests, in an emulation of it: matrix_unit.h."""
     chosen = "row_has or more_rows or in_float32 or rounded or in_bfloat16 or (cpu and test_attention)"
-    told = tests_compiled_with(f"-include {Path(__file__).with_name('matrix_unit.h')}", chosen, tmp_path)
+    told = compile_and_test(f"-include {Path(__file__).with_name('matrix_unit.h')}", chosen, tmp_path)
     assert "no bfloat16_tiles" not in told
 
 
