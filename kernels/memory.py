@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import threading
 import weakref
 
 import torch
@@ -32,6 +33,7 @@ class Row:
     def __init__(self) -> None:
         self._memory: weakref.ref[mmap.mmap] | None = None
         self._end = 0  # of what is taken of it, in bytes
+        self._taking = threading.Lock()  # as models may be loaded by several threads
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """One more, at a multiple of 64 bytes."""
@@ -39,13 +41,13 @@ class Row:
         size = -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         if not size or not HAS_MAPPINGS:
             return torch.zeros(shape, dtype=dtype)
-        memory = self._memory() if self._memory else None
-        if memory is None or self._end + size > len(memory):
-            memory, self._end = _mapping(max(size, MAPPING)), 0
-            self._memory = weakref.ref(memory)
-        tensor = torch.frombuffer(memory, dtype=dtype, count=count, offset=self._end).view(shape)
-        self._end += size
-        return tensor
+        with self._taking:
+            memory = self._memory() if self._memory else None
+            if memory is None or self._end + size > len(memory):
+                memory, self._end = _mapping(max(size, MAPPING)), 0
+                self._memory = weakref.ref(memory)
+            offset, self._end = self._end, self._end + size
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 def _mapping(size: int) -> mmap.mmap:

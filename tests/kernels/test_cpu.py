@@ -5,6 +5,7 @@ clear word where they cannot be compiled.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def test_processors_without_avx512_compute_what_they_should(tmp_path: Path):
 def test_a_matrix_unit_would_compute_what_it_should(tmp_path: Path):
     """What is compiled for processors that have one passes the same tests, in an emulation of it: matrix_unit.h."""
     chosen = "row_has or more_rows or in_float32 or rounded or in_bfloat16 or (cpu and test_attention)"
-    told = compile_and_test(f"-include {Path(__file__).with_name('matrix_unit.h')}", chosen, tmp_path)
+    told = compile_and_test(f"-include {shlex.quote(str(Path(__file__).with_name('matrix_unit.h')))}", chosen, tmp_path)
     assert "no bfloat16_tiles" not in told
 
 
