@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 HAS_MAPPINGS = hasattr(mmap, "MAP_ANONYMOUS")
-MAPPING = 64 << 20  # bytes that a row of tensors takes of the system's addresses at a time
+MAPPING = 64 << 20  # bytes that an arena takes of the system's addresses at a time
 ALIGNMENT = 64  # bytes
 
 
@@ -25,7 +25,7 @@ def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(_mapping(size), dtype=dtype).view(shape)
 
 
-class Row:
+class Arena:
     """Zeros as those of `own_pages`, one tensor behind the other: a model's matrices are often smaller than a huge
     page, or end in one, and a step walks through all of them. A mapping goes back when all tensors in it are gone.
     """

@@ -8,10 +8,10 @@ from torch import Tensor
 from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import Layout, address
-from kernels.memory import Row
+from kernels.memory import Arena
 
 ALL_PARTS = 3  # numbers in bfloat16 that hold a float32
-WEIGHTS = Row()
+WEIGHTS = Arena()
 
 
 def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:

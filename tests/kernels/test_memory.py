@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import memory
-from kernels.memory import ALIGNMENT, MAPPING, Row, own_pages
+from kernels.memory import ALIGNMENT, MAPPING, Arena, own_pages
 
 
 @pytest.fixture
@@ -27,10 +27,14 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[mmap.mmap]":
     return alive
 
 
-def test_tensors_of_a_row_lie_one_behind_the_other():
+def test_tensors_of_an_arena_lie_one_behind_the_other():
     """Each at the first multiple of 64 bytes that is free, whatever its dtype, and none reaches into the next."""
-    row = Row()
-    first, second, third = row.take((3, 7), torch.float32), row.take((5,), torch.uint8), row.take((2,), torch.bfloat16)
+    arena = Arena()
+    first, second, third = (
+        arena.take((3, 7), torch.float32),
+        arena.take((5,), torch.uint8),
+        arena.take((2,), torch.bfloat16),
+    )
     assert second.data_ptr() - first.data_ptr() == 2 * ALIGNMENT  # 84 bytes
     assert third.data_ptr() - second.data_ptr() == ALIGNMENT
     for tensor in (first, second, third):
@@ -41,27 +45,27 @@ def test_tensors_of_a_row_lie_one_behind_the_other():
 
 def test_a_tensor_that_fits_nowhere_begins_a_mapping_of_its_own(mappings: Any):
     """Also one that is larger than a mapping usually is."""
-    row = Row()
-    kept = [row.take((1,), torch.uint8), row.take((MAPPING + 1,), torch.uint8), row.take((1,), torch.uint8)]
+    arena = Arena()
+    kept = [arena.take((1,), torch.uint8), arena.take((MAPPING + 1,), torch.uint8), arena.take((1,), torch.uint8)]
     assert sorted(map(len, mappings)) == [MAPPING, MAPPING, MAPPING + ALIGNMENT]
     assert not any(tensor.any() for tensor in kept)
 
 
 def test_a_mapping_goes_back_when_all_of_its_tensors_are_gone(mappings: Any):
-    """And not before; the row goes on in another one."""
-    row = Row()
-    first, second = row.take((9,), torch.float32), row.take((9,), torch.float32)
+    """And not before; the arena goes on in another one."""
+    arena = Arena()
+    first, second = arena.take((9,), torch.float32), arena.take((9,), torch.float32)
     del first
     gc.collect()
     assert len(mappings) == 1
     del second
     gc.collect()
     assert len(mappings) == 0
-    assert row.take((9,), torch.float32).shape == (9,)
+    assert arena.take((9,), torch.float32).shape == (9,)
 
 
 def test_nothing_takes_no_memory(mappings: Any):
     """An empty tensor has its shape and dtype."""
-    for empty in (Row().take((0, 3), torch.int32), own_pages((0, 3), torch.int32)):
+    for empty in (Arena().take((0, 3), torch.int32), own_pages((0, 3), torch.int32)):
         assert empty.shape == (0, 3) and empty.dtype == torch.int32
     assert not mappings
