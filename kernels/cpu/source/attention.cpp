@@ -186,8 +186,7 @@ void attend(
     attend<InVectors<V, Number>>(p, tile, kv_head, is_fetched, next, out);
 }
 
-template <int V, class Number>
-void run(const Attention& p, const Operand& out) {
+std::vector<Tile> tiles_of(const Attention& p) {
     const int64_t group = p.query_heads / p.kv_heads;
     const int64_t most = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries of a tile
     const bool has_unit = has_tiles();
@@ -201,6 +200,12 @@ void run(const Attention& p, const Operand& out) {
     }
     // Last tiles first: within a chunk they have the longest contexts.
     std::reverse(tiles.begin(), tiles.end());
+    return tiles;
+}
+
+template <int V, class Number>
+void run(const Attention& p, const Operand& out) {
+    const std::vector<Tile> tiles = tiles_of(p);
     const int64_t count = tiles.size() * p.kv_heads;
     Pool::instance().each(count, [&](int64_t task) {
         int64_t& fetched = workspace().fetched;
@@ -226,6 +231,20 @@ bool attention_fits(int64_t dim, int64_t group) {
     const int64_t v = dim / LANES;
     return dim % LANES == 0 && (v == 1 || v == 2 || v == 4 || v == 5 || v == 6 || v == 8 || v == 12 || v == 16) &&
            group <= MOST_ROWS;
+}
+
+std::vector<Piece> pieces(const Attention& p) {
+    const int64_t position = p.dim * (p.is_bf16 ? sizeof(uint16_t) : sizeof(float));  // bytes of a head
+    std::vector<Piece> found;
+    for (const Tile& tile : tiles_of(p))
+        for (int64_t kv_head = 0; kv_head < p.kv_heads; kv_head++)
+            for (int64_t at = tile.begin(p), next; at < tile.end(p); at = next) {
+                const int64_t page = at / p.page_size;
+                next = std::min((page + 1) * p.page_size, tile.end(p));
+                const int64_t row = p.page_table[tile.chunk * p.width + page] * p.page_stride / p.dim;
+                found.push_back({(row + kv_head * p.page_size + at % p.page_size) * position, (next - at) * position});
+            }
+    return found;
 }
 
 void attention(const Attention& p, const Operand& out) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "operand.h"
 
@@ -23,6 +24,9 @@ struct Attention {
 
 // Whether heads of `dim` floats and `group` query heads to a kv head are computed here.
 bool attention_fits(int64_t dim, int64_t group);
+
+// What it reads of the caches, in its order, from p.k on; neither q nor k and v are looked at.
+std::vector<Piece> pieces(const Attention& p);
 
 // Row by row as q has them.
 void attention(const Attention& problem, const Operand& out);

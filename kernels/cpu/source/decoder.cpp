@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "attention.h"
 #include "elementwise.h"
@@ -34,9 +35,9 @@ void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
     });
 }
 
-void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, const Operand& out) {
+// The rows that decode, without their queries.
+Attention decodes(const Decoder& d, const Step& s, int64_t layer) {
     Attention a{};
-    a.q = q;
     a.k = s.k[layer];
     a.v = s.v[layer];
     a.query_heads = d.query_heads;
@@ -47,13 +48,17 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
     a.window = d.layers[layer].window;
     a.is_bf16 = s.cache_is_bf16;
     a.scale = d.scale;
-    if (s.decodes) {
-        a.page_table = s.decode_table;
-        a.width = s.decode_width;
-        a.chunks = s.decodes;
-        a.context_lens = s.decode_contexts;
-        attention(a, out);
-    }
+    a.page_table = s.decode_table;
+    a.width = s.decode_width;
+    a.chunks = s.decodes;
+    a.context_lens = s.decode_contexts;
+    return a;
+}
+
+void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, const Operand& out) {
+    Attention a = decodes(d, s, layer);
+    a.q = q;
+    if (s.decodes) attention(a, out);
     if (s.chunks) {
         a.first = s.decodes;
         a.page_table = s.chunk_table;
@@ -64,6 +69,48 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
         attention(a, out);
     }
 }
+
+// What the rows that decode will read of a layer's cache. It is fetched while the four layers before are multiplied, by each
+// as much of it as it has of their weights.
+class CacheAhead {
+  public:
+    CacheAhead(const Decoder& d, const Step& s) : d_(d), s_(s) {
+        const Layer& layer = d.layers[0];
+        has_time_ = s.decodes && has_time(layer.qkv, s.rows);
+        all_ = weights(layer.out) + weights(layer.gate_up) + weights(layer.down) + weights(layer.qkv);
+    }
+
+    // Behind what attention reads in this layer, before what it reads in `layer`.
+    void begin(int64_t layer) {
+        whole_ = {};
+        given_ = 0;
+        if (!has_time_ || layer == d_.num_layers) return;
+        const Attention a = decodes(d_, s_, layer);
+        if (a.window != window_) {  // the same for all layers of a window
+            pieces_ = pieces(a);
+            window_ = a.window;
+        }
+        whole_ = {a.k, a.v, pieces_.data(), pieces_.data() + pieces_.size()};
+    }
+
+    // The next part, for a layer that is about to multiply.
+    Beside part(const Linear& layer) {
+        const int64_t before = given_;
+        given_ += weights(layer);
+        return whole_.part(before, given_, all_);
+    }
+
+  private:
+    static int64_t weights(const Linear& layer) { return layer.outputs * layer.inputs; }
+
+    const Decoder& d_;
+    const Step& s_;
+    bool has_time_;
+    int64_t all_, given_ = 0;
+    Beside whole_;
+    std::vector<Piece> pieces_;
+    int64_t window_ = -1;  // whose pieces they are
+};
 
 // What lies in `Step::scratch`. Layers may differ in how they want their rows: there is room for any form.
 struct Scratch {
@@ -108,12 +155,13 @@ void forward(const Decoder& d, const Step& s) {
     const auto norm = [&](const float* weight, const Linear& layer) {
         return Norm{weight, Operand::of(layer, scratch.normed), scratch.squares, rows};
     };
+    CacheAhead ahead(d, s);
     Norm before_qkv = norm(d.layers[0].input_norm, d.layers[0].qkv);
     embed(d, s, residual, before_qkv);
     for (int64_t index = 0; index < d.num_layers; index++) {
         const Layer& layer = d.layers[index];
         const bool is_last = index + 1 == d.num_layers;
-        linear(layer.qkv, before_qkv.rows, rows, {qkv, before_qkv.finish(d.eps, scratch.factors)});
+        linear(layer.qkv, before_qkv.rows, rows, {qkv, before_qkv.finish(d.eps, scratch.factors)}, ahead.part(layer.qkv));
         const float *k = qkv + d.query_heads * d.dim, *v = k + d.kv_heads * d.dim;
         const Rope rope{
             qkv,          k,            v,     qkv_size,      qkv_size,   qkv_size, d.cos_sin,   s.k[index],    s.v[index],
@@ -122,18 +170,20 @@ void forward(const Decoder& d, const Step& s) {
         rope_and_cache(rope, s.positions, s.slots, rows, q);
         const Operand attended = Operand::of(layer.out, scratch.attended);
         attend(d, s, index, q, attended);
+        ahead.begin(index + 1);
         const Norm before_mlp = norm(layer.mlp_norm, layer.gate_up);
-        linear(layer.out, attended, rows, {residual, nullptr, residual, &before_mlp});
+        linear(layer.out, attended, rows, {residual, nullptr, residual, &before_mlp}, ahead.part(layer.out));
         const float* factors = before_mlp.finish(d.eps, scratch.factors);
         const Operand gated = Operand::of(layer.down, scratch.gated);
         if (gated_fits(layer.gate_up)) {
-            gated_linear(layer.gate_up, before_mlp.rows, rows, factors, gated);
+            gated_linear(layer.gate_up, before_mlp.rows, rows, factors, gated, ahead.part(layer.gate_up));
         } else {
-            linear(layer.gate_up, before_mlp.rows, rows, {scratch.gate_up, factors});
+            linear(layer.gate_up, before_mlp.rows, rows, {scratch.gate_up, factors}, ahead.part(layer.gate_up));
             silu_mul(scratch.gate_up, rows, inner, gated);
         }
         if (!is_last) before_qkv = norm(d.layers[index + 1].input_norm, d.layers[index + 1].qkv);
-        linear(layer.down, gated, rows, {residual, nullptr, residual, is_last ? nullptr : &before_qkv});
+        const Norm* const next = is_last ? nullptr : &before_qkv;
+        linear(layer.down, gated, rows, {residual, nullptr, residual, next}, ahead.part(layer.down));
     }
     rms_norm(residual, d.final_norm, rows, d.hidden, d.eps, s.out);
 }

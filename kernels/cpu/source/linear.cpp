@@ -76,12 +76,12 @@ inline void fetch(const typename Panel::Word* step) {
     for (int word = 0; word < Panel::WORDS; word += LANES) __builtin_prefetch(step + word, 0, WHERE);
 }
 
-// Fetched in each turn is what `fetches` steps from `next` on read. Three rows share a pointer: one for each would not fit in
-// the registers, and to bring them back takes the ports that multiply.
+// Fetched in each turn is what `fetches` steps from `next` on read, and a line of what is beside. Three rows share a
+// pointer: one for each would not fit in the registers, and to bring them back takes the ports that multiply.
 template <int M, class Panel>
 void multiply(
     const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next,
-    int64_t fetches, F16 (&out)[ROWS][2]
+    int64_t fetches, Beside& beside, F16 (&out)[ROWS][2]
 ) {
     constexpr int POINTERS = (M + 2) / 3;
     const int64_t stride = Panel::stride(inputs);
@@ -106,6 +106,7 @@ void multiply(
             for (int64_t i = 0; i < fetches; i++) fetch<Panel, KEPT>(next + i * Panel::WORDS);
         }
         next += fetches * Panel::WORDS;
+        beside.fetch();
 #pragma GCC unroll 4
         for (int64_t k = 0; k < TURN; k++) add(w + k * Panel::WORDS, k);
         w += TURN * Panel::WORDS;
@@ -121,12 +122,12 @@ void multiply(
 template <class Panel, int M = ROWS>
 void multiply_rows(
     int64_t rows, const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs,
-    const typename Panel::Word* next, int64_t fetches, F16 (&out)[ROWS][2]
+    const typename Panel::Word* next, int64_t fetches, Beside& beside, F16 (&out)[ROWS][2]
 ) {
     if constexpr (M > 1) {
-        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, fetches, out);
+        if (rows < M) return multiply_rows<Panel, M - 1>(rows, x, w, inputs, next, fetches, beside, out);
     }
-    multiply<M, Panel>(x, w, inputs, next, fetches, out);
+    multiply<M, Panel>(x, w, inputs, next, fetches, beside, out);
 }
 
 // One walk over panels of a layer: products of a block of rows.
@@ -143,25 +144,27 @@ struct Walk {
         weight = static_cast<const Word*>(layer.packed) + panel * steps * Panel::WORDS;
     }
 
-    void block(int64_t index, int64_t first, int64_t last, F16 (&out)[ROWS][2]) const {
+    void block(int64_t index, int64_t first, int64_t last, Beside& beside, F16 (&out)[ROWS][2]) const {
         const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // in each TURN
         const int64_t ahead = blocks == 1 ? Panel::AHEAD : steps + steps * before / TURN;
         multiply_rows<Panel>(
-            last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches, out
+            last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches, beside,
+            out
         );
     }
 };
 
 template <class Panel>
-void run(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
+void run(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside) {
     const int64_t blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(layer.outputs), [&](int64_t panel) {
         const Walk<Panel> walk(layer, x, blocks, panel);
         const PanelResult to(layer, panel, result);
+        Beside part = beside.part(panel, panel + 1, panels(layer.outputs));
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 out[ROWS][2];
-            walk.block(block, first, last, out);
+            walk.block(block, first, last, part, out);
             for (int64_t row = first; row < last; row++)
                 to.put(row, out[row - first][0], out[row - first][1]);
         }
@@ -170,16 +173,19 @@ void run(const Linear& layer, const Operand& x, int64_t rows, const Result& resu
 
 // The panels of a gate and of what it gates are walked together.
 template <class Panel>
-void run_gated(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y) {
+void run_gated(
+    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside
+) {
     const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
     Pool::instance().each(panels(size), [&](int64_t panel) {
         const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
         const GatedPanel to(layer, panel, factors, y);
+        Beside part = beside.part(panel, panel + 1, panels(size));
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
             F16 gate[ROWS][2], up[ROWS][2];
-            gates.block(block, first, last, gate);
-            ups.block(block, first, last, up);
+            gates.block(block, first, last, part, gate);
+            ups.block(block, first, last, part, up);
             for (int64_t row = first; row < last; row++) {
                 const F16(&g)[2] = gate[row - first], (&u)[2] = up[row - first];
                 to.put(row, g[0], g[1], u[0], u[1]);
@@ -265,14 +271,22 @@ void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, vo
     how(static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<uint32_t*>(packed));
 }
 
-void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result) {
+// From so many rows on, where that was measured. With fewer, whatever else is asked for makes weights come later.
+bool has_time(const Linear& layer, int64_t rows) {
+    constexpr int64_t MANY = 24;
+    return layer.layout == BFLOAT16_PAIRS && rows >= MANY;
+}
+
+void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside) {
     if (layer.layout == BFLOAT16_TILES) return tiled_linear(layer, x, rows, result);
-    with_panels(layer.layout, [&](auto panel) { run<decltype(panel)>(layer, x, rows, result); });
+    with_panels(layer.layout, [&](auto panel) { run<decltype(panel)>(layer, x, rows, result, beside); });
 }
 
 bool gated_fits(const Linear& layer) { return layer.outputs % (2 * PANEL) == 0; }
 
-void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y) {
+void gated_linear(
+    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside
+) {
     if (layer.layout == BFLOAT16_TILES) return tiled_gated_linear(layer, x, rows, factors, y);
-    with_panels(layer.layout, [&](auto panel) { run_gated<decltype(panel)>(layer, x, rows, factors, y); });
+    with_panels(layer.layout, [&](auto panel) { run_gated<decltype(panel)>(layer, x, rows, factors, y, beside); });
 }

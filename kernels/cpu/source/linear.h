@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "beside.h"
+
 enum Layout : int64_t {
     FLOAT_PANELS,     // [N / 32][K][32] float: one chain of fused multiply-adds per output, over k = 0..K-1
     BFLOAT16_PANELS,  // [N / 32][K][16] words, two outputs 16 apart in each: the same chain, widened in registers
@@ -39,10 +41,15 @@ struct Result {
     const Norm* norm = nullptr;       // y is put through it; or null
 };
 
-// x[rows, inputs] in the layer's own form.
-void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result);
+// Whether so many rows take longer to multiply than the weights take to come, so that there is time for what is `beside`.
+bool has_time(const Linear& layer, int64_t rows);
+
+// x[rows, inputs] in the layer's own form. Meanwhile is fetched what is `beside`, as far as it comes.
+void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside = {});
 
 // x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of factors[row] * (x @ weight.T) + bias, for
-// layers whose halves are whole panels. factors: or null.
+// layers whose halves are whole panels. factors: or null. beside: as above.
 bool gated_fits(const Linear& layer);
-void gated_linear(const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y);
+void gated_linear(
+    const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside = {}
+);
