@@ -2,8 +2,9 @@
 a machine that may have been busy just then.
 
 A step of decodes alone takes a base and so much for each row: a least-squares line whose memory fades (recursive least
-squares with a forgetting factor). What a step with prompts takes beyond that is laid to their tokens. Nothing but how
-much rides along with whom depends on it; no text does.
+squares with a forgetting factor). What a step with prompts takes beyond that is laid to their tokens. What a lone row
+takes is a low expectile of what was seen (Newey and Powell, 1987): noise only ever adds to a step, but the fastest of
+all may have been a quiet moment's. Nothing but how much rides along with whom depends on any of it; no text does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ FADE_PROMPTS = 0.98  # with each step that reads prompts, which are fewer
 GUESS = 20.0  # steps that the costs measured at start count for
 GUESS_TOKENS = 128  # in each of them
 STRAY = 4.0  # times what was foreseen, beyond which a step was held up by something else
+FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
+RISE = 0.02  # and to what a lone one took that was slower
+LONE = 2  # rows
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 
 
@@ -23,7 +27,7 @@ class Pace:
 
     def __init__(self, costs: Costs) -> None:
         self.row_seconds = costs.row_seconds
-        self.fastest_seconds = costs.decode_seconds  # of a step of decodes: a lone one's, without its neighbours' noise
+        self.lone_seconds = costs.decode_seconds  # of a step in which one decodes, mostly without its neighbours' noise
         self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
         self._base = costs.decode_seconds - costs.row_seconds
         # Sums over the steps seen, fading: their number, rows, seconds, rows squared, rows times seconds.
@@ -55,8 +59,8 @@ class Pace:
             self.token_seconds = self._ts / self._tt
         elif rows:
             self._learn_rows(rows, seconds)
-            if foreseen < STRAY * seconds < STRAY * self.fastest_seconds:
-                self.fastest_seconds = seconds
+            if foreseen < STRAY * seconds:
+                self._learn_lone(rows, seconds)
 
     def _learn_rows(self, rows: int, seconds: float) -> None:
         self._n, self._x, self._y = FADE * self._n, FADE * self._x, FADE * self._y
@@ -67,6 +71,12 @@ class Pace:
         if variance >= FEWEST:
             self.row_seconds = max(0.0, (self._xy / self._n - mean * self._y / self._n) / variance)
         self._base = self._y / self._n - mean * self.row_seconds
+
+    def _learn_lone(self, rows: int, seconds: float) -> None:
+        if seconds < self.lone_seconds:  # however many rows it has
+            self.lone_seconds += FALL * (seconds - self.lone_seconds)
+        elif rows <= LONE and self.lone_seconds:
+            self.lone_seconds += RISE * (seconds - self.lone_seconds)
 
     def _add(self, rows: int, seconds: float, weight: float) -> None:
         self._n += weight

@@ -82,9 +82,9 @@ class Policy(ABC):
         """What a step may take for the prompts in it, as configured or from what steps are seen to take."""
         if self.config.step_time is not None:
             return self.config.step_time
-        if not self.pace.fastest_seconds:
+        if not self.pace.lone_seconds:
             return MOST_SECONDS
-        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * self.pace.fastest_seconds))
+        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * self.pace.lone_seconds))
 
     # Who waits ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Policy(ABC):
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
         seconds = self.step_seconds
-        rows = max(0.0, self.pace.step_seconds(decodes) - self.pace.fastest_seconds)
+        rows = max(0.0, self.pace.step_seconds(decodes) - self.pace.lone_seconds)
         seconds = seconds - min(seconds / 2, rows) if decodes else 2 * seconds
         in_time = seconds / max(self.pace.token_seconds, 1e-9)
         return max(LEAST_PROMPT_TOKENS, int(min(MOST_TOKENS - decodes, in_time)))

@@ -81,11 +81,33 @@ def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts():
 
 
 def test_a_neighbour_s_noise_makes_no_step_longer():
-    """The fastest step seen says what a decode takes; one that cannot have been, does not."""
-    pace = Pace(costs(0.005, 0.0))
-    for seconds in (0.008, 0.004, 0.009, 0.0005):
-        pace.observe(1, 0, seconds)
-    assert pace.fastest_seconds == 0.004
+    """A third of the steps takes twice as long. One that was over too soon to be true teaches nothing."""
+    pace, dice = Pace(costs(0.008, 0.0)), random.Random(3)
+    for _ in range(1000):
+        pace.observe(1, 0, 0.004 * dice.choice((1.0, 1.0, 2.0)))
+        pace.observe(1, 0, 0.0005)
+    assert pace.lone_seconds == pytest.approx(0.004, rel=0.15)
+
+
+def test_one_quiet_moment_is_not_what_a_lone_step_takes_ever_after():
+    """Nor is what steps of many rows take."""
+    pace = Pace(costs(0.005, 0.0002))
+    pace.observe(1, 0, 0.003)
+    assert pace.lone_seconds < 0.005
+    for _ in range(500):
+        pace.observe(32, 0, 0.012)
+    assert pace.lone_seconds < 0.005
+    for _ in range(500):
+        pace.observe(1, 0, 0.005)
+    assert pace.lone_seconds == pytest.approx(0.005, rel=0.01)
+
+
+def test_a_step_of_many_rows_says_that_a_lone_one_takes_no_longer():
+    """Where nobody is ever alone, that is all there is to go by."""
+    pace = Pace(costs(0.020, 0.0))
+    for _ in range(100):
+        pace.observe(8, 0, 0.010)
+    assert pace.lone_seconds == pytest.approx(0.010, rel=0.01)
 
 
 @given(
