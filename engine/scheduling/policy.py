@@ -123,13 +123,12 @@ class Policy(ABC):
 
     def prompt_tokens(self, decodes: int) -> int:
         """How many prompt tokens go with `decodes` rows that decode: what was configured, or what is read in
-        `step_seconds`, against which rows beyond the first count up to half of it; while nobody decodes, in twice
-        that."""
+        `step_seconds`. What those rows take longer than a lone one counts against it, as long as prompts have half of
+        the step; while nobody decodes, it is twice as much."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        seconds = self.step_seconds
-        rows = max(0.0, self.pace.step_seconds(decodes) - self.pace.lone_seconds)
-        seconds = seconds - min(seconds / 2, rows) if decodes else 2 * seconds
+        most, rows = self.step_seconds, self.pace.step_seconds(decodes)
+        seconds = min(most, max(most + self.pace.lone_seconds - rows, rows)) if decodes else 2 * most
         in_time = seconds / max(self.pace.token_seconds, 1e-9)
         return max(LEAST_PROMPT_TOKENS, int(min(MOST_TOKENS - decodes, in_time)))
 

@@ -74,10 +74,11 @@ def test_a_step_may_take_what_decode_steps_are_seen_to_take_not_what_one_took_at
     assert policy.prompt_tokens(1) == pytest.approx(100, abs=5)
 
 
-def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts():
-    """Down to half of it: who reads is not starved by who speaks."""
+def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts_but_never_less_than_half_of_the_step():
+    """Who waits is not starved by who speaks: with 11 rows, which take 0.015 s, prompts have as long."""
     policy = make_policy(EngineConfig(model="none", step_time=0.020).validate(), Costs(1e4, 10_000.0, 0.005, 0.001))
-    assert [policy.prompt_tokens(rows) for rows in (1, 6, 11, 50)] == [200, 150, 100, 100]
+    assert [policy.prompt_tokens(rows) for rows in (1, 6, 8, 11, 50)] == [200, 150, 130, 150, 200]
+    assert policy.prompt_tokens(0) == 400
 
 
 def test_a_neighbour_s_noise_makes_no_step_longer():
