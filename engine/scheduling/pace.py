@@ -18,7 +18,7 @@ GUESS_TOKENS = 128  # in each of them
 STRAY = 4.0  # times what was foreseen, beyond which a step was held up by something else
 FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
 RISE = 0.02  # and to what a lone one took that was slower
-LONE = 2  # rows
+LONE = 2  # rows up to which a step says what a lone one takes, and not only that it takes no longer
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 
 

@@ -234,15 +234,16 @@ bool attention_fits(int64_t dim, int64_t group) {
 }
 
 std::vector<Piece> pieces(const Attention& p) {
-    const int64_t position = p.dim * (p.is_bf16 ? sizeof(uint16_t) : sizeof(float));  // bytes of a head
+    const int64_t bytes = p.is_bf16 ? sizeof(uint16_t) : sizeof(float);  // of a number
     std::vector<Piece> found;
     for (const Tile& tile : tiles_of(p))
         for (int64_t kv_head = 0; kv_head < p.kv_heads; kv_head++)
             for (int64_t at = tile.begin(p), next; at < tile.end(p); at = next) {
-                const int64_t page = at / p.page_size;
-                next = std::min((page + 1) * p.page_size, tile.end(p));
-                const int64_t row = p.page_table[tile.chunk * p.width + page] * p.page_stride / p.dim;
-                found.push_back({(row + kv_head * p.page_size + at % p.page_size) * position, (next - at) * position});
+                const int64_t page = at / p.page_size, offset = at % p.page_size;
+                next = std::min(at - offset + p.page_size, tile.end(p));
+                const int64_t row = p.page_table[tile.chunk * p.width + page] * p.page_stride +
+                                    (kv_head * p.page_size + offset) * p.dim;
+                found.push_back({row * bytes, (next - at) * p.dim * bytes});
             }
     return found;
 }

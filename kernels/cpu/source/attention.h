@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "beside.h"
 #include "operand.h"
 
 struct Attention {

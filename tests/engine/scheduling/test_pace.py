@@ -74,8 +74,8 @@ def test_a_step_may_take_what_decode_steps_are_seen_to_take_not_what_one_took_at
     assert policy.prompt_tokens(1) == pytest.approx(100, abs=5)
 
 
-def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts_but_never_less_than_half_of_the_step():
-    """Who waits is not starved by who speaks: with 11 rows, which take 0.015 s, prompts have as long."""
+def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts_until_they_have_half_of_the_step():
+    """Who waits is not starved by who speaks: beside 11 rows, which take 0.015 s, prompts have as long."""
     policy = make_policy(EngineConfig(model="none", step_time=0.020).validate(), Costs(1e4, 10_000.0, 0.005, 0.001))
     assert [policy.prompt_tokens(rows) for rows in (1, 6, 8, 11, 50)] == [200, 150, 130, 150, 200]
     assert policy.prompt_tokens(0) == 400
