@@ -6,6 +6,7 @@ Where the host does not, two threads that wait for each other feel it more than 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import statistics
@@ -89,19 +90,28 @@ class Turns:
 
     async def take(self, measure: Callable[[str, int], Awaitable[Window]], wanted: int) -> None:
         """`measure` a part's window, with a seed that is the same for all parts' first, second, ... quiet one; in
-        another order each round, until each part has had as many quiet ones as are `wanted`."""
+        another order each round, until each part has had as many quiet ones as are `wanted`. Cancelled, as by Ctrl-C,
+        it ends with what it has, if each part has had a window."""
+        try:
+            for turn in range(PATIENCE * wanted):
+                await self._round(turn, measure, wanted)
+        except asyncio.CancelledError:
+            if not all(self.every.values()):
+                raise
+            print(f"cut off, with {min(map(len, self.quiet.values()))} of {wanted} quiet windows of each part")
+
+    async def _round(self, turn: int, measure: Callable[[str, int], Awaitable[Window]], wanted: int) -> None:
         parts = list(self.quiet)
-        for turn in range(PATIENCE * wanted):
-            for name in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
-                if len(self.quiet[name]) == wanted:
-                    continue
-                window = await measure(name, len(self.quiet[name]) + 1)
-                self.every[name].append(window)
-                if window.stolen <= QUIET:
-                    self.quiet[name].append(window)
-                row = {"turn": turn, "part": name, **figures([window])}
-                self.rows.append(row)
-                print({key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}, flush=True)
+        for name in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
+            if len(self.quiet[name]) == wanted:
+                continue
+            window = await measure(name, len(self.quiet[name]) + 1)
+            self.every[name].append(window)
+            if window.stolen <= QUIET:
+                self.quiet[name].append(window)
+            row = {"turn": turn, "part": name, **figures([window])}
+            self.rows.append(row)
+            print({key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}, flush=True)
 
     def kinds(self) -> list[tuple[str, dict[str, list[Window]]]]:
         """Quiet windows, where each part has some, and all of them; with what they are called."""

@@ -1,6 +1,6 @@
 """A discrete-event simulator around the very same engine: scheduler, policies, pages and events are the real ones; only
 the forward pass is a formula for its time. What it foretells is held against the live engine by
-`benchmarks/scheduling.py`.
+`benchmarks/scheduling/`.
 """
 
 from __future__ import annotations

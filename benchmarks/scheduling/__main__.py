@@ -1,0 +1,72 @@
+"""What people, bulk work and tenants get from each policy, on one engine.
+
+    python -m benchmarks.scheduling live        # the mixed load on a real server, policies interleaved
+    python -m benchmarks.scheduling tenants     # one tenant floods, the other asks now and then
+    python -m benchmarks.scheduling overload    # ten times more than fits: how soon is who told to come again
+    python -m benchmarks.scheduling check       # the simulator against the live engine
+    python -m benchmarks.scheduling million     # every policy through a million simulated requests, and a plot
+
+`live`: people come as a Poisson process, first on a server that has nothing else to do, then with a backlog that keeps
+every slot taken; bulk work alone is measured too. What people took of the machine is its busy time while they were
+alone on it. Every figure is a ratio inside one run; in `live` and `tenants` all servers are up and take turns
+(`windows.py`), and whoever is cut off keeps what was measured until then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+
+from app.bench.workloads import WORKLOADS
+from benchmarks.peers.model import SHAPES
+from benchmarks.scheduling.check import CHECK_SCALE, CHECKED, check
+from benchmarks.scheduling.live import live
+from benchmarks.scheduling.load import POLICIES, SHAPE
+from benchmarks.scheduling.million import million
+from benchmarks.scheduling.overload import overload
+from benchmarks.scheduling.tenants import tenants
+
+
+def _policies(words: str) -> list[str]:
+    names = words.split(",")
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(POLICIES)}")
+    return names
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run in (("live", live), ("tenants", tenants), ("overload", overload)):
+        command = commands.add_parser(name)
+        command.add_argument("--runs", type=int, default=12, help="quiet windows of each part; of overload, servers")
+        command.add_argument("--seconds", type=float, default=6.0)
+        command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")
+        command.add_argument("--vocabulary", type=int, default=SHAPES[SHAPE]["vocab_size"])
+        command.add_argument("--serve", type=shlex.split, default=[], metavar="OPTIONS", help='of the server: "--x 1"')
+        command.set_defaults(run=run)
+    every = ",".join(POLICIES)
+    commands.choices["live"].add_argument("--policies", type=_policies, default=every, help=f"default: {every}")
+    command = commands.add_parser("check")
+    command.add_argument("--model", help=f"a folder; default: random weights of the shape {SHAPE}")
+    command.add_argument("--runs", type=int, default=3)
+    command.add_argument("--requests", type=int, default=150)
+    command.add_argument("--rate", type=float, default=CHECK_SCALE.rate)
+    command.add_argument("--workloads", default=CHECKED, help=f"of {', '.join(WORKLOADS)}")
+    command.set_defaults(run=check)
+    command = commands.add_parser("million")
+    command.add_argument("--requests", type=int, default=1_000_000)
+    command.add_argument("--workload", choices=sorted(WORKLOADS), default="mixed")
+    command.add_argument("--rate", type=float, default=150.0)
+    command.set_defaults(run=million)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    run = options.run
+    del options.run
+    run(options)
+
+
+if __name__ == "__main__":
+    main()

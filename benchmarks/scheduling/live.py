@@ -1,0 +1,53 @@
+"""People beside a backlog of bulk work, policy by policy."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.results import save
+from benchmarks.scheduling.load import BULK, CONTEXT, PERSON, POLICIES, SLOTS, Clients, model
+from benchmarks.serving import Serving
+from benchmarks.windows import Turns, Window, by_chance, figures, over
+
+LOADS = {"people": (True, 0), "bulk": (False, 3 * SLOTS), "both": (True, 3 * SLOTS)}  # whether people come, and callers
+
+
+def live(options: argparse.Namespace) -> None:
+    """People alone, bulk work alone, and both, for each policy."""
+    serve = [options.model or model(), *options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
+    names = options.policies
+    turns = Turns([f"{name}, {part}" for name in names for part in LOADS])
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(Serving(*serve, *POLICIES[name])) for name in names}
+        clients = {name: Clients(server, options.vocabulary) for name, server in servers.items()}
+
+        async def measure(part: str, seed: int) -> Window:
+            name, load = part.split(", ")
+            people, bulk = LOADS[load]
+            return await clients[name].window(options.seconds, people=people, bulk=bulk, seed=seed)
+
+        async def measured() -> None:
+            for client in clients.values():  # so that nobody counted is the first
+                await client.window(2.0, people=True, bulk=SLOTS, seed=0)
+            await turns.take(measure, options.runs)
+
+        asyncio.run(measured())
+    summary: dict[str, Any] = {}
+    for kind, windows in turns.kinds():
+        summary[kind] = {part: figures(of) for part, of in windows.items()}
+        for name in names:
+            ratios = by_chance(_beside, *(windows[f"{name}, {load}"] for load in LOADS))
+            summary[kind][f"{name}, both over alone"] = ratios
+            shown = (f"{key} {r['ratio']:.2f} ({r['from']:.2f} to {r['to']:.2f})" for key, r in ratios.items())
+            print(f"{kind}, {name}: {', '.join(shown)}")
+    save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, turns.rows, summary)
+
+
+def _beside(people: list[Window], bulk: list[Window], both: list[Window]) -> dict[str, float]:
+    """What people feel beside bulk work over what they do alone; and what bulk work gets beside them, over what it does
+    alone in the time that they leave."""
+    left = figures(bulk)["bulk"] * (1 - figures(people)["busy"])
+    return over(both, people) | {"bulk": figures(both)["bulk"] / left}

@@ -1,0 +1,84 @@
+"""Two tenants of one class, one of which floods."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.results import save
+from benchmarks.scheduling.load import BULK, CONTEXT, PEOPLE_PER_SECOND, PERSON, POLICIES, SLOTS, body, felt, model
+from benchmarks.serving import Serving
+from benchmarks.sse_client import stream
+from benchmarks.windows import Turns, Window, by_chance, figures, over, stolen, stolen_since
+
+CALM, FLOOD = "calm", "flood"
+HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
+
+
+async def _tenant_window(calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int) -> Window:
+    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another."""
+    dice, stopping, number = random.Random(seed), False, seed * 1_000_000
+
+    async def ask(server: Serving, key: str, shape: dict[str, int]) -> list[float]:
+        nonlocal number
+        number += 1
+        asked = body("person", number, shape["prompt"], shape["answer"], options.vocabulary) | {
+            "service_tier": "default"
+        }
+        began = time.perf_counter()
+        moments = await stream(server.host, server.port, "/v1/completions", asked, key=key)
+        return [began, *moments[: shape["answer"]]]
+
+    async def flooding(server: Serving) -> None:
+        while not stopping:
+            await ask(server, FLOOD, BULK)
+
+    callers = [asyncio.create_task(flooding(flooded)) for _ in range(4 * SLOTS)] if flooded else []
+    await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
+    await asyncio.sleep(2.0)
+    tasks, end, had = [], time.perf_counter() + options.seconds, stolen()
+    while time.perf_counter() < end:
+        tasks.append(asyncio.create_task(ask(calm, CALM, PERSON)))
+        await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
+    answers = await asyncio.gather(*tasks)
+    lost = stolen_since(had)
+    stopping = True
+    await asyncio.gather(*callers)
+    return felt(answers, lost)
+
+
+def tenants(options: argparse.Namespace) -> None:
+    """What the calm tenant feels beside the flood, over its fair share: half of the slots and of the cores, on which it
+    is alone. The flood then has the other half, so that the machine is as busy in both; beside an idle half it is
+    measured too."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cores) // 2)
+    serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]
+    with ExitStack() as stack:
+
+        def serving(slots: int, on: list[int], *more: str) -> Serving:
+            return stack.enter_context(Serving(*serve, "--max-num-seqs", str(slots), *more, cores=set(on)))
+
+        own, other = serving(SLOTS // 2, cores[:half]), serving(SLOTS // 2, cores[-half:])
+        whole, first_come = serving(SLOTS, cores), serving(SLOTS, cores, *POLICIES["fcfs"])
+        parts = {
+            "on its half, the other half idle": (own, None),
+            HALF: (own, other),
+            BESIDE: (whole, whole),
+            FIRST_COME: (first_come, first_come),
+        }
+        turns = Turns(list(parts))
+        asyncio.run(turns.take(lambda part, seed: _tenant_window(*parts[part], options, seed), options.runs))
+    summary: dict[str, Any] = {}
+    for kind, windows in turns.kinds():
+        summary[kind] = {part: figures(of) for part, of in windows.items()}
+        for name in (BESIDE, FIRST_COME):
+            summary[kind][f"{name}, over {HALF}"] = by_chance(over, windows[name], windows[HALF])
+    print(json.dumps(summary, indent=1))
+    save("scheduling_tenants", vars(options), turns.rows, summary)
