@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol, which here takes one request at a time, hears at any time that its client has left, and lets
-an answer that is streamed be written without a coroutine for each piece.
+"""uvicorn's HTTP protocol, which here takes one request at a time, hears at any time that its client has left, waits
+for no request for ever, and lets an answer that is streamed be written without a coroutine for each piece.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from app.errors import error_body
 from app.sse import AT_ONCE
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
+HEAD_SECONDS = 30.0  # that they may take
+BODY_SECONDS = 120.0  # that a body may take
+BODY_HEADERS = (b"content-length", b"transfer-encoding")  # which say how long a body is
 LINGER = 1.0  # seconds that a refused client may still speak to nobody
 
 
@@ -24,25 +27,39 @@ class Connection(HttpToolsProtocol):
 
     A request that waits in the connection would have to be read, or it would hide that the client has left: the answer
     before it would go on for nobody. So what comes meanwhile is thrown away and the connection closed when the answer
-    is complete, upon which clients ask again (RFC 9112, 9.3.2). Heads of requests are limited, as nobody's key is known
-    by then.
+    is complete, upon which clients ask again (RFC 9112, 9.3.2). Heads of requests are limited in size and time and
+    bodies in time, as nobody's key is known by then.
     """
 
     _is_deaf = False
     _is_head = False  # in the middle of one
     _head_bytes = 0
+    _deadline: asyncio.TimerHandle | None = None  # of what is coming
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
         self._unset_keepalive_if_required()
+        if self._deadline is None and not self._is_answering:
+            self._expect(HEAD_SECONDS)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
+                self._expect(None)
                 self.handle_websocket_upgrade()
+            else:
+                self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if self._is_answering:  # what came is too early, or nonsense
+            if self._is_answering and not self.cycle.more_body:  # what came is too early, or nonsense
                 self._is_deaf = True
                 self.cycle.keep_alive = False
             else:
@@ -62,8 +79,43 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_head = False
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            raise ValueError("more than one Host")  # as above; RFC 9112, 3.2
         super().on_headers_complete()
         self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
+        self._expect(BODY_SECONDS)
+
+    def on_message_complete(self) -> None:
+        self._expect(None)
+        super().on_message_complete()
+
+    def _expect(self, seconds: float | None) -> None:
+        """What is coming has to have come by then; None: nothing is."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        if self._is_head or (self._is_answering and not self.cycle.response_started):
+            self._refuse(408, "the request did not come to its end in time", "request_timeout")
+        else:  # nothing was asked, or it has been answered before its end
+            self.transport.close()
+
+    def _stay(self, rest: bytes) -> None:
+        """A request is answered in HTTP/1.1 although it offers another protocol, as clients of HTTP/2 do in every first
+        one (RFC 9110, 7.8). The parser holds all behind its head, of which `rest` has come, for that protocol's: what
+        is its body is for a new one to find."""
+        self.cycle.more_body, self.cycle.keep_alive = True, False
+        self.cycle.message_event.clear()
+        self.parser = httptools.HttpRequestParser(_Body(self))
+        length = [b"%b: %b\r\n" % header for header in self.headers if header[0] in BODY_HEADERS]
+        self._expect(BODY_SECONDS)
+        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(length), rest))
+
+    def end_of_body(self) -> None:
+        """Of a request that did not change the protocol; what follows it was to be in another one."""
+        self.on_message_complete()
+        self._is_deaf = True
 
     @property
     def _is_answering(self) -> bool:
@@ -71,7 +123,11 @@ class Connection(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, status: int, message: str, code: str) -> None:
+        self._expect(None)
         self._is_deaf = True
+        if self._is_answering:  # whoever waits for the body need not any more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = json.dumps(error_body(status, message, code=code)).encode()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -80,6 +136,14 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         # Closed with bytes unread, the connection would be reset, which overtakes what was just said.
         self.loop.call_later(LINGER, self.transport.close)
+
+
+class _Body:
+    """Takes from a parser what is the body of a connection's request."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.end_of_body
 
 
 def write(transport: asyncio.Transport, piece: bytes) -> bool:

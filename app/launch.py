@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import socket
@@ -38,6 +39,7 @@ def run(settings: Settings) -> int:
     except (TokenizerMissing, TemplateBroken, OSError) as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
+    _allow_files()
     client = EngineClient(settings.engine)
     app = create_app(settings, client, text)
     config = uvicorn.Config(
@@ -123,6 +125,17 @@ async def _show_loading(client: EngineClient, url: str) -> int:
         flush=True,
     )
     return 0
+
+
+def _allow_files() -> None:
+    """As many open files as may be, instead of the 1024 that shells begin with: each connection is one."""
+    try:
+        import resource
+    except ImportError:  # there is none on Windows
+        return
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # macOS names more than it gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bind(host: str, port: int) -> socket.socket:

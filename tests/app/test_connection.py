@@ -1,4 +1,4 @@
-"""What a connection offers to an answer that is streamed."""
+"""What a connection offers to an answer that is streamed, and for how long it waits for a request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import socket
 from collections.abc import Callable
 
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from app.connection import write
+import app.connection
+from app.connection import Connection, write
 
 LOOPS = [asyncio.new_event_loop]
 try:
@@ -55,3 +61,47 @@ def test_what_a_full_socket_does_not_take_is_not_kept(loop: Callable[[], asyncio
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(play())
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent, said",
+    [
+        (b"", b""),
+        (b"\r\n", b""),
+        (HEAD, b"HTTP/1.1 408 "),
+        (HEAD + b"Content-Length: 9\r\n\r\nhalf", b"HTTP/1.1 408 "),
+        (HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 9\r\n\r\nhalf", b"HTTP/1.1 408 "),
+        (HEAD + b"Content-Length: 9\r\n\r\nall of it", b"HTTP/1.1 200 "),
+        (HEAD + b"Content-Length: 9\r\n\r\nall of it\r\n", b"HTTP/1.1 200 "),
+    ],
+)
+async def test_no_request_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, sent: bytes, said: bytes):
+    """Who sends none, or one without an end, loses the connection; who has one that lasts is answered in full."""
+    monkeypatch.setattr(app.connection, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(app.connection, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(app.connection, "LINGER", 0.05)
+
+    async def slow(request: Request) -> PlainTextResponse:
+        body = await request.body()
+        await asyncio.sleep(0.3)
+        return PlainTextResponse(body)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/", slow, methods=["POST"])]), http=Connection, log_config=None, timeout_keep_alive=1
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(sent)
+            heard = await reader.read()
+            writer.close()
+    finally:
+        server.should_exit = True
+        await serving
+    assert heard.startswith(said) and heard.count(b"HTTP/1.1") == (1 if said else 0)

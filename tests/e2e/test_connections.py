@@ -195,6 +195,47 @@ def test_a_body_is_not_taken_for_headers(server: Server):
                 body += connection.recv(1 << 16)
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_client_that_offers_another_protocol_is_answered_in_this_one(server: Server, is_chunked: bool, at_once: bool):
+    """As clients of HTTP/2 do in every first request; its body is its body, and no request of its own."""
+    raw = HEALTH + b" " * 100
+    length = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(raw)
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n%b\r\n\r\n" % length
+    )
+    texts = [json.dumps({"prompt": "a fox"}).encode(), raw]
+    for text, status in zip(texts, (200, 400), strict=True):
+        body = text.ljust(len(raw))
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+        with closing(connect(server)) as connection:
+            pieces = [head + body] if at_once else [head, body[:7], body[7:]]
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.05)
+            answer = heard(connection)
+        assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_request_for_two_hosts_is_refused(server: Server):
+    with closing(connect(server)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n")
+        assert heard(connection).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_body_that_is_none_is_refused_at_once(server: Server):
+    """And not waited for to its end."""
+    said = len(server.log)
+    with closing(connect(server)) as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        time.sleep(0.1)
+        connection.sendall(b"nonsense\r\n")
+        answer = heard(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+    assert server.log[said:] == []
+
+
 def test_what_is_not_http_is_refused_in_the_protocol_s_shape(server: Server):
     """And not logged: it is not our mistake."""
     said = len(server.log)
