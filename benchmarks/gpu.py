@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +42,8 @@ MOST_KV_BYTES = 40e9
 
 SAMPLERS = ((0, 1.0, 0.0), (0, 1.0, 0.6), (0, 0.9, 0.6), (50, 0.9, 0.6))  # top_k, top_p, temperature
 
+STAGES, SPLITS = (3, 5), (256, 512)  # of decode attention
+
 
 class Marks:
     """All that is measured on one device; every measurement is a section."""
@@ -54,7 +57,8 @@ class Marks:
         self._engines = Engines(device)
 
     def kernel(self, measure: Callable[..., None], shape: Shape, *sizes: Any) -> None:
-        """measure: of `of_kernels` or `of_matrices`."""
+        """measure: of `of_kernels` or `of_matrices`. An engine would have the memory that it needs."""
+        self._engines.drop()
         self.sections.run(_name(measure, shape, sizes), partial(measure, shape, *sizes))
 
     def engine(self, build: Build, measure: Callable[..., None], *sizes: Any, **more: Any) -> None:
@@ -106,6 +110,8 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
     for page_size in (16, 32):
         marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
+    for stages, split in product(STAGES, SPLITS):
+        marks.kernel(marks.of_kernels.decode_attention_as, shape, 32, 2048, 64, stages, split)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
     for rows in (1, 4, 8):
         marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
@@ -142,6 +148,7 @@ def _that_fit(shape: Shape) -> list[tuple[int, int]]:
 def on_cpu(marks: Marks) -> None:
     """Every kind of row once, on a shape that says nothing; steps are not recorded here."""
     marks.kernel(marks.of_kernels.decode_attention, TINY, 3, 70, 16)
+    marks.kernel(marks.of_kernels.decode_attention_as, TINY, 3, 70, 16, 2, 128)
     marks.kernel(marks.of_kernels.prefill_attention, TINY, 40, 16)
     marks.kernel(marks.of_matrices.beside_the_library, TINY, 3)
     marks.kernel(marks.of_kernels.elementwise, TINY, 3)

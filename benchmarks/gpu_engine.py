@@ -63,6 +63,8 @@ class Engines:
 
     def drop(self) -> None:
         """Nothing of the last one is left."""
+        if self._engine is None:
+            return
         self._engine = None
         gc.collect()
         self._on.release()

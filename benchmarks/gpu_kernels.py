@@ -13,6 +13,7 @@ from benchmarks.device import Device
 from benchmarks.results import microseconds
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
+from kernels import decode_attention
 
 CALLS = 20  # over inputs of their own, where one is short
 
@@ -25,8 +26,8 @@ class KernelMarks:
         self._on = device
         self._add = add
 
-    def decode_attention(self, shape: Shape, batch: int, context: int, page_size: int) -> None:
-        """One layer, another one in each call; the bound is reading the keys and values once."""
+    def decode_attention(self, shape: Shape, batch: int, context: int, page_size: int, **more: int) -> None:
+        """One layer, another one in each call; the bound is reading the keys and values once. more: columns."""
         cache = self._cache(shape, batch * -(-context // page_size), page_size)
         table = self._pages(cache).view(batch, -1)
         lengths = torch.full((batch,), context, dtype=torch.int32, device=self._on.device)
@@ -40,7 +41,18 @@ class KernelMarks:
         times = self._on.times(*map(layer, cache.k, cache.v))
         moved = 2 * 2 * batch * context * shape.kv_heads * shape.head_dim
         sizes = {"shape": shape.name, "batch": batch, "context": context, "page_size": page_size}
-        self._add_memory_bound("decode attention", times, moved, **sizes)
+        self._add_memory_bound("decode attention", times, moved, **sizes, **more)
+
+    def decode_attention_as(
+        self, shape: Shape, batch: int, context: int, page_size: int, stages: int, split: int
+    ) -> None:
+        """The same with other stages and splits than the kernel has."""
+        kept = decode_attention.NUM_STAGES, decode_attention.SPLIT
+        decode_attention.NUM_STAGES, decode_attention.SPLIT = stages, split
+        try:
+            self.decode_attention(shape, batch, context, page_size, stages=stages, split=split)
+        finally:
+            decode_attention.NUM_STAGES, decode_attention.SPLIT = kept
 
     def prefill_attention(self, shape: Shape, tokens: int, page_size: int) -> None:
         """One layer, one whole prompt; the bound is half of a full attention's matrix products."""

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early import early, take_turn
 from kernels.few_rows import FEW
 from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
@@ -58,8 +59,10 @@ def _split_kernel(
     SPLIT: tl.constexpr,  # positions, of longer contexts
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Reduces one split of one row's context for all query heads of one key/value head."""
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -126,10 +129,12 @@ def _combine_kernel(
     LONG: tl.constexpr,
     SPLIT: tl.constexpr,  # positions, of longer contexts
     CHUNK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Combines the splits of one row and query head, CHUNK at a time from the first one on: so their sum has one order,
     whatever the width of the table, and those of an ordinary context are waited for once.
     """
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     out_row = row * QUERY_HEADS + tl.program_id(1)
     context = tl.load(context_lens + row)
@@ -208,6 +213,7 @@ def decode_attention(
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
+        **early(q.device),
     )
     out = torch.empty_like(q)
     _combine_kernel[(B, query_heads)](
@@ -225,5 +231,6 @@ def decode_attention(
         SPLIT=SPLIT,
         CHUNK=CHUNK,
         num_warps=1,
+        **early(q.device),
     )
     return out

@@ -5,7 +5,7 @@ ten, and each streams its matrix from its first instruction on: the root mean sq
 divides it afterwards, and what follows a product is done while it is in registers. Outputs are the 16 rows of a tensor
 core's product and the batch its 8 columns; the warps of a program each take a part of k, so that none does or reads
 what another one does, and Triton copies their operands to shared memory several blocks ahead. While the kernel before
-ends, programs fetch their first weights already (programmatic dependent launch, CUDA programming guide).
+ends, programs fetch their first weights already (`kernels.early`).
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -15,14 +15,14 @@ ends, programs fetch their first weights already (programmatic dependent launch,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from kernels.early import early
 
 FEW = 8  # rows up to which this is used: columns of a tensor core's product
 WIDE = 1 << 15  # outputs from which on programs are plenty, however many each has
@@ -50,12 +50,6 @@ def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:
     if tile is None:
         tile = Tile(32, 256, 4, 4) if outputs >= WIDE else Tile(16, 256, 4, 4 if gated else 6)
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
-
-
-@cache
-def can_start_early(device: torch.device) -> bool:
-    """Whether a kernel there may begin while the one before it ends: on compute capability 9 and 10."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @triton.jit
@@ -103,8 +97,7 @@ def _few_rows_kernel(
     """BLOCK_N outputs of all rows."""
     columns = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if EARLY:
-        # The next kernel may come once all programs of this one are there. Before the one before this has ended, and
-        # all before that, nothing is read that a kernel writes, and nothing is written.
+        # Before its turn nothing is read that a kernel writes, and nothing is written.
         tl.extra.cuda.gdc_launch_dependents()
         _fetch_early(weight, columns, N, K, LINES)
         if GATED:
@@ -202,8 +195,6 @@ class DenseLinear:
         assert x.shape[0] <= FEW and x.stride(1) == 1 and out.is_contiguous()
         (rows, inputs), outputs = x.shape, out.shape[1]
         tile = tile_for(outputs, inputs, gated, x.element_size())
-        early = can_start_early(x.device)
-        options: dict[str, Any] = {"launch_pdl": True} if early else {}
         _few_rows_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,
             self.weight,
@@ -224,9 +215,8 @@ class DenseLinear:
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,
             PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-            EARLY=early,
             LINES=LINES,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **options,
+            **early(x.device),
         )

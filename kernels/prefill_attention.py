@@ -51,8 +51,8 @@ def _prefill_kernel(
     PRECISION: tl.constexpr,
 ):
     """One query head of one tile of queries, over all positions these may see."""
-    tile = tiles + tl.program_id(0) * 4
-    head = tl.program_id(1)
+    tile = tiles + tl.program_id(1) * 4
+    head = tl.program_id(0)
     chunk = tl.load(tile).to(tl.int64)
     first_row = tl.load(tile + 1).to(tl.int64)
     queries = tl.load(tile + 2)
@@ -127,7 +127,7 @@ def attend_tiles(
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _prefill_kernel[(len(tiles), query_heads)](
+    _prefill_kernel[(query_heads, len(tiles))](
         q,
         k_cache,
         v_cache,
@@ -156,12 +156,15 @@ def attend_tiles(
 @functools.lru_cache(maxsize=4)  # all layers of a step ask for the same
 def _tiles(query_starts: tuple[int, ...], context_lens: tuple[int, ...], device: torch.device) -> Tensor:
     """[tiles, 4] int32: chunk, first query row, number of queries and position of the first query of every tile of at
-    most BLOCK_M queries. Copied from pinned memory: from other memory a copy waits for all that the GPU has to do.
+    most BLOCK_M queries. Those with most to look at come first: programs begin in order, and a long one that began last
+    would have the GPU to itself. Copied from pinned memory: from other memory a copy waits for all that the GPU has to
+    do.
     """
     tiles: list[tuple[int, int, int, int]] = []
     for chunk, context in enumerate(context_lens):
         first, last = query_starts[chunk], query_starts[chunk + 1]
         position = context - (last - first)
         tiles += [(chunk, row, min(BLOCK_M, last - row), position + row - first) for row in range(first, last, BLOCK_M)]
+    tiles.sort(key=lambda tile: tile[2] + tile[3], reverse=True)
     pinned = torch.tensor(tiles, dtype=torch.int32, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

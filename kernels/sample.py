@@ -57,7 +57,10 @@ def _best(logits, first, last, V, divisor, greedy, floor, key_a, key_b, BLOCK: t
     best_column = tl.zeros([], tl.int32) + first
     for start in range(first, last, BLOCK):
         values, columns = load_block(logits, start, divisor, V, BLOCK)
-        noise = tl.where(greedy, 0.0, gumbel(column_hash(columns, key_a, key_b)))
+        if greedy:
+            noise = tl.zeros([BLOCK], tl.float32)
+        else:
+            noise = gumbel(column_hash(columns, key_a, key_b))
         kept = (columns < V) & (ordered(values) >= floor)
         scores = tl.where(kept, values + noise, float("-inf"))
         block_best = tl.max(scores, axis=0)

@@ -95,7 +95,9 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | CACHES
             | {"q_norm": MODEL, "k_norm": MODEL, "q_out": MODEL, "eps": "fp32"}
             | STRIDES,
-            pages | {"QUERY_HEADS": 32, "HALF_BLOCK": dim // 2, "Q_NORM": True, "K_NORM": True},
+            pages
+            | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 2}
+            | {"Q_NORM": True, "K_NORM": True, "EARLY": True},
             rope_and_cache.NUM_WARPS,
             STAGES,
         ),
@@ -103,7 +105,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             rope_and_cache._write_cache_kernel,
             {"k": MODEL, "v": MODEL, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
             pages | {"HEAD_BLOCK": dim},
-            rope_and_cache.NUM_WARPS,
+            rope_and_cache.NUM_WARPS_OF_HEAD,
             STAGES,
         ),
         (
@@ -120,7 +122,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | CACHES
             | {"scale": "fp32", "window": "i32", "split_size": "i32"},
             heads
-            | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
+            | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee", "EARLY": True}
             | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
             decode_attention.NUM_WARPS,
             decode_attention.NUM_STAGES,
@@ -130,7 +132,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": MODEL, "splits": "i32", "window": "i32"}
             | {"split_size": "i32"},
             {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim}
-            | {"CHUNK": decode_attention.CHUNK}
+            | {"CHUNK": decode_attention.CHUNK, "EARLY": True}
             | {"LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
             1,
             STAGES,

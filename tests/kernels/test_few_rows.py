@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import few_rows
+from kernels import early, few_rows
+from kernels.decode_attention import decode_attention
 from kernels.few_rows import DenseLinear, Tile
 from kernels.interface import Kernels
+from kernels.rope_and_cache import rope_and_cache
 
 EPS = 1e-5
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter multiplies no bfloat16
@@ -115,24 +119,11 @@ def test_few_rows_are_few_and_not_in_float16(device: torch.device):
 @pytest.mark.parametrize("rows", [1, 8])
 def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch: pytest.MonkeyPatch):
     """Layers over one residual, recorded and replayed: bit for bit what kernels compute one after another."""
-    device, hidden, inner = torch.device("cuda"), 2048, 8192
-    torch.manual_seed(0)
-
-    def layer(outputs: int, inputs: int) -> DenseLinear:
-        return DenseLinear((torch.randn(outputs, inputs, device=device) / inputs**0.5).bfloat16(), None)
-
-    norm = torch.ones(hidden, device=device, dtype=torch.bfloat16)
-    layers = [(layer(hidden, hidden), layer(2 * inner, hidden), layer(hidden, inner)) for _ in range(8)]
-    start = torch.randn(rows, hidden, device=device).bfloat16()
-    residual = start.clone()
-
-    def walk() -> None:
-        for out, gate_up, down in layers:
-            out.add_few(out.multiply_few(residual, norm, EPS), residual)
-            down.add_few(gate_up.multiply_few(residual, norm, EPS, gated=True), residual)
-
+    device = torch.device("cuda")
+    walk, residual = layers_of_a_step(device, rows)
+    start = residual.clone()
     with monkeypatch.context() as patched:
-        patched.setattr(few_rows, "can_start_early", lambda device: False)
+        patched.setattr(early, "can_start_early", lambda device: False)
         walk()
     expected = residual.clone()
     residual.copy_(start)
@@ -145,3 +136,39 @@ def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch:
         residual.copy_(start)
         graph.replay()
         assert torch.equal(residual, expected)
+
+
+def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None], Tensor]:
+    """Eight layers of a decode step of Llama-3.2-1B's shapes, which add to the residual that comes with them."""
+    heads, kv_heads, dim, inner, context, page = 32, 8, 64, 8192, 100, 32
+    hidden, keys = heads * dim, kv_heads * dim
+    torch.manual_seed(0)
+
+    def layer(outputs: int, inputs: int) -> DenseLinear:
+        return DenseLinear((torch.randn(outputs, inputs, device=device) / inputs**0.5).bfloat16(), None)
+
+    norm = torch.ones(hidden, device=device, dtype=torch.bfloat16)
+    layers = [
+        (layer(hidden + 2 * keys, hidden), layer(hidden, hidden), layer(2 * inner, hidden), layer(hidden, inner))
+        for _ in range(8)
+    ]
+    residual = torch.randn(rows, hidden, device=device).bfloat16()
+    pages = -(-context // page)
+    table = torch.arange(rows * pages, dtype=torch.int32, device=device).view(rows, pages)
+    cache = torch.randn(2, rows * pages, kv_heads, page, dim, device=device).bfloat16()
+    lens = torch.full((rows,), context, dtype=torch.int32, device=device)
+    positions = torch.full((rows,), context - 1, dtype=torch.int64, device=device)
+    slots = table[:, -1].long() * page + (context - 1) % page
+    angles = torch.rand(context, dim // 2, device=device)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+
+    def walk() -> None:
+        for qkv, out, gate_up, down in layers:
+            heads_of = qkv.multiply_few(residual, norm, EPS).view(rows, heads + 2 * kv_heads, dim)
+            q, k, v = heads_of.split((heads, kv_heads, kv_heads), dim=1)
+            q = rope_and_cache(q, k, v, cos_sin, positions, slots, *cache, None, None, EPS)
+            attended = decode_attention(q, *cache, table, lens, dim**-0.5, 0)
+            out.add_few(attended.view(rows, hidden), residual)
+            down.add_few(gate_up.multiply_few(residual, norm, EPS, gated=True), residual)
+
+    return walk, residual
