@@ -206,6 +206,7 @@ class EngineClient:
         if self.phase is Phase.READY:  # while it loads, whoever waits for `ready` says it
             log.error("%s", why)
         self._set_phase(Phase.FAILED)
+        self.load = None  # nothing runs any more, and nothing waits
         sinks, self._sinks = self._sinks, {}
         for request_id, (sink, open_choices) in sinks.items():
             for choice in sorted(open_choices):

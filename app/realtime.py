@@ -16,6 +16,7 @@ from typing import Any
 from app.errors import ApiError
 from app.generation import Generation
 from app.schemas.realtime import (
+    MAX_ITEMS,
     ClientEvent,
     EventRefused,
     ItemCreate,
@@ -37,7 +38,6 @@ from engine.types import SamplingParams
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-MAX_ITEMS = 4096
 MAX_CHARACTERS = 4 << 20  # of a whole conversation
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
 
@@ -66,6 +66,7 @@ class _Response:
     id: str
     item: _Item
     fields: ResponseFields
+    limit: int | None  # of tokens; None: as many as fit
     generation: Generation | None = None
     task: asyncio.Task[None] | None = None
     finish: str = ""
@@ -82,7 +83,7 @@ class _Response:
             "output": output,
             "output_modalities": ["text"],
             "conversation_id": None,
-            "max_output_tokens": self.fields.max_output_tokens or "inf",
+            "max_output_tokens": self.limit or "inf",
             "metadata": self.fields.metadata,
             "usage": self._usage(),
         }
@@ -161,7 +162,7 @@ class Session:
         match event:
             case SessionUpdate(session=fields):
                 self.service.check_model(fields.model)
-                changed = fields.model_dump(exclude_none=True)
+                changed = fields.model_dump(exclude_unset=True)  # null is what holds unless something is said
                 self._fields = self._fields.model_copy(update=changed)
                 await self._emit("session.updated", session=self._view())
             case ItemCreate(item=fields, previous_item_id=previous):
@@ -213,13 +214,19 @@ class Session:
         if len(self._responses) >= MAX_RESPONSES:
             raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
         stream_id = new_stream_id()  # its account is found by the response's id
-        response = _Response(f"resp_{stream_id}", _Item(_new_id("item"), "assistant", "", "in_progress"), asked)
+        limit = asked.max_output_tokens or self._fields.max_output_tokens
+        response = _Response(
+            f"resp_{stream_id}",
+            _Item(_new_id("item"), "assistant", "", "in_progress"),
+            asked,
+            None if limit == "inf" else limit,
+        )
         turns = self._turns(asked)
         if in_conversation:
             self._writing = response.id
         self._responses[response.id] = response
         try:
-            response.generation = await self._start(asked, turns, stream_id)
+            response.generation = await self._start(response, turns, stream_id)
         except ApiError:
             self._forget(response)
             raise
@@ -244,15 +251,15 @@ class Session:
             raise ApiError(400, "there is nothing to answer: create an item first", code="empty_conversation")
         return turns
 
-    async def _start(self, asked: ResponseFields, turns: list[dict[str, str]], stream_id: str) -> Generation:
+    async def _start(self, response: _Response, turns: list[dict[str, str]], stream_id: str) -> Generation:
+        asked = response.fields
         service_class = self.service.admit(self.tenant, self.tenant.highest)
         prompt = await self.service.encode_chat(turns)
-        limit = asked.max_output_tokens or self._fields.max_output_tokens or "inf"
         defaults = self.service.text.sampling_defaults
         temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
         seed = asked.seed if asked.seed is not None else self._fields.seed
         sampling = SamplingParams(
-            max_tokens=self.service.token_limit(None if limit == "inf" else limit, len(prompt)),
+            max_tokens=self.service.token_limit(response.limit, len(prompt)),
             temperature=defaults.get("temperature", 1.0) if temperature is None else temperature,
             top_p=asked.top_p or self._fields.top_p or defaults.get("top_p", 1.0),
             top_k=int(defaults.get("top_k", 0)),
@@ -361,6 +368,9 @@ class Session:
             "max_output_tokens": self._fields.max_output_tokens or "inf",
             "tools": [],
             "tool_choice": self._fields.tool_choice or "auto",
+            "temperature": self._fields.temperature,
+            "top_p": self._fields.top_p,
+            "seed": self._fields.seed,
         }
 
     async def _refuse(self, error: ApiError, event_id: str | None) -> None:

@@ -30,7 +30,7 @@ async def realtime(socket: WebSocket) -> None:
         _ = service.info
     except ApiError as error:
         code = 1013 if error.status == 503 else 1008
-        await _close(socket, code, str(error)[:120])
+        await _close(socket, code, str(error))
         return
 
     async def send(event: dict[str, Any]) -> None:
@@ -70,6 +70,6 @@ async def _serve(socket: WebSocket, session: Session) -> None:
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
-    """Say why, to a client that may be gone already."""
+    """Say why, to a client that may be gone already; a frame has room for 123 bytes of it."""
     with suppress(RuntimeError, OSError, WebSocketDisconnect):
-        await socket.close(code, reason)
+        await socket.close(code, reason.encode()[:120].decode(errors="ignore"))

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import Absent, SamplingFields, Strict
+from app.schemas.common import MAX_PARTS, Absent, SamplingFields, Strict
 from app.streams import Delta, TokenInfo
 
 MAX_MESSAGES = 4096  # of one conversation
@@ -26,7 +26,7 @@ class Message(Strict):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
     # An answer comes back as the next question's history just as it was given, with what it did not have.
     name: Absent = None
     refusal: Absent = None

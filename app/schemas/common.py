@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
 from app.tenants import TIERS
 from engine.types import SamplingParams, ServiceClass
 
 MAX_STOP_LENGTH = 1024  # characters
+MAX_NAME = 80  # of a field, in an error
 
-# Lists stop at their first wrong item: a megabyte of wrong ones would otherwise be a gigabyte of error objects.
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+# Lists stop at their first wrong item: a megabyte of wrong ones would otherwise be a gigabyte of error objects. And
+# none is so long that others wait while it is looked at.
+TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 18)]
+MAX_PARTS = 4096  # of a message
 
 DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
+
+
+def at_most(items: int) -> BeforeValidator:
+    """Of an object with more fields none is looked at: each that is wrong would be an error object."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > items:
+            raise PydanticCustomError(
+                "too_long", "at most {items} fields, not {given}", {"items": items, "given": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[dict[str, str], at_most(64)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
@@ -25,6 +45,16 @@ class Strict(BaseModel):
     """Exact types, no unknown fields: what is not understood is refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, fields: Any) -> Any:
+        """Each unknown field would be an error object: a megabyte of them would keep everybody waiting for seconds."""
+        known = cls.model_fields
+        if not isinstance(fields, dict) or len(fields) <= len(known):
+            return fields
+        first = next(name for name in fields if name not in known)
+        return {name: fields[name] for name in known if name in fields} | {first: None}
 
 
 # A field that is known but not honoured: null means that it was left out, as clients write it; all else is refused.
@@ -48,7 +78,7 @@ class SamplingFields(Strict):
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(None, max_length=1024)
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], at_most(1024)] | None = None
     min_tokens: int | None = Field(None, ge=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)] | None = None
@@ -62,7 +92,7 @@ class SamplingFields(Strict):
     deadline_ms: DeadlineMs | None = None
     # Accepted and honoured by doing nothing: they name the caller or his bookkeeping and change no answer.
     user: str | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=64)
+    metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     store: Literal[False] | None = None
@@ -153,12 +183,18 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
 
 def _problem(error: ValidationError) -> tuple[str, list[str], str]:
     """What kind the first problem is of, where it is, and what to say of it. Of a field that may be one thing or
-    another, what is said is said of the one that comes nearest: whatever is wrong with a list is wrong inside it, and
-    not that it is no string."""
+    another, what is said is said of the one that comes nearest: whatever is wrong with a list is that it is too long or
+    wrong inside it, and not that it is no string."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     same_field = [one for one in problems if one["loc"][:1] == problems[0]["loc"][:1]]
-    nearest = max(same_field, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
-    return nearest["type"], [str(part) for part in nearest["loc"] if not _is_alternative(part)], nearest["msg"]
+    nearest = max(
+        same_field, key=lambda one: (one["type"] == "too_long", len(one["loc"]), not one["type"].endswith("_type"))
+    )
+    way = nearest["loc"]
+    # What nobody knows may be called anything, the name of a type too.
+    unknown = way[-1:] if nearest["type"] == "extra_forbidden" else ()
+    known = [part for part in way[: len(way) - len(unknown)] if not _is_alternative(part)]
+    return nearest["type"], [str(part)[:MAX_NAME] for part in (*known, *unknown)], nearest["msg"]
 
 
 def _is_alternative(part: int | str) -> bool:

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import Absent, SamplingFields, TokenIds
+from app.schemas.common import MAX_PARTS, Absent, SamplingFields, TokenIds
 from app.streams import Delta, TokenInfo
 
 
 class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`. One prompt, as text or as token ids."""
 
-    prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True)] = Field(min_length=1)
+    prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PARTS)] = Field(min_length=1)
     max_tokens: int | None = Field(16, ge=1, lt=2**31)  # 16 is the protocol's default
     logprobs: int | None = Field(None, ge=0, le=20)
     suffix: Absent = None

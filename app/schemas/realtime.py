@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from app.errors import ApiError
-from app.schemas.common import DeadlineMs, Strict, refusal
+from app.schemas.common import MAX_PARTS, DeadlineMs, Metadata, Strict, refusal
 
+MAX_ITEMS = 4096  # of a conversation
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
 Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
 
@@ -27,7 +28,7 @@ class ItemFields(Strict):
     id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     type: Literal["message"]
     role: Literal["system", "user", "assistant"]
-    content: list[ContentPart]
+    content: Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)]
     status: Literal["completed", "incomplete", "in_progress"] | None = None
     object: Literal["realtime.item"] | None = None
 
@@ -56,11 +57,11 @@ class ResponseFields(Strict):
     """What `response.create` may say."""
 
     conversation: Literal["auto", "none"] = "auto"
-    input: list[ItemFields] | None = None
+    input: Annotated[list[ItemFields], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
     output_modalities: Modalities | None = None
     max_output_tokens: MaxTokens | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None

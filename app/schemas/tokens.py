@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.errors import ApiError
-from app.schemas.chat import Message
+from app.schemas.chat import MAX_MESSAGES, Message
 from app.schemas.common import Strict, TokenIds
 
 
@@ -16,7 +16,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
 
     def check(self) -> None:
@@ -34,4 +34,4 @@ class DetokenizeRequest(Strict):
     """Token ids."""
 
     model: str | None = None
-    tokens: TokenIds = Field(max_length=1 << 18)
+    tokens: TokenIds

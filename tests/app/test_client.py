@@ -190,6 +190,7 @@ async def test_a_killed_engine_process_ends_every_request_with_an_error(demo):
         (0, FinishReason.ERROR, "engine_unavailable"),
         (1, FinishReason.ERROR, "engine_unavailable"),
     ]
+    assert client.load is None  # nothing runs, whatever ran when last heard of
     with pytest.raises(EngineUnavailable):
         client.submit(request("b"), print)
     await client.stop()

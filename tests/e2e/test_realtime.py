@@ -271,3 +271,29 @@ async def test_an_unknown_model_closes_with_1008(server):
         with pytest.raises(ConnectionClosed) as closed:
             await socket.recv()
     assert closed.value.rcvd.code == 1008
+
+
+async def test_a_reason_that_is_too_long_for_a_frame_is_cut(server):
+    """In bytes: of a name that is not ASCII, there are more of them than letters."""
+    async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=" + "%C3%A9" * 150) as socket:
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+    assert closed.value.rcvd.code == 1008 and "é" * 30 in closed.value.rcvd.reason
+
+
+async def test_null_takes_back_what_a_session_was_told(raw):
+    """And the session says what holds; a response, what held for it."""
+    await raw.send(type="session.update", session={"seed": 3, "temperature": 0.5, "max_output_tokens": 4})
+    told = (await raw.until("session.updated"))["session"]
+    assert (told["seed"], told["temperature"], told["max_output_tokens"]) == (3, 0.5, 4)
+    await raw.send(type="session.update", session={"seed": None})
+    told = (await raw.until("session.updated"))["session"]
+    assert (told["seed"], told["temperature"]) == (None, 0.5)
+    await raw.send(type="conversation.item.create", item=LONG)
+    await raw.send(type="response.create")
+    done = (await raw.until("response.done"))["response"]
+    assert (done["status"], done["max_output_tokens"]) == ("incomplete", 4)
+    await raw.send(type="response.create", response={"max_output_tokens": "inf", "conversation": "none"})
+    assert (await raw.until("response.created"))["response"]["max_output_tokens"] == "inf"
+    await raw.send(type="session.update", session={"max_output_tokens": None})
+    assert (await raw.until("session.updated"))["session"]["max_output_tokens"] == "inf"
