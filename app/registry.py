@@ -11,16 +11,32 @@ from dataclasses import dataclass, field
 from app.generation import Generation
 from app.streams import Cursor, CursorRefused
 
+EACH = 50  # of a stream, whatever was said in it; one is about 150 bytes
+
+
+def size(generation: Generation) -> int:
+    """What keeping it takes: tokens of its prompt, records, and log-probabilities in them."""
+    return EACH + len(generation.request.prompt) + len(generation.log.records) + generation.log.details
+
+
+@dataclass
+class _Owner:
+    """What is kept of one owner's."""
+
+    streams: OrderedDict[str, Generation] = field(default_factory=OrderedDict)  # finished, the oldest first
+    size: int = 0
+
 
 @dataclass
 class StreamRegistry:
     """Generations by the id of their log."""
 
     ttl: float = 300.0  # seconds a finished stream can be read again
-    max_finished: int = 1000
+    max_size: int = 500_000  # of all finished streams; who keeps most lets go first
     epoch: str = field(default_factory=lambda: secrets.token_hex(3))  # one life of this server
     _streams: dict[str, Generation] = field(default_factory=dict)
-    _finished: OrderedDict[str, Generation] = field(default_factory=OrderedDict)
+    _owners: dict[str, _Owner] = field(default_factory=dict)  # of finished streams
+    _size: int = 0
 
     def add(self, generation: Generation) -> None:
         """From now on it can be found by its log's id."""
@@ -36,7 +52,7 @@ class StreamRegistry:
 
     def find(self, stream_id: str, owner: str, cursor: str | None) -> tuple[Generation, int]:
         """A stream and the record behind which to go on. Raises `CursorRefused`: a restart is told apart from a stream
-        that never was, as far as the cursor knows."""
+        that never was, and one that is kept no longer, as far as the cursor knows."""
         if cursor is None:
             return self.get(stream_id, owner), 0
         place = Cursor.parse(cursor)
@@ -44,7 +60,10 @@ class StreamRegistry:
             raise CursorRefused(400, f"event id {cursor[:80]!r} belongs to another stream than {stream_id[:80]!r}")
         if place.epoch != self.epoch:
             raise CursorRefused(410, f"event id {cursor[:80]!r} is from before a restart; what followed it is lost")
-        generation = self.get(stream_id, owner)
+        try:
+            generation = self.get(stream_id, owner)
+        except CursorRefused:
+            raise CursorRefused(410, f"the stream of event id {cursor[:80]!r} is not kept any more") from None
         if place.seq > len(generation.log.records):
             raise CursorRefused(400, f"event id {cursor[:80]!r} lies ahead of the stream")
         return generation, place.seq
@@ -55,19 +74,36 @@ class StreamRegistry:
 
     def finish(self, generation: Generation) -> None:
         """Its log is closed: from now on its time to live runs."""
-        self._finished[generation.log.id] = generation
+        owner = self._owners.setdefault(generation.log.owner, _Owner())
+        owner.streams[generation.log.id] = generation
+        owner.size += size(generation)
+        self._size += size(generation)
         self.expire()
 
     def expire(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Forget finished streams that are too old or too many. Oldest first, so it costs what it forgets."""
-        while self._finished:
-            stream_id, oldest = next(iter(self._finished.items()))
-            closed_at = oldest.log.closed_at
-            assert closed_at is not None
-            if len(self._finished) <= self.max_finished and now() - closed_at < self.ttl:
+        """Forget finished streams that are too old; and where all together are too much, those of the owner who keeps
+        most, but for the last one. The oldest first, so it costs what it forgets."""
+        moment = now()
+        for name, owner in list(self._owners.items()):
+            while owner.streams and moment - (_oldest(owner).log.closed_at or moment) >= self.ttl:
+                self._forget(name, owner)
+        while self._size > self.max_size:
+            name, owner = max(self._owners.items(), key=lambda item: item[1].size)
+            if len(owner.streams) == 1:
                 return
-            del self._finished[stream_id]
-            del self._streams[stream_id]
+            self._forget(name, owner)
+
+    def _forget(self, name: str, owner: _Owner) -> None:
+        stream_id, generation = owner.streams.popitem(last=False)
+        del self._streams[stream_id]
+        owner.size -= size(generation)
+        self._size -= size(generation)
+        if not owner.streams:
+            del self._owners[name]
 
     def __len__(self) -> int:
         return len(self._streams)
+
+
+def _oldest(owner: _Owner) -> Generation:
+    return next(iter(owner.streams.values()))

@@ -95,6 +95,7 @@ class StreamLog:
         "closed_at",
         "created",
         "cursor_start",
+        "details",
         "epoch",
         "followers",
         "id",
@@ -111,6 +112,7 @@ class StreamLog:
         self.cursor_start = f"{stream_id}.{epoch}".encode()  # of every `Cursor` into this log
         self.created = time.time()  # deliberately the wall clock: it is shown to clients
         self.records: list[Record] = []
+        self.details = 0  # log-probabilities in them
         self.status: StatusEvent | None = None
         self.closed_at: float | None = None
         self.readers = 0
@@ -125,7 +127,10 @@ class StreamLog:
         """Write one record; `Usage` and `Failure` close the log. Readers hear of it with the next `announce`."""
         assert not self.is_closed, f"stream {self.id} is closed"
         self.records.append(record)
-        if isinstance(record, (Usage, Failure)):
+        if isinstance(record, Delta):
+            if record.infos:
+                self.details += sum(1 + len(info.top) for info in record.infos)
+        elif isinstance(record, (Usage, Failure)):
             self.closed_at = time.monotonic()
 
     def announce(self) -> None:

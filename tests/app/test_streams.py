@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +11,11 @@ from hypothesis import strategies as st
 
 from app.client import EngineClient
 from app.generation import Generation
-from app.registry import StreamRegistry
+from app.registry import EACH, StreamRegistry
 from app.schemas.chat import ChatFormat
-from app.streams import Cursor, CursorRefused, Delta, Finished, Numbered, StreamLog, Usage
+from app.streams import Cursor, CursorRefused, Delta, Finished, Numbered, StreamLog, TokenInfo, Usage
 from engine.config import EngineConfig
-from engine.types import Phase, Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import Alternative, Phase, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.app.test_text import byte_level
 
 
@@ -124,27 +125,74 @@ class Holder:
 
     def __init__(self, log: StreamLog) -> None:
         self.log = log
+        self.request = Request(id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1))
 
 
 def hold(log: StreamLog) -> Generation:
     return Holder(log)  # type: ignore[return-value]
 
 
+def finish(registry: StreamRegistry, name: str, owner: str = "", records: int = 1) -> None:
+    log = StreamLog(name, registry.epoch, owner)
+    registry.add(hold(log))
+    for _ in range(records - 1):
+        log.append(Delta(0, "x", 1))
+    log.append(Usage(1, 1, 0))
+    registry.finish(hold(log))
+
+
+def kept(registry: StreamRegistry, names: str, owner: str = "") -> str:
+    found = ""
+    for name in names:
+        with contextlib.suppress(CursorRefused):
+            found += registry.get(name, owner).log.id
+    return found
+
+
 def test_finished_streams_expire_oldest_first_and_live_ones_never():
-    """By age, and by number."""
-    registry = StreamRegistry(ttl=10.0, max_finished=2)
+    """By age, and by what they take."""
+    registry = StreamRegistry(ttl=10.0, max_size=2 * (EACH + 10) + 10)
     live = hold(StreamLog("live", "e", ""))
     registry.add(live)
     for name in "abc":
-        finished = hold(closed_log(1, name))
-        registry.add(finished)
-        registry.finish(finished)
-    with pytest.raises(CursorRefused):
-        registry.get("a", "")
-    assert registry.get("b", "").log.id == "b"
+        finish(registry, name)
+    assert kept(registry, "abc") == "bc"
+    finish(registry, "d", records=9)
+    assert kept(registry, "abcd") == "cd"
+    finish(registry, "e", records=1000)
+    assert kept(registry, "abcde") == "e"  # the last one is kept, whatever it takes
     registry.expire(now=lambda: 1e12)
     assert len(registry) == 1
     assert registry.get("live", "") is live
+
+
+def test_who_keeps_most_lets_go_first():
+    """Nobody's answers are lost to another one's flood."""
+    registry = StreamRegistry(max_size=10 * EACH)
+    finish(registry, "a", "alice")
+    for name in "bcdefghijklm":
+        finish(registry, name, "bob")
+    assert kept(registry, "a", "alice") == "a" and kept(registry, "bcdefghijklm", "bob") == "ghijklm"
+
+
+def test_log_probabilities_count_as_what_they_take():
+    log = StreamLog("s", "e", "")
+    info = TokenInfo(5, -1.0, (Alternative(5, -1.0), Alternative(6, -2.0)), 0)
+    log.append(Delta(0, "x", 2, (info, info)))
+    log.append(Delta(0, "y", 1))
+    assert log.details == 6
+
+
+def test_a_stream_that_is_not_kept_any_more_is_gone_and_not_unknown():
+    """For who has a cursor into it; another one's looks the same."""
+    registry = StreamRegistry(ttl=10.0)
+    finish(registry, "s", "alice")
+    for owner in ("bob", "alice"):
+        with pytest.raises(CursorRefused, match="not kept any more") as refused:
+            if owner == "alice":
+                registry.expire(now=lambda: 1e12)
+            registry.find("s", owner, f"s.{registry.epoch}.1")
+        assert refused.value.status == 410
 
 
 def test_somebody_else_s_stream_looks_like_an_unknown_one():
