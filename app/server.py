@@ -130,11 +130,14 @@ async def _api_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse(
-        error_body(error.status_code, error.detail), status_code=error.status_code, headers=error.headers
-    )
+    message = error.detail
+    if error.status_code == 404:
+        message = f"there is no {request.url.path[:80]} here"
+        if request.url.path.startswith("/v1/"):
+            message += "; answers come from /v1/chat/completions, /v1/completions and /v1/realtime"
+    return JSONResponse(error_body(error.status_code, message), status_code=error.status_code, headers=error.headers)
 
 
 async def _nobody_reads(_: Request, error: Exception) -> Response:

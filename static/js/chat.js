@@ -1,4 +1,5 @@
 // Owns what a person can do with conversations: open, send, answer again, edit, stop, remove. Holds which one is open.
+import { stopAnswer } from "./api.js";
 import { MODEL } from "./env.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { toast } from "./notices.js";
@@ -58,13 +59,23 @@ export class Chat {
     if (!record) return this.open();
     this.current = record;
     this.thread.sync(record.messages);
+    if (this.isWrittenElsewhere) this.runs.inherit(record, /** @type {any} */ (record.messages.at(-1)));
     return this.show();
+  }
+
+  /** Another tab writes an answer into the open conversation: what was added here it would not know, and write over. */
+  get isWrittenElsewhere() {
+    return this.current.messages.at(-1)?.state === "streaming" && !this.runs.running.has(this.current.id);
+  }
+
+  get isBusy() {
+    return this.runs.running.has(this.current.id) || this.isWrittenElsewhere;
   }
 
   /** @param {string} text */
   send(text) {
     const { current } = this;
-    if (this.runs.running.has(current.id)) return;
+    if (this.isBusy) return;
     if (!current.messages.length) {
       current.title = titleFrom(text);
       this.composer.forget("new");
@@ -92,33 +103,55 @@ export class Chat {
     this.runs.start(current, message, body);
   }
 
-  /** Drops this message and all after it. */
+  /** Drops this message and all after it; what was more than one question or answer can be had back. */
   #truncate(id) {
-    this.runs.stop(this.current.id);
-    const at = this.current.messages.findIndex((message) => message.id === id);
-    this.current.messages.splice(at);
-    this.thread.show(this.current.messages);
+    const { current } = this;
+    this.runs.stop(current.id);
+    const before = [...current.messages];
+    const at = before.findIndex((message) => message.id === id);
+    const more = before.length - at - (before[at].role === "user" ? 2 : 1);
+    current.messages.splice(at);
+    this.thread.show(current.messages);
+    if (more > 0) toast("What came after it is gone", { action: "Undo", run: () => this.#bringBack(current.id, before) });
+  }
+
+  #bringBack(id, messages) {
+    this.runs.stop(id);
+    const conversation = this.store.get(id);
+    if (!conversation) return;
+    conversation.messages = messages;
+    this.store.put(conversation);
+    if (id === this.current.id) this.open(id);
   }
 
   /** @param {string} id an answer */
   regenerate(id) {
+    if (this.#isTaken()) return;
     this.#truncate(id);
     this.#answer();
   }
 
   /** @param {string} id a person's message @param {string} text */
   edit(id, text) {
+    if (this.#isTaken()) return;
     this.#truncate(id);
     this.send(text.trim());
     this.composer.focusIfDesk();
   }
 
+  #isTaken() {
+    if (this.isWrittenElsewhere) toast("Another tab is writing in this conversation.");
+    return this.isWrittenElsewhere;
+  }
+
   editLast() {
     const last = this.current.messages.findLast(({ role }) => role === "user");
-    if (last && !this.runs.running.has(this.current.id)) this.thread.edit(last.id);
+    if (last && !this.isBusy) this.thread.edit(last.id);
   }
 
   stop() {
+    const stream = this.isWrittenElsewhere && this.current.messages.at(-1)?.stream;
+    if (stream) stopAnswer(stream); // the tab that writes hears it from the server
     return this.runs.stop(this.current.id);
   }
 
@@ -169,11 +202,11 @@ export class Chat {
 
   /** Answers that were being written when the page went away are picked up. */
   pickUp() {
-    for (const conversation of this.store.list()) {
-      const last = conversation.messages.at(-1);
-      if (last?.state !== "streaming") continue;
-      if (!last.stream || Date.now() - (last.lastAt ?? last.created) < FRESH) this.runs.pickUp(conversation, last);
-      else Object.assign(last, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
-    }
+    for (const conversation of this.store.list())
+      for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {
+        const isFresh = !message.stream || Date.now() - (message.lastAt ?? message.created) < FRESH;
+        if (isFresh && message === conversation.messages.at(-1)) this.runs.pickUp(conversation, message);
+        else Object.assign(message, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
+      }
   }
 }

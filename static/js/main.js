@@ -34,6 +34,7 @@ const thread = new Thread({
   retryNow: () => runs.now(chat.current.id),
   stop: () => chat.stop(),
   askKey: () => askKey(),
+  create,
   account: accountOf,
 });
 const composer = new Composer({ send: (text) => chat.send(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
@@ -51,7 +52,7 @@ const settings = new SettingsSheet(() => chat.changed());
 function show() {
   const { current } = chat;
   sidebar.show(store.list(), current.id, runs.running);
-  composer.setBusy(runs.running.has(current.id));
+  composer.setBusy(chat.isBusy);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
   document.title = current.messages.length ? `${current.title} · Carousel` : "Carousel";

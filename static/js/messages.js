@@ -5,7 +5,7 @@ import { MarkdownStream } from "./render.js";
 import { because, describe, ending, figures, spent } from "./words.js";
 
 /**
- * @typedef {{ regenerate(id: string): void, edit(id: string, text: string): void, retryNow(id: string): void, stop(): void, askKey(): void, account(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
+ * @typedef {{ regenerate(id: string): void, edit(id: string, text: string): void, retryNow(id: string): void, stop(): void, askKey(): void, create(): void, account(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
  * @typedef {import("./store.js").Message} Message
  */
 
@@ -20,7 +20,7 @@ export class UserView {
 
   show() {
     this.node.replaceChildren(
-      h("div", { class: `bubble${this.message.content.length > 3000 ? " long" : ""}` }, this.message.content),
+      h("div", { class: `bubble${this.message.content.length > 3000 ? " long" : ""}`, dir: "auto" }, this.message.content),
       h("div", { class: "tools" },
         iconButton("edit", "Edit and send again", () => this.edit()),
         iconButton("copy", "Copy message", () => copy(this.message.content))));
@@ -34,7 +34,7 @@ export class UserView {
   }
 
   edit() {
-    const area = h("textarea", { "aria-label": "Edit message", rows: "1" });
+    const area = h("textarea", { "aria-label": "Edit message", rows: "1", dir: "auto" });
     area.value = this.message.content;
     const size = () => {
       area.style.setProperty("height", "auto");
@@ -186,7 +186,9 @@ export class AnswerView {
   }
 
   #showTrouble(error) {
-    const retry = h("button", { class: "button small", type: "button", onclick: () => this.actions.regenerate(this.message.id) }, "Try again");
+    // What does not fit will not fit the next time either.
+    const [way, label] = error.code === "context_length_exceeded" ? [this.actions.create, "New conversation"] : [() => this.actions.regenerate(this.message.id), "Try again"];
+    const retry = h("button", { class: "button small", type: "button", onclick: () => way() }, label);
     const key = error.status === 401 && h("button", { class: "button small", type: "button", onclick: () => this.actions.askKey() }, "Enter key");
     const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
     this.trouble.replaceChildren(icon("warn"),

@@ -13,6 +13,7 @@ const SAVE_EVERY = 400;
  */
 
 export class Runs {
+  #heirs = /** @type {Set<string>} */ (new Set());
   #runs = /** @type {Map<string, { answer: Answer, message: Message }>} */ (new Map());
 
   /**
@@ -47,6 +48,13 @@ export class Runs {
       if (left.stream) return this.#run(now, left, new Answer(null, left.stream, left.last));
       this.#end(now, left, "error", new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }));
     });
+  }
+
+  /** Another tab writes this answer; should it go away, it is picked up here. Without locks nobody can tell. */
+  inherit(conversation, message) {
+    if (!navigator.locks || this.#heirs.has(message.id)) return;
+    this.#heirs.add(message.id);
+    this.pickUp(conversation, message).finally(() => this.#heirs.delete(message.id));
   }
 
   /** @param {string} id */

@@ -18,10 +18,13 @@ export const FIELDS = [
   { name: "stop", label: "Stop at", note: "One text a line; the answer ends before it. \\n stands for a new line.", list: true, group: "Answer" },
 ];
 
+const MOST_STOPS = 4; // that the protocol allows
+
 /** A reason why the text is no value of the field, or "". @param {Field} field @param {string} text */
 export function fault(field, text) {
   const value = Number(text);
-  if (field.list || text === "") return "";
+  if (field.list) return stopsFrom(text).length > MOST_STOPS ? `At most ${MOST_STOPS} lines.` : "";
+  if (text === "") return "";
   if (!Number.isFinite(value)) return "A number, please.";
   if (field.whole && !Number.isInteger(value)) return "A whole number, please.";
   if (field.min !== undefined && value < field.min) return `At least ${field.min}.`;
@@ -29,10 +32,13 @@ export function fault(field, text) {
   return "";
 }
 
-/** Lines -> stop texts; at most four are allowed by the protocol. @param {string} text */
-export const stopsFrom = (text) => text.split("\n").filter(Boolean).slice(0, 4).map((line) => line.replaceAll("\\n", "\n"));
+/** Lines -> stop texts. @param {string} text */
+export const stopsFrom = (text) => text.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
 /** @param {string[]} stops */
 export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n")).join("\n");
+
+/** Half of a pair of surrogates is no text that could be sent. @param {string} text */
+const wellFormed = (text) => text.toWellFormed?.() ?? text;
 
 /**
  * The request for the answer that follows these messages. What was not set is not sent: the server's own default holds.
@@ -42,8 +48,8 @@ export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n
  * @param {string} tier the best that the key may ask for
  */
 export function requestFor(conversation, messages, model, tier) {
-  const turns = messages.filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content }));
-  const system = conversation.system.trim();
+  const turns = messages.filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content: wellFormed(content) }));
+  const system = wellFormed(conversation.system.trim());
   return {
     model,
     messages: system ? [{ role: "system", content: system }, ...turns] : turns,

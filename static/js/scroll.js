@@ -4,6 +4,7 @@ const NEAR = 40;
 
 export class Follow {
   #following = true;
+  #leads = true; // somewhere: there are messages, and a latest one
   #top = 0;
 
   /** @param {HTMLElement} scroller @param {HTMLElement} content @param {HTMLElement} jump */
@@ -17,8 +18,16 @@ export class Follow {
     jump.addEventListener("click", () => this.toEnd());
   }
 
+  /** Another conversation: at its end, or, where there is nothing to follow, at the top of what stands there instead. @param {boolean} hasMessages */
+  open(hasMessages) {
+    if (hasMessages) return this.toEnd();
+    this.#following = this.#leads = false;
+    this.scroller.scrollTop = 0;
+    this.#show();
+  }
+
   toEnd() {
-    this.#following = true;
+    this.#following = this.#leads = true;
     this.#stick();
     this.#show();
   }
@@ -50,6 +59,6 @@ export class Follow {
   }
 
   #show() {
-    this.jump.hidden = this.#following || this.#gap < NEAR;
+    this.jump.hidden = !this.#leads || this.#following || this.#gap < NEAR;
   }
 }

@@ -48,14 +48,17 @@ export class SettingsSheet {
   }
 
   #listField(field, value) {
-    const area = h("textarea", { class: "mono", name: field.name, spellcheck: "false", "aria-describedby": `note-${field.name}` });
+    const describedBy = `note-${field.name} error-${field.name}`;
+    const area = h("textarea", { class: "mono", name: field.name, spellcheck: "false", "aria-describedby": describedBy });
+    const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
     area.value = stopsTo(value ?? []);
     area.addEventListener("input", () => {
+      if (this.#complain(area, error, fault(field, area.value))) return;
       const stops = stopsFrom(area.value);
       this.#set(field, stops.length ? stops : undefined);
     });
     return h("label", { class: "field" }, h("span", { class: "field-label" }, field.label), area,
-      h("span", { class: "field-note", id: `note-${field.name}` }, field.note));
+      h("span", { class: "field-note", id: `note-${field.name}` }, field.note), error);
   }
 
   #numberField(field, value) {
@@ -74,11 +77,7 @@ export class SettingsSheet {
     show(value);
     number.addEventListener("input", () => {
       const text = number.value.trim().replace(",", ".");
-      const reason = fault(field, text);
-      error.textContent = reason;
-      error.hidden = !reason;
-      number.setAttribute("aria-invalid", String(Boolean(reason)));
-      if (reason) return; // the last good value stays in force, as the message under the field says
+      if (this.#complain(number, error, fault(field, text))) return;
       const now = text === "" ? undefined : Number(text);
       show(now);
       this.#set(field, now);
@@ -90,6 +89,14 @@ export class SettingsSheet {
     if (range) node.append(range);
     node.append(h("span", { class: "field-note", id: `note-${field.name}` }, field.note), error);
     return node;
+  }
+
+  /** Whether there is a reason why not; the last good value then stays in force. */
+  #complain(input, error, reason) {
+    error.textContent = reason;
+    error.hidden = !reason;
+    input.setAttribute("aria-invalid", String(Boolean(reason)));
+    return Boolean(reason);
   }
 
   #set(field, value) {

@@ -105,5 +105,6 @@ export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((b
 /** The first line of what was asked, short enough for the list. @param {string} text */
 export function titleFrom(text) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
-  return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line || "Untitled";
+  const letters = [...line]; // not halves of a pair of surrogates
+  return letters.length > 60 ? `${letters.slice(0, 57).join("").trimEnd()}…` : line || "Untitled";
 }

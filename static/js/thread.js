@@ -23,7 +23,7 @@ export class Thread {
     this.node.replaceChildren();
     for (const message of messages) this.append(message);
     this.#showEmpty();
-    this.follow.toEnd();
+    this.follow.open(messages.length > 0);
   }
 
   /** The same conversation as another tab left it: what is the same stays, an answer grows, all else is shown anew. @param {import("./store.js").Message[]} messages */

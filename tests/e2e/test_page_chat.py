@@ -350,17 +350,17 @@ def test_an_error_is_shown_as_the_server_worded_it(chat: Chat) -> None:
             status=400,
             json={
                 "error": {
-                    "message": "The prompt is too long.",
+                    "message": "This model is not for you.",
                     "type": "invalid_request_error",
-                    "param": "messages",
-                    "code": "context_length_exceeded",
+                    "param": "model",
+                    "code": "model_refused",
                 }
             },
         ),
     )
-    chat.send("Too much")
-    expect(chat.answers.last.locator(".trouble")).to_contain_text("The prompt is too long.")
-    expect(chat.answers.last.locator(".trouble")).to_contain_text("context_length_exceeded")
+    chat.send("Please")
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("This model is not for you.")
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("model_refused")
     chat.page.unroute("**/v1/chat/completions")
     chat.answers.last.get_by_role("button", name="Try again").click()
     chat.wait_begun()
@@ -540,6 +540,68 @@ def test_a_second_tab_reads_along(chat: Chat) -> None:
     assert not asked
 
 
+def test_a_tab_does_not_write_over_another_one_s_answer(chat: Chat) -> None:
+    """While it grows, this one neither sends nor asks again, and its Stop is heard by the tab that writes."""
+    chat.send_long()
+    chat.wait_begun()
+    other = Chat(chat.page.context.new_page(), chat.url)
+    other.page.goto(chat.page.url)
+    expect(other.stop).to_be_visible()
+    other.prompt.fill("And now?")
+    other.page.keyboard.press("Enter")
+    expect(other.prompt).to_have_value("And now?")
+    expect(other.answers).to_have_count(1)
+    other.page.get_by_role("button", name="Edit and send again").click()
+    other.page.get_by_role("textbox", name="Edit message").fill("Something else")
+    other.page.keyboard.press("Enter")
+    expect(other.page.locator(".toast")).to_contain_text("Another tab is writing")
+    other.page.keyboard.press("Escape")
+    other.stop.click()
+    chat.wait_done()
+    chat.page.bring_to_front()
+    expect(chat.page.locator("#send")).to_be_visible()
+    other.page.bring_to_front()
+    expect(other.page.locator("#send")).to_be_visible()
+    answer_with(other.page, delta("Now."), "id: s.0.9\ndata: [DONE]")
+    other.send("And now?")
+    other.wait_done()
+    expect(other.answers.last).to_contain_text("Now.")
+    expect(chat.answers.last).to_contain_text("Now.")
+
+
+def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
+    """Answering it again, or editing its question, drops the rest of the conversation; once, with a way back."""
+    for number in range(3):
+        chat.page.unroute_all()
+        answer_with(chat.page, delta(f"Answer {number}."), "id: s.0.9\ndata: [DONE]")
+        chat.send(f"Question {number}?")
+        chat.wait_done()
+    chat.page.unroute_all()
+    answer_with(chat.page, delta("Another."), "id: s.0.9\ndata: [DONE]")
+    chat.answers.first.get_by_role("button", name="Answer again").click()
+    expect(chat.answers).to_have_count(1)
+    expect(chat.answers.first).to_contain_text("Another.")
+    chat.page.get_by_role("button", name="Undo").click()
+    expect(chat.answers).to_have_count(3)
+    expect(chat.answers.first).to_contain_text("Answer 0.")
+    chat.page.reload()
+    expect(chat.answers).to_have_count(3)
+    chat.answers.last.get_by_role("button", name="Answer again").click()
+    chat.wait_done()
+    expect(chat.page.get_by_role("button", name="Undo")).to_have_count(0)
+
+
+def test_a_conversation_that_is_full_offers_a_new_one(chat: Chat) -> None:
+    """To try again could not work."""
+    error = {"error": {"message": "the prompt has 2067 tokens", "code": "context_length_exceeded", "type": "x"}}
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
+    chat.send("Once more")
+    expect(chat.page.locator(".trouble")).to_contain_text("2067 tokens")
+    expect(chat.page.locator(".trouble").get_by_role("button", name="Try again")).to_have_count(0)
+    chat.page.locator(".trouble").get_by_role("button", name="New conversation").click()
+    expect(chat.answers).to_have_count(0)
+
+
 def test_a_draft_survives_a_reload(chat: Chat) -> None:
     """What was typed and not sent is still there."""
     chat.prompt.fill("Half a thou")
@@ -639,6 +701,44 @@ def test_a_phone_scrolls_one_way_only(server: Any, new_page: Callable[..., Page]
         "[...document.querySelectorAll('textarea, input')].map((node) => parseFloat(getComputedStyle(node).fontSize))"
     )
     assert min(sizes) >= 16
+
+
+def test_the_smallest_phone_shows_everything(server: Any, new_page: Callable[..., Page]) -> None:
+    """At 320 px the empty page begins at its top, and nothing of the drawer or the settings is cut off."""
+    chat = Chat(new_page(viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True), server.url).open()
+    assert chat.page.evaluate("document.querySelector('#scroller').scrollTop") == 0
+    expect(chat.page.locator("#jump")).to_be_hidden()
+    outside = """(frame) => {
+        const edge = frame.getBoundingClientRect().right;
+        return [...frame.querySelectorAll("button, a, input, textarea")]
+            .filter((node) => node.getBoundingClientRect().right > edge).map((node) => node.id || node.textContent);
+    }"""
+    for opened, frame in (("#drawer-open", "#sidebar"), ("#settings-open", "#settings")):
+        chat.page.locator(opened).click()
+        chat.page.wait_for_timeout(500)
+        assert chat.page.evaluate(outside, chat.page.locator(frame).element_handle()) == []
+        chat.page.keyboard.press("Escape")
+
+
+def test_each_paragraph_goes_its_own_way(chat: Chat) -> None:
+    """Text from right to left begins at the right, in questions and answers, beside text that does not."""
+    answer_with(chat.page, delta("שלום עולם!\n\nHello!"), "id: s.0.9\ndata: [DONE]")
+    chat.send("مرحبا!")
+    chat.wait_done()
+    ways = chat.page.evaluate(
+        """[...document.querySelectorAll(".bubble, .prose p")].map((node) => {
+            const place = (at) => {
+                const range = document.createRange();
+                range.setStart(node.firstChild, at);
+                range.setEnd(node.firstChild, at + 1);
+                return range.getBoundingClientRect();
+            };
+            const first = place(0), mark = place(node.firstChild.length - 1), box = node.getBoundingClientRect();
+            const begins = first.left - box.left < box.right - first.right ? "left" : "right";
+            return [begins, mark.left < first.left ? "to the left" : "to the right"];
+        })"""
+    )
+    assert ways == [["right", "to the left"], ["right", "to the left"], ["left", "to the right"]]
 
 
 def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:

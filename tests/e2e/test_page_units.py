@@ -215,3 +215,22 @@ def test_pauses_are_told_from_snapshots(run: Run) -> None:
     assert events[0] == []
     assert "paused batch 4f2a for interactive 91cc, swapped to the host" in events[1]
     assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 shorter than one look at the engine"]
+
+
+def test_what_is_asked_can_be_sent_whatever_was_typed(run: Run) -> None:
+    """Half of a pair of surrogates is no text; a fifth stop line is named and not left out."""
+    asked = run(
+        "sampling.js",
+        """
+        const conversation = { system: "a\\ud83d", sampling: {} };
+        const request = m.requestFor(conversation, [{ role: "user", content: "b\\udc00 🦊" }], "x", "auto");
+        const stop = m.FIELDS.find(({ list }) => list);
+        return [request.messages, m.fault(stop, "1\\n2\\n\\n3\\n4"), m.fault(stop, "1\\n2\\n3\\n4\\n5")];""",
+    )
+    messages = [{"role": "system", "content": "a\ufffd"}, {"role": "user", "content": "b\ufffd 🦊"}]
+    assert asked == [messages, "", "At most 4 lines."]
+
+
+def test_a_title_ends_with_a_whole_letter(run: Run) -> None:
+    title = run("store.js", "return m.titleFrom(arg);", "🦊" * 80)
+    assert title == "🦊" * 57 + "…"
