@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from engine.errors import CapacityExceeded, ContextExceeded, InvalidParameter
 from engine.types import ModelInfo, Request
 
@@ -56,8 +54,11 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
             if not 0 <= token_id < info.vocab_size:
                 raise InvalidParameter(f"{name}: token id {token_id} is not in [0, {info.vocab_size})", param=name)
     for token_id, bias in sampling.logit_bias.items():
-        if not math.isfinite(bias):
-            raise InvalidParameter(f"logit_bias: {bias} for token id {token_id} is not a number", param="logit_bias")
+        if not abs(bias) <= MOST:
+            raise InvalidParameter(
+                f"logit_bias: {bias} for token id {token_id} is not between {-MOST} and {MOST}",
+                param="logit_bias",
+            )
 
 
 def _check_length(request: Request, info: ModelInfo) -> None:

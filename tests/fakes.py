@@ -55,6 +55,9 @@ class MemoryRunner:
         self.most_tokens = max(self.most_tokens, batch.num_tokens)
         work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
         work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks]
+        for chunk in batch.chunks:  # what it attends to is there already, and its own
+            read = self._read(chunk.slot, chunk.start)
+            assert read == self.tokens[chunk.slot][: chunk.start], f"slot {chunk.slot} reads another's {read}"
         for slot, start, length in work:
             for position in range(start, start + length):
                 page = self.tables[slot][position // self.page_size]
@@ -63,11 +66,14 @@ class MemoryRunner:
         return lambda: outcome
 
     def _sample(self, slot: int) -> Sampled:
-        size, table = self.page_size, self.tables[slot]
-        read = [self.pages[table[i // size]][i % size] for i in range(len(self.tokens[slot]))]
-        token = next_token(read, self.joins[slot].choice, self.vocab_size)
+        token = next_token(self._read(slot, len(self.tokens[slot])), self.joins[slot].choice, self.vocab_size)
         self.tokens[slot].append(token)
         return Sampled(token)
+
+    def _read(self, slot: int, length: int) -> list[int]:
+        """What its pages have at its first `length` positions."""
+        size, table = self.page_size, self.tables[slot]
+        return [self.pages[table[i // size]][i % size] for i in range(length)]
 
 
 def next_token(tokens: Sequence[int], choice: int, vocab_size: int) -> int:

@@ -82,8 +82,8 @@ class LogitEdits:
             banned = self._stops[table_rows] & self._column(wanted.too_short)
             edited.masked_fill_(banned, -torch.inf)
         if self._bias is not None and wanted.biased.any():
-            # Rows without a bias may hold a predecessor's, so they are multiplied away, not trusted to be zero.
-            edited += self._bias[table_rows] * self._column(wanted.biased)
+            # Rows without a bias may hold a predecessor's, whatever that is.
+            edited += torch.where(self._column(wanted.biased), self._bias[table_rows], 0.0)
         if self._counts is not None and self._in_prompt is not None and wanted.penalised.any():
             edited = self._penalise(edited, where, wanted.penalised, self._counts, self._in_prompt)
         return logits.index_copy(0, index, edited)

@@ -20,6 +20,10 @@ from engine.scheduling.batch import Join, Sampled
 from engine.types import Alternative
 from kernels.interface import Kernels
 
+# That are looked for, whoever asks for fewer: which of equal ones are found depends on how many are wanted, and must
+# not depend on how many a neighbour wants.
+ALTERNATIVES = 20
+
 
 class Sampler:
     """Samples one token for each of the given slots."""
@@ -62,8 +66,8 @@ class Sampler:
         self._edits.append(parameters.edits, chosen)
         if not parameters.asked:
             return Drawn(parameters.slots, chosen)
-        rows, most = parameters.rows, max(count for _, count in parameters.asked)
-        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], most)
+        rows, most = parameters.rows, max(ALTERNATIVES, *(count for _, count in parameters.asked))
+        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], min(most, logits.shape[1]))
         return Drawn(parameters.slots, chosen, log_probs, parameters.asked)
 
 

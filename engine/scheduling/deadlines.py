@@ -9,6 +9,8 @@ from itertools import count
 
 from engine.scheduling.sequence import Sequence, State
 
+FEW = 32  # ended sequences that are not worth looking for
+
 
 class Deadlines:
     """Alarms of the sequences that have a deadline, soonest first."""
@@ -17,11 +19,22 @@ class Deadlines:
         self._least_seconds = least_seconds  # that what is left of a sequence takes
         self._alarms: list[tuple[float, int, Sequence]] = []
         self._serial = count()
+        self._ended = 0  # sequences with alarms that ended since those of the ended were last thrown out
 
     def watch(self, sequence: Sequence) -> None:
         """Look at it when its deadline can no longer be met unless it has got on by then; also after it lost work."""
         if sequence.request.deadline is not None:
             self._set(sequence, sequence.request.deadline - self._least_seconds(sequence))
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended. Its alarm may be weeks away, and would keep it in memory until then."""
+        if sequence.request.deadline is None:
+            return
+        self._ended += 1
+        if self._ended > max(FEW, len(self._alarms) // 2):  # so that each costs but its own share of looking at all
+            self._alarms = [alarm for alarm in self._alarms if alarm[2].state is not State.FINISHED]
+            heapq.heapify(self._alarms)
+            self._ended = 0
 
     def _set(self, sequence: Sequence, alarm: float) -> None:
         heapq.heappush(self._alarms, (alarm, next(self._serial), sequence))

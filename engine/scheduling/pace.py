@@ -16,6 +16,7 @@ FADE_PROMPTS = 0.98  # with each step that reads prompts, which are fewer
 GUESS = 20.0  # steps that the costs measured at start count for
 GUESS_TOKENS = 128  # in each of them
 STRAY = 4.0  # times what was foreseen, beyond which a step was held up by something else
+STRAYS = 50  # in a row, after which it is the machine that has become slower
 FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
 RISE = 0.02  # and to what a lone one took that was slower
 LONE = 2  # rows up to which a step says what a lone one takes, and not only that it takes no longer
@@ -35,6 +36,7 @@ class Pace:
         if costs.decode_seconds:
             for rows in (1, 8):
                 self._add(rows, self.step_seconds(rows), GUESS / 2)
+        self._strays = [0, 0]  # in a row, of steps of decodes alone and of those with prompts
         # Of the steps with prompts: tokens squared, and tokens times seconds.
         self._tt = GUESS * GUESS_TOKENS**2
         self._ts = self._tt * self.token_seconds
@@ -50,7 +52,11 @@ class Pace:
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""
         foreseen = self.step_seconds(rows) + self.prompt_seconds(tokens)
-        if seconds <= 0.0 or (foreseen and seconds > STRAY * foreseen):
+        if seconds <= 0.0:
+            return
+        strays, kind = self._strays, bool(tokens)
+        strays[kind] = strays[kind] + 1 if foreseen and seconds > STRAY * foreseen else 0
+        if 0 < strays[kind] <= STRAYS:
             return
         if tokens:
             extra = max(0.0, seconds - self.step_seconds(rows))

@@ -33,7 +33,8 @@ FORESEEABLE = (Cause.ORDER, Cause.FAIRNESS, Cause.DEADLINE, Cause.BATCH)  # of w
 class Flight:
     """A step between its decision and its outcome."""
 
-    noted: list[tuple[Sequence, int]]  # who fills a page or ends a chunk, and how many of its tokens are computed then
+    # Who fills a page or ends a chunk, in which pages, and how many of its tokens are computed then.
+    noted: list[tuple[Sequence, list[int], int]]
     sampled: list[Sequence]  # in the order of `Batch.sampled`
     num_tokens: int
     turning: list[Sequence]  # who decodes from then on, or has its pages back
@@ -163,14 +164,16 @@ class Scheduler:
         """Take in what the oldest step under way yielded: tokens are appended, full pages published, finished
         sequences leave. Who has left since, or was paused, is not in the way."""
         flight = self.flights.popleft()
-        for sequence, computed in flight.noted:
-            self._publish(sequence, computed, now)
+        for sequence, table, computed in flight.noted:
+            self._publish(sequence, table, computed, now)
         for sequence in flight.turning:
-            if sequence.state is State.RUNNING and sequence.cause is None:
-                self._news.tell(sequence, Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE, now)
-        self.policy.served(flight.sampled)
+            if sequence.state is State.RUNNING:  # what keeps it meanwhile, if anything does, keeps it still
+                phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
+                self._news.tell(sequence, phase, now, sequence.cause)
         # What runs for every sequence in every step is written out: benchmarks/scheduler_cost.py counts it.
         events, finished = self._news.events, State.FINISHED
+        served = [sequence for sequence in flight.sampled if sequence.state is not finished]
+        self.policy.served(served)
         for sequence, sampled in zip(flight.sampled, outcome.sampled, strict=True):
             if sequence.state is finished:
                 continue
@@ -187,7 +190,7 @@ class Scheduler:
             if finish is not None:
                 self._finish(sequence, now)
         self.totals.add("computed_tokens", flight.num_tokens)
-        self.totals.add("generated_tokens", len(outcome.sampled))
+        self.totals.add("generated_tokens", len(served))
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """How long a step took."""
@@ -291,7 +294,7 @@ class Scheduler:
             else:
                 sequence.high_water = computed
             if computed % size == 0 or sequence.siblings:
-                noted.append((sequence, computed))
+                noted.append((sequence, sequence.page_table, computed))
             if length > len(sequence.page_table) * size and length < sequence.most_tokens:
                 outgrown.append(sequence)
         sampled = list(decodes)
@@ -306,7 +309,7 @@ class Scheduler:
             if before < chunked.high_water:
                 self.totals.add("recomputed_tokens", min(chunked.high_water, after) - before)
             chunked.high_water = max(chunked.high_water, after)
-            noted.append((chunked, after))
+            noted.append((chunked, chunked.page_table, after))
             if chunk.samples:
                 chunked.num_tokens += 1
                 sampled.append(chunked)
@@ -415,9 +418,10 @@ class Scheduler:
         self.policy.started(sequence, fresh, is_resumed=not first_time)
         self._news.tell(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
-    def _publish(self, sequence: Sequence, computed: int, now: float) -> None:
-        """The first `computed` tokens of `sequence` are known and have their KV in its pages, if it still has them."""
-        if sequence.state is State.RUNNING:
+    def _publish(self, sequence: Sequence, table: list[int], computed: int, now: float) -> None:
+        """The first `computed` tokens of `sequence` are known and have their KV in the pages of `table`, if it still
+        has these: paused and let in again while the step was under way, it has others, in which nothing is yet."""
+        if sequence.page_table is table:
             self.memory.publish(sequence, computed)
         if sequence.siblings and computed >= sequence.prompt_len:
             self._release_siblings(sequence, now)
@@ -451,6 +455,7 @@ class Scheduler:
             self._stop_waiting(sequence)
         self.memory.forget(sequence)
         sequence.state = State.FINISHED
+        self._deadlines.forget(sequence)
         self._release_siblings(sequence, now)
         choices = self.requests[sequence.request.id]
         choices.remove(sequence)

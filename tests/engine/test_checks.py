@@ -34,7 +34,8 @@ def test_a_good_request_passes():
         ("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("frequency_penalty", math.inf),
         ("presence_penalty", math.nan), ("repetition_penalty", 0.0), ("seed", -1), ("seed", 2**64), ("logprobs", 51),
         ("logprobs", -1), ("max_tokens", 0), ("min_tokens", 9), ("min_tokens", -1), ("logit_bias", {50: 1.0}),
-        ("logit_bias", {3: math.inf}), ("stop_token_ids", (-1,)),
+        ("logit_bias", {3: math.inf}), ("logit_bias", {3: math.nan}), ("logit_bias", {3: -1e39}),
+        ("stop_token_ids", (-1,)),
     ],
 )  # fmt: skip
 def test_a_sampling_parameter_out_of_range_is_named(name: str, value: Any):

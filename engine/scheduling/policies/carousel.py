@@ -14,11 +14,12 @@
 5. A victim's pages are copied to host memory, or dropped with whatever the prefix cache keeps of them: what costs less
    time (`Policy.pause_cost`).
 6. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, tenants in turn, but at
-   most one in `OVERDUE_SHARE` slots serves them at a time: a flood of old batch jobs cannot shut people out. One may
-   pause running ones of its own class too, and has a claim on its slot for `min_share` tokens. While the pages it lacks
-   are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt gets one
-   in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on unless it had
-   generated its share: being let in and thrown out again is no service.
+   most one in `OVERDUE_SHARE` slots serves them at a time, and where there are fewer slots, higher classes that ask
+   have as many tokens between two of them as that share leaves: a flood of old batch jobs cannot shut people out. One
+   may pause running ones of its own class too, and has a claim on its slot for `min_share` tokens. While the pages it
+   lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
+   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
+   unless it had generated its share: being let in and thrown out again is no service.
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
    a class share them by their tenants' turns.
@@ -72,6 +73,9 @@ class Carousel(Policy):
             ServiceClass.BATCH: config.max_wait_batch,
         }
         self._overdue_slots = max(1, config.max_num_seqs // OVERDUE_SHARE)
+        # With fewer slots than that a claim takes more than its share of them; others have theirs after it.
+        self._owed_for_claim = config.min_share * max(0, OVERDUE_SHARE // config.max_num_seqs - 1)
+        self._owed = 0  # tokens that higher classes have before the next claim, if they ask
         self._lines = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
         self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
@@ -133,9 +137,10 @@ class Carousel(Policy):
         Only an overdue one lets higher classes pass, and that not for ever (rule 6)."""
         while True:
             overdue = self._overdue.head() if self._overdue and self._has_overdue_slot(stage) else None
-            if overdue is not None:
+            if overdue is not None and not self._owes(overdue, stage):
                 if stage.try_start(overdue, partial(self._for_overdue, stage, overdue)):
                     overdue.share_left, overdue.has_claim = self.config.min_share, True
+                    self._owed = self._owed_for_claim
                     continue
                 if overdue.cause is Cause.PAGES and now >= overdue.due + self._max_wait[overdue.service_class]:
                     return
@@ -162,7 +167,8 @@ class Carousel(Policy):
         after = others[len(first) :]
         prompts = [(overdue, max(1, budget // OVERDUE_SHARE) if others else budget)] if overdue else []
         prompts.append((self._in_turn(first), budget))
-        if not self.pace.row_seconds or not (lower or after) or (len(lower) == len(decodes) and not first):
+        is_free = not self.pace.row_seconds or math.isinf(self.config.stretch)
+        if is_free or not (lower or after) or (len(lower) == len(decodes) and not first):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
         tokens = min(budget, sum(s.num_uncomputed for s in first))
         people = self.pace.step_seconds(len(decodes) - len(lower)) + self.pace.prompt_seconds(tokens)
@@ -244,6 +250,8 @@ class Carousel(Policy):
                 if sequence.has_claim:
                     self._overdue.account(sequence).charge(OUTPUT_WEIGHT)
                 sequence.share_left -= 1
+            if self._owed and not sequence.has_claim:
+                self._owed -= 1
 
     def vacated(self, sequence: Sequence) -> None:
         """Its minimum share is over."""
@@ -254,6 +262,13 @@ class Carousel(Policy):
 
     def _has_overdue_slot(self, stage: Stage) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
+
+    def _owes(self, overdue: Sequence, stage: Stage) -> bool:
+        """Whether those of higher classes come first, as there are few slots and the last claim took one."""
+        if not self._owed:
+            return False
+        higher = [line for c, line in self._lines.items() if c < overdue.service_class]
+        return any(higher) or any(s.service_class < overdue.service_class for s in stage.running)
 
     @staticmethod
     def _for_overdue(stage: Stage, sequence: Sequence) -> list[Sequence]:

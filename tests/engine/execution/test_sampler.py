@@ -133,3 +133,20 @@ def test_a_slot_remembers_nothing_of_who_sat_there_before():
     (sampled,) = drawn.read(drawn.tensors)
     assert sampled.token_id == logits.argmax().item()
     assert sampled.logprob is None
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_which_of_equal_alternatives_are_named_depends_on_no_neighbour(seed: int):
+    """In half precision many are equal."""
+    logits = torch.randn(2, 500, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    state = SlotState(2, 64, 4)
+    tops = []
+    for asked in (None, 1, 5, 20):
+        rows = (params(logprobs=3), params(logprobs=asked))
+        joins = tuple(Join(i, (1,), 1, 0, row, ()) for i, row in enumerate(rows))
+        state.apply(Batch(1, (), (), (), joins, (), (), ()))
+        made = Sampler(state, load(CPU), 500, CPU)
+        made.join(joins)
+        drawn = made.sample(logits, made.parameters(np.arange(2)))
+        tops.append(drawn.read(drawn.tensors)[0].top)
+    assert tops[0] == tops[1] == tops[2] == tops[3]

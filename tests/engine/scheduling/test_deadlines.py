@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
+from engine.scheduling.sequence import Sequence
 from engine.types import Cause, EndEvent, FinishReason, ServiceClass
 from tests.engine.scheduling.history import STEP, History
 
@@ -113,3 +116,14 @@ def test_a_deadline_does_not_pass_a_higher_class():
     standard = history.arrive([2], 1)
     history.end()
     assert list(history.texts)[1:] == [(standard, 0), (urgent, 0)]
+
+
+def test_who_has_ended_is_not_kept_until_its_deadline():
+    """It may be weeks away."""
+    history = History(slots=4, pages=64)
+    for _ in range(20):
+        for _ in range(20):
+            history.arrive([1, 2, 3], 1, deadline=1e9)
+        history.end()
+    kept = sum(type(one) is Sequence for one in gc.get_objects())
+    assert kept < 150

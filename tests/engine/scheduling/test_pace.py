@@ -123,3 +123,20 @@ def test_no_history_makes_a_step_a_row_or_a_token_cost_less_than_nothing(steps, 
         assert pace.row_seconds >= 0
         assert pace.token_seconds >= 0
         assert all(pace.step_seconds(n) >= 0 for n in (1, 8, 64))
+
+
+def test_a_machine_that_has_become_much_slower_is_believed_after_a_while():
+    """As when its host moves it: every step is far beyond what was foreseen, and goes on being."""
+    pace = Pace(costs(0.002, 0.0002))
+
+    def seconds(rows: int, tokens: int) -> float:
+        return 6 * (0.0018 + 0.0002 * rows + 1e-3 * tokens)
+
+    for _ in range(40):
+        pace.observe(4, 0, seconds(4, 0))
+    assert pace.step_seconds(4) == pytest.approx(0.0026)
+    for _ in range(3000):
+        pace.observe(4, 0, seconds(4, 0))
+        pace.observe(4, 50, seconds(4, 50))
+    assert pace.step_seconds(4) == pytest.approx(seconds(4, 0), rel=0.1)
+    assert pace.prompt_seconds(50) == pytest.approx(seconds(0, 50) - seconds(0, 0), rel=0.1)

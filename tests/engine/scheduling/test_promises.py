@@ -361,7 +361,8 @@ def test_a_long_prompt_is_read_in_pieces_of_the_budget_while_streams_go_on():
 )
 def test_nobody_is_overtaken_for_longer_than_the_stated_bound(seed, slots, bulk, share, row_seconds):
     """People never stop coming and always fill every slot. Bulk work that waited its bound goes first, one at a time:
-    each starts after the shares of those before it, and once somebody's answer has ended: it pauses no person."""
+    each starts after the shares of those before it, and once somebody's answer has ended: it pauses no person. With
+    fewer than eight slots people have what they are owed between two of them."""
     dice = random.Random(seed)
     wait, longest = 0.5, 10
     history = History(
@@ -382,4 +383,22 @@ def test_nobody_is_overtaken_for_longer_than_the_stated_bound(seed, slots, bulk,
         history.step()
     for place, (name, at) in enumerate(arrived.items()):
         started = next(e.at for e in history.told[name] if e.state == "running")
-        assert started <= at + wait + (place + 1) * (share + 1 + longest) * STEP
+        owed = place * (share * (8 // slots - 1) // slots + longest)  # steps
+        assert started <= at + wait + ((place + 1) * (share + 1 + longest) + owed) * STEP
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_old_bulk_work_keeps_a_person_waiting_for_one_share_at_most(slots: int):
+    """Where one slot for the overdue is a large part of all, too; then the person has it to the end."""
+    stage = Stage(slots=slots, pages=400, min_share=8, max_wait_batch=20.0)
+    for number in range(40):
+        stage.submit(f"bulk{number}", B, tokens=30)
+    stage.step(30)
+    for number in range(3):
+        stage.submit(f"person{number}", I, tokens=10)
+        came = len(stage.tokens(f"person{number}"))
+        stage.step(8 + 2)
+        assert came == 0 and stage.tokens(f"person{number}")
+        stage.step(10)
+        assert len(stage.tokens(f"person{number}")) == 10
+    stage.finish()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from engine.scheduling.policies.carousel import OVERDUE_SHARE, UNEVEN
@@ -206,4 +208,52 @@ def test_of_tenants_that_had_more_than_others_theirs_make_way_first():
     history.arrive([7], 2, service_class=I)
     history.step()
     assert modest in {s.request.id for s in history.scheduler.running}
+    history.end()
+
+
+def test_who_is_let_in_again_while_its_chunk_is_under_way_publishes_nothing_unwritten():
+    """It has other pages by then, and whoever shares its prompt would read what was in them before."""
+    history = History(slots=3, pages=24, host=0, swap_speed=1.0, runs_ahead=True, prefill_chunk=1)
+    prompt = list(range(7, 16))
+    history.arrive(prompt, 3)
+    for _ in range(4):
+        history.step()
+    history.pause(0, Mechanism.RECOMPUTE)
+    history.arrive([50, 51, 52, 53, 54], 3, service_class=I)
+    history.step()
+    history.arrive(prompt[:5], 3)
+    history.end()
+
+
+def test_whose_prompt_ends_while_it_is_held_back_is_told_to_decode_afterwards():
+    """Its time would be booked as reading the prompt to the end."""
+    history = History(slots=8, pages=64, row_seconds=STEP, runs_ahead=True, stretch=1.0)
+    history.arrive([1], 50, service_class=I)
+    history.step()
+    names = [history.arrive([2, 3, 4, number], 40, service_class=B) for number in range(4)]
+    history.end()
+    for name in names:
+        totals = history.audits[name].totals(history.now)
+        assert totals[Phase.DECODE] > 10 * totals[Phase.PREFILL]
+
+
+def test_tokens_that_nobody_gets_are_not_counted():
+    """Of who ended in the step before, whose next token was under way already."""
+    history = History(slots=4, pages=64, runs_ahead=True)
+    for number in range(50):
+        history.arrive([7, 8, 9, number], 12, stop=tuple(range(0, 1000, 4)))
+    history.end()
+    assert history.scheduler.load().counters.generated_tokens == sum(map(len, history.texts.values()))
+
+
+def test_rows_may_cost_what_they_like_where_the_line_through_their_costs_begins_below_nothing():
+    """Many rows cost more than so many times one, and the line through what they cost foresees nothing for a few."""
+    history, dice = History(slots=8, pages=64, stretch=float("inf"), row_seconds=0.001), random.Random(1)
+    pace = history.scheduler.policy.pace
+    for _ in range(3000):
+        rows = dice.randint(24, 32)
+        pace.observe(rows, 0, 0.0002 * rows**1.25 * dice.uniform(0.98, 1.02))
+    assert pace.step_seconds(1) == 0.0
+    history.arrive([1], 9, service_class=I)
+    history.arrive([2], 9, service_class=B)
     history.end()
