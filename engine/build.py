@@ -213,23 +213,23 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     plain = SamplingParams(max_tokens=4, temperature=0.7)
     join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
     demanding = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
-    chunk, decode = Chunk(0, 0, length, True), Batch(0, (), (), (), (), (), (0,), ())
-    runner.launch(Batch(0, (), (), (), (demanding,), (), (), (chunk,)))()
+    chunk, decode = Chunk(0, 0, length, True), Batch(step=0, decodes=(0,))
+    runner.launch(Batch(step=0, joins=(demanding,), chunks=(chunk,)))()
     runner.launch(decode)()
     began = time.perf_counter()
-    runner.launch(Batch(0, (), (), (), (join,), (), (), (chunk,)))()
+    runner.launch(Batch(step=0, joins=(join,), chunks=(chunk,)))()
     seconds = time.perf_counter() - began
     one = _fastest(runner, decode)
     rows = min(8, config.max_num_seqs)  # copies of the first that write the same values into the same pages
     joins = tuple(replace(join, slot=slot) for slot in range(rows))
-    runner.launch(Batch(0, (), (), (), joins, (), (), ()))()
-    several = _fastest(runner, Batch(0, (), (), (), (), (), tuple(range(rows)), ()))
+    runner.launch(Batch(step=0, joins=joins))()
+    several = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
     swapped = tuple((page, page) for page in pages[:host_pages])
     swap_seconds = 0.0
     for _ in range(2):  # the first touches fresh memory
         began = time.perf_counter()
-        runner.launch(Batch(0, swapped, (), swapped, (), (), (), ()))()
-        runner.launch(Batch(0, (), (), (), (), (), (), ()))()  # they are back in the step after
+        runner.launch(Batch(step=0, swap_out=swapped, swap_in=swapped))()
+        runner.launch(Batch(step=0))()  # they are back in the step after
         swap_seconds = time.perf_counter() - began
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
     return Costs(

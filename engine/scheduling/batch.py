@@ -33,19 +33,19 @@ class Chunk:
     samples: bool  # it ends at the last known token, so the next one is sampled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step. Memory moves happen before the forward, in this order: swap_out, copies, swap_in. What is swapped in is
     there in the step after: nothing of it is read before."""
 
     step: int
-    swap_out: tuple[tuple[int, int], ...]  # (device page, host page)
-    copies: tuple[tuple[int, int], ...]  # (device page, device page): copy-on-write of a shared page
-    swap_in: tuple[tuple[int, int], ...]  # (host page, device page)
-    joins: tuple[Join, ...]
-    grown: tuple[tuple[int, int, int], ...]  # (slot, index in its page table, page)
-    decodes: tuple[int, ...]  # slots whose last known token is the only one not computed yet
-    chunks: tuple[Chunk, ...]
+    swap_out: tuple[tuple[int, int], ...] = ()  # (device page, host page)
+    copies: tuple[tuple[int, int], ...] = ()  # (device page, device page): copy-on-write of a shared page
+    swap_in: tuple[tuple[int, int], ...] = ()  # (host page, device page)
+    joins: tuple[Join, ...] = ()
+    grown: tuple[tuple[int, int, int], ...] = ()  # (slot, index in its page table, page)
+    decodes: tuple[int, ...] = ()  # slots whose last known token is the only one not computed yet
+    chunks: tuple[Chunk, ...] = ()
 
     @property
     def num_tokens(self) -> int:

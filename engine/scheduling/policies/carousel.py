@@ -157,7 +157,6 @@ class Carousel(Policy):
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
         """Rules 6 to 8."""
         highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # they come by class
-        lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
         paced = [s for s in decodes if s.service_class < BATCH] if highest < BATCH else decodes
         budget = self.prompt_tokens(len(paced))
         # Who was let in in time is not overdue for a while: most steps have nobody in this list.
@@ -167,23 +166,29 @@ class Carousel(Policy):
         after = others[len(first) :]
         prompts = [(overdue, max(1, budget // OVERDUE_SHARE) if others else budget)] if overdue else []
         prompts.append((self._in_turn(first), budget))
+        lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
         is_free = not self.pace.row_seconds or math.isinf(self.config.stretch)
-        if is_free or not (lower or after) or (len(lower) == len(decodes) and not first):
+        are_served = bool(first) or len(lower) < len(decodes)  # those of the highest class
+        if is_free or not are_served or not (lower or after):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
         tokens = min(budget, sum(s.num_uncomputed for s in first))
         people = self.pace.step_seconds(len(decodes) - len(lower)) + self.pace.prompt_seconds(tokens)
-        spare = (self.config.stretch - 1) * people
-        rows = max(-(-len(lower) // OVERDUE_SHARE), int(min(spare / self.pace.row_seconds, len(lower))))
-        spare -= rows * self.pace.row_seconds
-        tokens = int(min(spare / max(self.pace.token_seconds, 1e-9), budget))
-        prompts.append((self._in_turn(after), max(LEAST_RIDING, tokens)))
-        if rows >= len(lower):
+        rows, tokens = self._riding(len(lower), (self.config.stretch - 1) * people, budget)
+        prompts.append((self._in_turn(after), tokens))
+        if rows == len(lower):
             return Shares(decodes, [], prompts)
         lower.sort(key=lambda s: (s.rode, s.service_class))
         for sequence in lower[:rows]:
             sequence.rode = step
         waits = {id(s) for s in lower[rows:]}
         return Shares([s for s in decodes if id(s) not in waits], lower[rows:], prompts)
+
+    def _riding(self, lower: int, spare: float, budget: int) -> tuple[int, int]:
+        """Rule 8: how many of the `lower` rows ride along, and how many tokens of such prompts, where a step may take
+        `spare` seconds more for them."""
+        row, token = self.pace.row_seconds, max(self.pace.token_seconds, 1e-9)
+        rows = max(-(-lower // OVERDUE_SHARE), int(min(spare / row, lower)))
+        return rows, max(LEAST_RIDING, int(min((spare - rows * row) / token, budget)))
 
     def _in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Classes in order, in each whose tenant had least."""

@@ -22,7 +22,7 @@ def sampler(*rows: tuple[list[int], int, SamplingParams]) -> tuple[Sampler, Slot
     """A sampler whose slots hold (tokens, prompt length, parameters)."""
     state = SlotState(len(rows), 64, 4)
     joins = tuple(Join(i, tuple(t), p, 0, params, ()) for i, (t, p, params) in enumerate(rows))
-    state.apply(Batch(1, (), (), (), joins, (), (), ()))
+    state.apply(Batch(step=1, joins=joins))
     made = Sampler(state, load(CPU), V, CPU)
     made.join(joins)
     return made, state
@@ -126,7 +126,7 @@ def test_a_slot_remembers_nothing_of_who_sat_there_before():
         ([1], 1, params(logit_bias={9: 100.0}, repetition_penalty=2.0, min_tokens=5, stop_token_ids=(4,), logprobs=3))
     )
     newcomer = Join(0, (1,), 1, 0, params(), ())
-    state.apply(Batch(2, (), (), (), (newcomer,), (), (), ()))
+    state.apply(Batch(step=2, joins=(newcomer,)))
     made.join([newcomer])
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(2))
     drawn = made.sample(logits, made.parameters(np.arange(1)))
@@ -144,7 +144,7 @@ def test_which_of_equal_alternatives_are_named_depends_on_no_neighbour(seed: int
     for asked in (None, 1, 5, 20):
         rows = (params(logprobs=3), params(logprobs=asked))
         joins = tuple(Join(i, (1,), 1, 0, row, ()) for i, row in enumerate(rows))
-        state.apply(Batch(1, (), (), (), joins, (), (), ()))
+        state.apply(Batch(step=1, joins=joins))
         made = Sampler(state, load(CPU), 500, CPU)
         made.join(joins)
         drawn = made.sample(logits, made.parameters(np.arange(2)))
