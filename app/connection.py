@@ -86,7 +86,8 @@ class Connection(HttpToolsProtocol):
         self._expect(BODY_SECONDS)
 
     def on_message_complete(self) -> None:
-        self._expect(None)
+        # Who has been answered before its end is not waited for by anybody else.
+        self._expect(None if self._is_answering else HEAD_SECONDS)
         super().on_message_complete()
 
     def _expect(self, seconds: float | None) -> None:
@@ -115,7 +116,7 @@ class Connection(HttpToolsProtocol):
     def end_of_body(self) -> None:
         """Of a request that did not change the protocol; what follows it was to be in another one."""
         self.on_message_complete()
-        self._is_deaf = True
+        raise ValueError("another protocol")  # the parser gives up
 
     @property
     def _is_answering(self) -> bool:

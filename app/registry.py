@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from app.generation import Generation
 from app.streams import Cursor, CursorRefused
 
-EACH = 50  # of a stream, whatever was said in it; one is about 150 bytes
+EACH = 50  # that any stream counts for, whatever was said in it; one of them is about 150 bytes
 
 
 def size(generation: Generation) -> int:

@@ -49,6 +49,7 @@ export class Chat {
     this.current = this.store.get(id) ?? this.#blank();
     this.thread.show(this.current.messages);
     this.composer.open(this.current.messages.length ? this.current.id : "new");
+    this.#inherit();
     this.show();
   }
 
@@ -59,13 +60,21 @@ export class Chat {
     if (!record) return this.open();
     this.current = record;
     this.thread.sync(record.messages);
-    if (this.isWrittenElsewhere) this.runs.inherit(record, /** @type {any} */ (record.messages.at(-1)));
+    this.#inherit();
     return this.show();
+  }
+
+  #inherit() {
+    if (this.isWrittenElsewhere) this.runs.inherit(this.current, /** @type {any} */ (this.current.messages.at(-1)));
   }
 
   /** Another tab writes an answer into the open conversation: what was added here it would not know, and write over. */
   get isWrittenElsewhere() {
-    return this.current.messages.at(-1)?.state === "streaming" && !this.runs.running.has(this.current.id);
+    return this.#isForeign(this.current);
+  }
+
+  #isForeign({ id, messages }) {
+    return messages.at(-1)?.state === "streaming" && !this.runs.running.has(id);
   }
 
   get isBusy() {
@@ -112,13 +121,20 @@ export class Chat {
     const more = before.length - at - (before[at].role === "user" ? 2 : 1);
     current.messages.splice(at);
     this.thread.show(current.messages);
-    if (more > 0) toast("What came after it is gone", { action: "Undo", run: () => this.#bringBack(current.id, before) });
+    if (more > 0) this.#offerBack("What came after it is gone.", current.id, before, at);
   }
 
-  #bringBack(id, messages) {
-    this.runs.stop(id);
+  #offerBack(text, id, messages, kept) {
+    toast(text, { action: "Undo", run: () => this.#bringBack(id, messages, kept) });
+  }
+
+  /** Puts `messages` back, the first of which were `kept`, unless more was said since than the one answer. */
+  #bringBack(id, messages, kept) {
     const conversation = this.store.get(id);
     if (!conversation) return;
+    if (this.#isForeign(conversation)) return this.#offerBack("Another tab is writing in this conversation.", id, messages, kept);
+    if (conversation.messages.length > kept + 2) return toast("The conversation has gone on since.");
+    this.runs.stop(id);
     conversation.messages = messages;
     this.store.put(conversation);
     if (id === this.current.id) this.open(id);
@@ -200,7 +216,7 @@ export class Chat {
     download(`${fileName(conversation.title)}.${form}`, text, form === "md" ? "text/markdown" : "application/json");
   }
 
-  /** Answers that were being written when the page went away are picked up. */
+  /** Answers that were being written when the page went away are picked up; before anything is shown. */
   pickUp() {
     for (const conversation of this.store.list())
       for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {

@@ -135,8 +135,8 @@ addEventListener("hashchange", route);
 addEventListener("popstate", route);
 
 await store.open();
-route();
 chat.pickUp();
+route();
 untilReady((ready) => {
   composer.setReady(ready);
   if (ready) loadModels();

@@ -4,6 +4,7 @@ import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
 
 const SAVE_EVERY = 400;
+const SILENCE = 4000; // of a tab that writes; one that is queued for longer shares its answer with another reader
 
 /**
  * @typedef {import("./store.js").Conversation} Conversation
@@ -50,11 +51,22 @@ export class Runs {
     });
   }
 
-  /** Another tab writes this answer; should it go away, it is picked up here. Without locks nobody can tell. */
-  inherit(conversation, message) {
-    if (!navigator.locks || this.#heirs.has(message.id)) return;
+  /** Another tab writes this answer; should it go away, it is picked up here. Without locks its silence has to tell. */
+  async inherit(conversation, message) {
+    if (this.#heirs.has(message.id)) return;
     this.#heirs.add(message.id);
-    this.pickUp(conversation, message).finally(() => this.#heirs.delete(message.id));
+    if (!navigator.locks) await this.#silence(conversation.id, message.id);
+    await this.pickUp(conversation, message);
+    this.#heirs.delete(message.id);
+  }
+
+  /** Until nothing is heard of an answer from the tab that writes it. */
+  async #silence(conversation, id) {
+    for (;;) {
+      const last = this.store.get(conversation)?.messages.at(-1);
+      if (last?.id !== id || last.state !== "streaming" || Date.now() - (last.lastAt ?? last.created) > SILENCE) return;
+      await new Promise((resolve) => setTimeout(resolve, SILENCE / 4));
+    }
   }
 
   /** @param {string} id */

@@ -76,6 +76,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
         (HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 9\r\n\r\nhalf", b"HTTP/1.1 408 "),
         (HEAD + b"Content-Length: 9\r\n\r\nall of it", b"HTTP/1.1 200 "),
         (HEAD + b"Content-Length: 9\r\n\r\nall of it\r\n", b"HTTP/1.1 200 "),
+        (HEAD.replace(b"/", b"/hasty", 1) + b"Content-Length: 9\r\n\r\nallPAUSE of it", b"HTTP/1.1 200 "),
     ],
 )
 async def test_no_request_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, sent: bytes, said: bytes):
@@ -89,16 +90,26 @@ async def test_no_request_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.3)
         return PlainTextResponse(body)
 
+    async def hasty(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("whatever it is")
+
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        Starlette(routes=[Route("/", slow, methods=["POST"])]), http=Connection, log_config=None, timeout_keep_alive=1
+        Starlette(routes=[Route("/", slow, methods=["POST"]), Route("/hasty", hasty, methods=["POST"])]),
+        http=Connection,
+        log_config=None,
+        timeout_keep_alive=1,
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         async with asyncio.timeout(20):
             reader, writer = await asyncio.open_connection(*listening.getsockname())
-            writer.write(sent)
+            *first, last = sent.split(b"PAUSE")
+            for piece in first:
+                writer.write(piece)
+                await asyncio.sleep(0.05)
+            writer.write(last)
             heard = await reader.read()
             writer.close()
     finally:

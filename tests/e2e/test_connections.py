@@ -218,6 +218,18 @@ def test_a_client_that_offers_another_protocol_is_answered_in_this_one(server: S
         assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"HTTP/1.1") == 1
 
 
+def test_what_is_sent_behind_a_body_belongs_to_no_request_that_offers_another_protocol(server: Server):
+    raw = json.dumps({"prompt": "a fox"}).encode()
+    request = (
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(raw), raw)
+    )
+    with closing(connect(server)) as connection:
+        connection.sendall(request + request)
+        answer = heard(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1") == 1
+
+
 def test_a_request_for_two_hosts_is_refused(server: Server):
     with closing(connect(server)) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n")

@@ -569,6 +569,59 @@ def test_a_tab_does_not_write_over_another_one_s_answer(chat: Chat) -> None:
     expect(chat.answers.last).to_contain_text("Now.")
 
 
+# A page that takes its time, whose answer grows for seconds however soon the server has said it.
+SLOW = """
+const read = ReadableStreamDefaultReader.prototype.read, rest = new WeakMap();
+ReadableStreamDefaultReader.prototype.read = async function () {
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    const { done, value } = rest.get(this) ?? await read.call(this);
+    rest.delete(this);
+    if (value?.length > 4000) rest.set(this, { done, value: value.subarray(4000) });
+    return { done, value: value?.subarray(0, 4000) };
+};
+"""
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+@pytest.mark.parametrize("looks_on", [True, False])
+def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
+    server: Any, new_page: Callable[..., Page], has_locks: bool, looks_on: bool
+) -> None:
+    """By one that looked on, and by one that comes to it later; on plain http, where tabs have no locks, too."""
+    page = new_page()
+    if not has_locks:
+        hidden = "Object.defineProperty(Navigator.prototype, 'locks', { get: () => undefined })"
+        page.context.add_init_script(hidden)
+    other = Chat(page.context.new_page(), server.url).open()
+    page.add_init_script(SLOW)
+    chat = Chat(page, server.url).open()
+    chat.send_long()
+    chat.wait_begun()
+    if looks_on:
+        other.page.goto(page.url)
+        expect(other.stop).to_be_visible()
+    page.close()
+    if not looks_on:
+        other.rows.first.get_by_role("link").click()
+    expect(other.page.locator("#send")).to_be_visible(timeout=ANSWER_MS)
+    expect(other.answers.last.locator(".figures")).to_contain_text("tokens")
+    expect(other.answers.last.locator(".trouble")).to_be_hidden()
+
+
+def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(server: Any, new_page: Callable[..., Page]) -> None:
+    page = new_page()
+    page.add_init_script(SLOW)
+    chat = Chat(page, server.url).open()
+    chat.send_long()
+    chat.wait_begun()
+    page.wait_for_timeout(1000)
+    page.route("**/v1/models", lambda route: route.abort())
+    page.add_init_script("{ const now = Date.now; Date.now = () => now() + 3_600_000; }")
+    page.reload()
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("closed before")
+    expect(page.locator("#send")).to_be_visible()
+
+
 def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
     """Answering it again, or editing its question, drops the rest of the conversation; once, with a way back."""
     for number in range(3):

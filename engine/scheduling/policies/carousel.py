@@ -14,10 +14,10 @@
 5. A victim's pages are copied to host memory, or dropped with whatever the prefix cache keeps of them: what costs less
    time (`Policy.pause_cost`).
 6. Whoever of a lower class waited longer than its bound is overdue. Overdue sequences go first, tenants in turn, but at
-   most one in `OVERDUE_SHARE` slots serves them at a time, and where there are fewer slots, higher classes that ask
-   have as many tokens between two of them as that share leaves: a flood of old batch jobs cannot shut people out. One
-   may pause running ones of its own class too, and has a claim on its slot for `min_share` tokens. While the pages it
-   lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
+   most one in `OVERDUE_SHARE` slots serves them at a time, and where there are fewer slots, one slot for that share of
+   the steps, as long as higher classes ask: a flood of old batch jobs cannot shut people out. One may pause running
+   ones of its own class too, and has a claim on its slot for `min_share` tokens. When its turn has come and the pages
+   it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
    gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
    unless it had generated its share: being let in and thrown out again is no service.
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
@@ -73,9 +73,10 @@ class Carousel(Policy):
             ServiceClass.BATCH: config.max_wait_batch,
         }
         self._overdue_slots = max(1, config.max_num_seqs // OVERDUE_SHARE)
-        # With fewer slots than that a claim takes more than its share of them; others have theirs after it.
-        self._owed_for_claim = config.min_share * max(0, OVERDUE_SHARE // config.max_num_seqs - 1)
-        self._owed = 0  # tokens that higher classes have before the next claim, if they ask
+        # With fewer slots than that a claim takes more than its share of them, and is the last one for so many steps.
+        few = config.max_num_seqs < OVERDUE_SHARE
+        self._claim_steps = math.ceil(config.min_share * OVERDUE_SHARE / config.max_num_seqs) if few else 0
+        self._owed = 0  # steps until the next claim, as long as higher classes ask
         self._lines = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
         self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
@@ -122,6 +123,7 @@ class Carousel(Policy):
 
     def begin_step(self, now: float) -> None:
         """Rule 6: let whoever has waited past its class's bound into the overdue line."""
+        self._owed = max(0, self._owed - 1)
         while self._alarms:
             due, _, sequence = self._alarms[0]
             waits = sequence.state in (State.WAITING, State.PAUSED)
@@ -140,7 +142,7 @@ class Carousel(Policy):
             if overdue is not None and not self._owes(overdue, stage):
                 if stage.try_start(overdue, partial(self._for_overdue, stage, overdue)):
                     overdue.share_left, overdue.has_claim = self.config.min_share, True
-                    self._owed = self._owed_for_claim
+                    self._owed = self._claim_steps
                     continue
                 if overdue.cause is Cause.PAGES and now >= overdue.due + self._max_wait[overdue.service_class]:
                     return
@@ -255,8 +257,6 @@ class Carousel(Policy):
                 if sequence.has_claim:
                     self._overdue.account(sequence).charge(OUTPUT_WEIGHT)
                 sequence.share_left -= 1
-            if self._owed and not sequence.has_claim:
-                self._owed -= 1
 
     def vacated(self, sequence: Sequence) -> None:
         """Its minimum share is over."""
@@ -269,7 +269,7 @@ class Carousel(Policy):
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
 
     def _owes(self, overdue: Sequence, stage: Stage) -> bool:
-        """Whether those of higher classes come first, as there are few slots and the last claim took one."""
+        """Whether those of higher classes come first, as there are few slots and the last claim had one of them."""
         if not self._owed:
             return False
         higher = [line for c, line in self._lines.items() if c < overdue.service_class]

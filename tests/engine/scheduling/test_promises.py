@@ -383,22 +383,41 @@ def test_nobody_is_overtaken_for_longer_than_the_stated_bound(seed, slots, bulk,
         history.step()
     for place, (name, at) in enumerate(arrived.items()):
         started = next(e.at for e in history.told[name] if e.state == "running")
-        owed = place * (share * (8 // slots - 1) // slots + longest)  # steps
+        owed = place * (8 * share // slots + longest)  # steps
         assert started <= at + wait + ((place + 1) * (share + 1 + longest) + owed) * STEP
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_old_bulk_work_keeps_a_person_waiting_for_one_share_at_most(slots: int):
-    """Where one slot for the overdue is a large part of all, too; then the person has it to the end."""
+def test_old_bulk_work_keeps_people_waiting_for_one_share_at_most(slots: int):
+    """Where one slot for the overdue is a large part of all, too; then they have it to the end."""
     stage = Stage(slots=slots, pages=400, min_share=8, max_wait_batch=20.0)
     for number in range(40):
         stage.submit(f"bulk{number}", B, tokens=30)
     stage.step(30)
     for number in range(3):
-        stage.submit(f"person{number}", I, tokens=10)
-        came = len(stage.tokens(f"person{number}"))
+        names = [f"person{number}-{place}" for place in range(slots)]  # as many as there are slots
+        for name in names:
+            stage.submit(name, I, tokens=10)
         stage.step(8 + 2)
-        assert came == 0 and stage.tokens(f"person{number}")
+        assert all(stage.tokens(name) for name in names)
         stage.step(10)
-        assert len(stage.tokens(f"person{number}")) == 10
+        assert all(len(stage.tokens(name)) == 10 for name in names)
     stage.finish()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize(("prompt", "answer"), [(100, 1), (3, 9)])
+def test_old_bulk_work_has_an_eighth_however_many_slots_there_are_and_whatever_people_ask_for(
+    slots: int, prompt: int, answer: int
+):
+    """They never stop asking, for more than there is."""
+    stage, steps, people = Stage(slots=slots, pages=600, min_share=8, max_wait_batch=20.0), 1200, 0
+    for number in range(100):
+        stage.submit(f"bulk{number}", B, prompt=(number, 2, 3), tokens=30)
+    for _ in range(steps):
+        while stage.scheduler.waiting.count(I, paused=False) <= slots:
+            people += 1
+            stage.submit(f"person{people}", I, prompt=[people % 900] * prompt, tokens=answer)
+        stage.step()
+    bulk = sum(isinstance(e, TokenEvent) and e.request_id.startswith("bulk") for e in stage.events)
+    assert 0.06 < bulk / (steps * slots) < 0.15
