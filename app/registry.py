@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from app.generation import Generation
 from app.streams import Cursor, CursorRefused
 
-EACH = 50  # that any stream counts for, whatever was said in it; one of them is about 150 bytes
+EACH = 50  # units that any stream counts for, whatever was said in it; a unit is about 150 bytes
 
 
 def size(generation: Generation) -> int:
-    """What keeping it takes: tokens of its prompt, records, and log-probabilities in them."""
+    """What keeping it takes, in such units: tokens of its prompt, records, and log-probabilities in them."""
     return EACH + len(generation.request.prompt) + len(generation.log.records) + generation.log.details
 
 
@@ -32,7 +32,7 @@ class StreamRegistry:
     """Generations by the id of their log."""
 
     ttl: float = 300.0  # seconds a finished stream can be read again
-    max_size: int = 500_000  # of all finished streams; who keeps most lets go first
+    max_size: int = 500_000  # of all finished streams, as `size` counts; who keeps most lets go first
     epoch: str = field(default_factory=lambda: secrets.token_hex(3))  # one life of this server
     _streams: dict[str, Generation] = field(default_factory=dict)
     _owners: dict[str, _Owner] = field(default_factory=dict)  # of finished streams
