@@ -37,11 +37,9 @@ def ordered(values):
 
 
 @triton.jit
-def load_block(logits, start, divisor, V, BLOCK: tl.constexpr):
-    """One block of a row in float32, divided by its temperature, and the columns it covers."""
-    columns = start + tl.arange(0, BLOCK)
-    values = tl.load(logits + columns, mask=columns < V, other=float("-inf"))
-    return tl.div_rn(values.to(tl.float32), divisor), columns
+def load_block(logits, columns, V):
+    """These columns of a row in float32; there is nothing beyond V."""
+    return tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
@@ -146,7 +144,8 @@ def _weigh_kernel(
         rest = tl.zeros([], tl.int64)
     tallies += STEP * BINS
     for start in range(part * SLICE, tl.minimum(part * SLICE + SLICE, V), BLOCK):
-        values, columns = load_block(logits, start, divisor, V, BLOCK)
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.div_rn(load_block(logits, columns, V), divisor)
         keys = ordered(values)
         counted = (columns < V) & (keys >= floor)
         if STEP > 0:

@@ -33,8 +33,7 @@ from kernels.filters import (
 from kernels.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
 from kernels.slots import SlotTensors
 
-BLOCK = 2048  # columns in a step of a pass
-SLICE = 2 * BLOCK
+SLICE = 4096  # columns of one program
 NUM_WARPS = 8
 
 
@@ -51,23 +50,13 @@ def _noise_keys(seed, position, choice):
 
 
 @triton.jit
-def _best(logits, first, last, V, divisor, greedy, floor, key_a, key_b, BLOCK: tl.constexpr):
-    """The largest value + noise among columns first..last-1 at or above `floor`, and the lowest column that has it."""
-    best = float("-inf")
-    best_column = tl.zeros([], tl.int32) + first
-    for start in range(first, last, BLOCK):
-        values, columns = load_block(logits, start, divisor, V, BLOCK)
-        if greedy:
-            noise = tl.zeros([BLOCK], tl.float32)
-        else:
-            noise = gumbel(column_hash(columns, key_a, key_b))
-        kept = (columns < V) & (ordered(values) >= floor)
-        scores = tl.where(kept, values + noise, float("-inf"))
-        block_best = tl.max(scores, axis=0)
-        if block_best > best:
-            best = block_best
-            best_column = tl.min(tl.where(scores == block_best, columns, V), axis=0)
-    return best, best_column
+def _store_best(best, best_column, scores, columns):
+    """The largest of a slice's scores[SLICE] and the lowest column that has it; of NaN and -inf alone the first."""
+    top = tl.max(scores, axis=0)
+    some = top > float("-inf")
+    lowest = tl.min(tl.where(scores == top, columns, 2147483647), axis=0)
+    tl.store(best, tl.where(some, top, float("-inf")))
+    tl.store(best_column, tl.where(some, lowest, tl.min(columns, axis=0)))
 
 
 @triton.jit
@@ -87,7 +76,6 @@ def _slice_kernel(
     tallies,  # [R, SEARCHES, STEPS, BINS] int64
     V,
     SLICE: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """The best of one slice of one row without filters; of another row the largest value, and a share of its tallies is
     set to zero.
@@ -95,22 +83,19 @@ def _slice_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
-    first, out = part * SLICE, row * tl.num_programs(1) + part
-    logits += row * V
+    out = row * tl.num_programs(1) + part
     given = tl.load(temperature + slot)
     greedy = given < GREEDY_BELOW
-    divisor = tl.where(greedy, 1.0, given)
+    covered = part * SLICE + tl.arange(0, SLICE)
+    values = load_block(logits + row * V, covered, V)
     if _is_plain(greedy, tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), V):
-        key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
-        everything = tl.zeros([], tl.int64)
-        best, column = _best(logits, first, first + SLICE, V, divisor, greedy, everything, key_a, key_b, BLOCK)
-        tl.store(scores + out, best)
-        tl.store(columns + out, column)
+        if not greedy:
+            key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
+            # No filter looks at these values, so they may be a unit in the last place from a quotient.
+            values = values * tl.div_rn(1.0, given) + gumbel(column_hash(covered, key_a, key_b))
+        _store_best(scores + out, columns + out, values, covered)
     else:
-        largest = float("-inf")
-        for start in range(first, first + SLICE, BLOCK):
-            largest = tl.maximum(largest, tl.max(load_block(logits, start, divisor, V, BLOCK)[0], axis=0))
-        tl.store(maxima + out, largest)
+        tl.store(maxima + out, tl.max(tl.div_rn(values, given), axis=0))
         for tally in range(part, SEARCHES * STEPS, tl.num_programs(1)):
             bins = (row * SEARCHES * STEPS + tally) * BINS + tl.arange(0, BINS)
             tl.store(tallies + bins, tl.zeros([BINS], tl.int64))
@@ -135,7 +120,6 @@ def _kept_kernel(
     V,
     SLICE: tl.constexpr,
     SLICES: tl.constexpr,  # a power of two
-    BLOCK: tl.constexpr,
 ):
     """The best of what the filters keep in one slice of one row, where the row has filters."""
     row = tl.program_id(0).to(tl.int64)
@@ -153,10 +137,11 @@ def _kept_kernel(
         nucleus = narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
         floor = tl.maximum(floor, nucleus)
     key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
-    first = part * SLICE
-    best, column = _best(logits + row * V, first, first + SLICE, V, divisor, False, floor, key_a, key_b, BLOCK)
-    tl.store(scores + row * slices + part, best)
-    tl.store(columns + row * slices + part, column)
+    covered = part * SLICE + tl.arange(0, SLICE)
+    values = tl.div_rn(load_block(logits + row * V, covered, V), divisor)
+    noisy = values + gumbel(column_hash(covered, key_a, key_b))
+    kept = tl.where(ordered(values) >= floor, noisy, float("-inf"))
+    _store_best(scores + row * slices + part, columns + row * slices + part, kept, covered)
 
 
 @triton.jit
@@ -223,7 +208,6 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
         tallies,
         V,
         SLICE=SLICE,
-        BLOCK=BLOCK,
         num_warps=NUM_WARPS,
     )
     if filtered:
@@ -249,7 +233,6 @@ def _best_slices(
         V,
         SLICE=SLICE,
         SLICES=triton.next_power_of_2(slices),
-        BLOCK=BLOCK,
         num_warps=NUM_WARPS,
     )
     return made.best

@@ -176,7 +176,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         (
             sample._slice_kernel,
             FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32"},
-            {"SLICE": sample.SLICE, "BLOCK": sample.BLOCK},
+            {"SLICE": sample.SLICE},
             sample.NUM_WARPS,
             STAGES,
         ),
@@ -184,7 +184,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             (
                 filters._weigh_kernel,
                 FILTERS | SEARCHED | {"V": "i32", "slices": "i32"},
-                {"MASS": mass, "STEP": step, "SLICE": filters.SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
+                {"MASS": mass, "STEP": step, "SLICE": filters.SLICE, "SLICES": 32, "BLOCK": filters.BLOCK},
                 sample.NUM_WARPS,
                 STAGES,
             )
@@ -194,7 +194,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         (
             sample._kept_kernel,
             FILTERS | NOISE | SEARCHED | BEST | {"V": "i32"},
-            {"SLICE": sample.SLICE, "SLICES": 32, "BLOCK": sample.BLOCK},
+            {"SLICE": sample.SLICE, "SLICES": 32},
             sample.NUM_WARPS,
             STAGES,
         ),
