@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early import early, take_turn
+
 NUM_WARPS = 4
 
 
@@ -22,8 +24,10 @@ def _rms_norm_kernel(
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Normalises one row, held whole in registers."""
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < H
@@ -39,5 +43,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert x.is_contiguous()
     T, H = x.shape
     out = torch.empty_like(x)
-    _rms_norm_kernel[(T,)](x, weight, out, eps, H=H, BLOCK=triton.next_power_of_2(H), num_warps=NUM_WARPS)
+    block = triton.next_power_of_2(H)
+    _rms_norm_kernel[(T,)](x, weight, out, eps, H=H, BLOCK=block, num_warps=NUM_WARPS, **early(x.device))
     return out

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early import early, take_turn
+
 BLOCK = 1024
 NUM_WARPS = 4
 
@@ -20,8 +22,10 @@ def _silu_mul_kernel(
     out,  # [T, I] same dtype
     WIDTH: tl.constexpr,  # I
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """silu(gate) * up for BLOCK columns of one row, in float32."""
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -38,5 +42,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     T, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((T, width))
     grid = (T, triton.cdiv(width, BLOCK))
-    _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=NUM_WARPS)
+    _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=NUM_WARPS, **early(gate_up.device))
     return out

@@ -77,7 +77,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         (
             rms_norm._rms_norm_kernel,
             {"x": MODEL, "weight": MODEL, "out": MODEL, "eps": "fp32"},
-            {"H": 576, "BLOCK": 1024},
+            {"H": 576, "BLOCK": 1024, "EARLY": True},
             rms_norm.NUM_WARPS,
             STAGES,
         ),
@@ -85,7 +85,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},
-            {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK},
+            {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK, "EARLY": True},
             silu_mul.NUM_WARPS,
             STAGES,
         ),

@@ -33,7 +33,14 @@ KERNELS = [
 ]
 
 
-EARLY = {"_few_rows_kernel", "_rope_and_cache_kernel", "_split_kernel", "_combine_kernel"}
+EARLY = {
+    "_rms_norm_kernel",
+    "_few_rows_kernel",
+    "_silu_mul_kernel",
+    "_rope_and_cache_kernel",
+    "_split_kernel",
+    "_combine_kernel",
+}
 SHARED = 232448  # bytes that a program may have on an H100
 
 # Of a model, or of a layer of it. Of anything else a value that was not there before would be compiled for anew, while

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels import early, few_rows
-from kernels.decode_attention import decode_attention
+from kernels.backend import TritonKernels
 from kernels.few_rows import DenseLinear, Tile
 from kernels.interface import Kernels
-from kernels.rope_and_cache import rope_and_cache
 
 EPS = 1e-5
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter multiplies no bfloat16
@@ -116,7 +115,7 @@ def test_few_rows_are_few_and_not_in_float16(device: torch.device):
 
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rows", [1, 8, 64])
 def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch: pytest.MonkeyPatch):
     """Layers over one residual, recorded and replayed: bit for bit what kernels compute one after another."""
     device = torch.device("cuda")
@@ -139,7 +138,10 @@ def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch:
 
 
 def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None], Tensor]:
-    """Eight layers of a decode step of Llama-3.2-1B's shapes, which add to the residual that comes with them."""
+    """Eight layers of a decode step of Llama-3.2-1B's shapes, which add to the residual that comes with them; of many
+    rows the library multiplies, between kernels of ours.
+    """
+    kernels = TritonKernels()
     heads, kv_heads, dim, inner, context, page = 32, 8, 64, 8192, 100, 32
     hidden, keys = heads * dim, kv_heads * dim
     torch.manual_seed(0)
@@ -164,11 +166,11 @@ def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None
 
     def walk() -> None:
         for qkv, out, gate_up, down in layers:
-            heads_of = qkv.multiply_few(residual, norm, EPS).view(rows, heads + 2 * kv_heads, dim)
+            heads_of = kernels.norm_linear(residual, norm, EPS, qkv).view(rows, heads + 2 * kv_heads, dim)
             q, k, v = heads_of.split((heads, kv_heads, kv_heads), dim=1)
-            q = rope_and_cache(q, k, v, cos_sin, positions, slots, *cache, None, None, EPS)
-            attended = decode_attention(q, *cache, table, lens, dim**-0.5, 0)
-            out.add_few(attended.view(rows, hidden), residual)
-            down.add_few(gate_up.multiply_few(residual, norm, EPS, gated=True), residual)
+            q = kernels.rope_and_cache(q, k, v, cos_sin, positions, slots, *cache, None, None, EPS)
+            attended = kernels.decode_attention(q, *cache, table, lens, dim**-0.5, 0)
+            kernels.add_linear(attended.view(rows, hidden), out, residual)
+            kernels.add_linear(kernels.norm_gated_linear(residual, norm, EPS, gate_up), down, residual)
 
     return walk, residual
