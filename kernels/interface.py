@@ -148,8 +148,8 @@ class Kernels(Protocol):
         position: Tensor,
         choice: Tensor,
     ) -> Tensor:
-        """logits[R, V] any float -> ids[R] int64, as of the same numbers in float32. Rows do not influence each other
-        and there is no generator state.
+        """logits[R, V] any float -> ids[R] int64, as of the same numbers in float32; `kernels.reference.sample.BROKEN`
+        for a row that has a NaN. Rows do not influence each other and there is no generator state.
 
         temperature[R] float32, below 1e-5: the largest logit, the lowest id among equals. top_k[R] int32, 0: off.
         top_p[R] float32, 1: off. min_p[R] float32, 0: off. seed[R], position[R], choice[R] int64 determine the noise
@@ -167,8 +167,8 @@ class Kernels(Protocol):
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
         """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes
-        ids[B] int64 and, but for nobody's, each slot's last token and length. filtered: False promises that none of
-        the slots has a filter."""
+        ids[B] int64 and, but for nobody's, each slot's last token and length; what follows a broken row, token 0 as far
+        as its slot goes, nobody will want. filtered: False promises that none of the slots has a filter."""
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in

@@ -31,9 +31,11 @@ from kernels.filters import (
     weigh,
 )
 from kernels.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
+from kernels.reference import sample as reference
 from kernels.slots import SlotTensors
 
 SLICE = 4096  # columns of one program
+BROKEN = tl.constexpr(reference.BROKEN)
 NUM_WARPS = 8
 
 
@@ -51,12 +53,12 @@ def _noise_keys(seed, position, choice):
 
 @triton.jit
 def _store_best(best, best_column, scores, columns):
-    """The largest of a slice's scores[SLICE] and the lowest column that has it; of NaN and -inf alone the first."""
+    """The largest of a slice's scores[SLICE] and the lowest column that has it; NaN where one of them is."""
     top = tl.max(scores, axis=0)
-    some = top > float("-inf")
     lowest = tl.min(tl.where(scores == top, columns, 2147483647), axis=0)
-    tl.store(best, tl.where(some, top, float("-inf")))
-    tl.store(best_column, tl.where(some, lowest, tl.min(columns, axis=0)))
+    broken = tl.max((scores != scores).to(tl.int32), axis=0) != 0
+    tl.store(best, tl.where(broken, float("nan"), top))
+    tl.store(best_column, lowest)
 
 
 @triton.jit
@@ -140,7 +142,7 @@ def _kept_kernel(
     covered = part * SLICE + tl.arange(0, SLICE)
     values = tl.div_rn(load_block(logits + row * V, covered, V), divisor)
     noisy = values + gumbel(column_hash(covered, key_a, key_b))
-    kept = tl.where(ordered(values) >= floor, noisy, float("-inf"))
+    kept = tl.where((ordered(values) >= floor) | (values != values), noisy, float("-inf"))
     _store_best(scores + row * slices + part, columns + row * slices + part, kept, covered)
 
 
@@ -157,19 +159,22 @@ def _sample_kernel(
     ADVANCE: tl.constexpr,
     SLICES: tl.constexpr,  # a power of two
 ):
-    """The best of one row, of equal ones the lowest column. Its slot is one token longer, unless it is nobody's."""
+    """The best of one row, of equal ones the lowest column; BROKEN if a slice is. Its slot is one token longer, unless
+    it is nobody's.
+    """
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, SLICES)
     inside = parts < slices
     found = tl.load(scores + row * slices + parts, mask=inside, other=float("-inf"))
     where = tl.load(columns + row * slices + parts, mask=inside, other=2147483647)
     top = tl.max(found, axis=0)
-    column = tl.min(tl.where(found == top, where, 2147483647), axis=0).to(tl.int64)
+    broken = tl.max((found != found).to(tl.int32), axis=0) != 0
+    column = tl.where(broken, BROKEN, tl.min(tl.where(found == top, where, 2147483647), axis=0)).to(tl.int64)
     tl.store(ids + row, column)
     if ADVANCE:
         slot = tl.load(which + row)
         if slot != nobody:
-            tl.store(last_tokens + slot, column)
+            tl.store(last_tokens + slot, tl.maximum(column, 0))
             tl.store(lengths + slot, tl.load(lengths + slot) + 1)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine.scheduling.batch import Batch, Join, Outcome, Sampled
+
+NAN = -9  # in place of a token, in a page
 
 
 class MemoryRunner:
@@ -13,12 +15,21 @@ class MemoryRunner:
 
     Its next token is a hash of what it reads back through the page table, so a page that is shared, swapped, copied or
     reused wrongly changes the text. `text_alone` says what the text must be.
+
+    What is computed in one piece with one of `nan_tokens`, and whatever reads it, is not a number.
     """
 
     def __init__(
-        self, num_pages: int, host_pages: int, page_size: int, vocab_size: int = 1000, runs_ahead: bool = False
+        self,
+        num_pages: int,
+        host_pages: int,
+        page_size: int,
+        vocab_size: int = 1000,
+        runs_ahead: bool = False,
+        nan_tokens: Collection[int] = (),
     ) -> None:
         self.runs_ahead = runs_ahead
+        self.nan_tokens = frozenset(nan_tokens)
         self.page_size = page_size
         self.vocab_size = vocab_size
         self.pages: list[list[int]] = [[-1] * page_size for _ in range(num_pages)]
@@ -56,16 +67,25 @@ class MemoryRunner:
         work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
         work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks]
         for chunk in batch.chunks:  # what it attends to is there already, and its own
-            read = self._read(chunk.slot, chunk.start)
-            assert read == self.tokens[chunk.slot][: chunk.start], f"slot {chunk.slot} reads another's {read}"
+            read, own = self._read(chunk.slot, chunk.start), self.tokens[chunk.slot][: chunk.start]
+            assert read == own or not self.nan_tokens.isdisjoint(own), f"slot {chunk.slot} reads another's {read}"
         for slot, start, length in work:
-            for position in range(start, start + length):
+            tokens = self.tokens[slot][start : start + length]
+            if NAN in self._read(slot, start) or not self.nan_tokens.isdisjoint(tokens):
+                tokens = [NAN] * length
+            for position, token in enumerate(tokens, start):
                 page = self.tables[slot][position // self.page_size]
-                self.pages[page][position % self.page_size] = self.tokens[slot][position]
-        outcome = Outcome(tuple(self._sample(slot) for slot in batch.sampled))
+                self.pages[page][position % self.page_size] = token
+        broken = tuple(
+            NAN in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks if not chunk.samples
+        )
+        outcome = Outcome(tuple(self._sample(slot) for slot in batch.sampled), broken)
         return lambda: outcome
 
     def _sample(self, slot: int) -> Sampled:
+        if NAN in self._read(slot, len(self.tokens[slot])):
+            self.tokens[slot].append(0)
+            return Sampled(-1)
         token = next_token(self._read(slot, len(self.tokens[slot])), self.joins[slot].choice, self.vocab_size)
         self.tokens[slot].append(token)
         return Sampled(token)
@@ -83,11 +103,16 @@ def next_token(tokens: Sequence[int], choice: int, vocab_size: int) -> int:
 
 
 def text_alone(
-    prompt: Sequence[int], choice: int, max_tokens: int, stop: Sequence[int] = (), vocab_size: int = 1000
+    prompt: Sequence[int],
+    choice: int,
+    max_tokens: int,
+    stop: Sequence[int] = (),
+    vocab_size: int = 1000,
+    nan_tokens: Collection[int] = (),
 ) -> list[int]:
     """What `MemoryRunner` yields for a request that has the machine to itself."""
     tokens = list(prompt)
-    while len(tokens) - len(prompt) < max_tokens:
+    while len(tokens) - len(prompt) < max_tokens and frozenset(nan_tokens).isdisjoint(tokens):
         tokens.append(next_token(tokens, choice, vocab_size))
         if tokens[-1] in stop:
             break

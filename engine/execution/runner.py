@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
@@ -77,9 +78,12 @@ class ModelRunner:
             if batch.decodes:
                 drawn.append(self._replay(self._graphs, np.array(batch.decodes, np.int64)))
                 batch = replace(batch, decodes=())
+        broken: list[Tensor] = []
         if batch.num_tokens:
-            drawn += self._compute(batch)
-        return _Step(Arriving([tensor for some in drawn for tensor in some.tensors], self._model.device), drawn)
+            more, broken = self._compute(batch)
+            drawn += more
+        wanted = [*(tensor for some in drawn for tensor in some.tensors), *broken]
+        return _Step(Arriving(wanted, self._model.device), drawn)
 
     def take_memory(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache has its memory from the beginning."""
@@ -106,28 +110,35 @@ class ModelRunner:
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
             again = self._sampler.sample(logits, self._sampler.parameters(decodes[rows]))
-            self._last_tokens.index_copy_(0, again.slots, again.token_ids)
+            self._last_tokens.index_copy_(0, again.slots, again.token_ids.clamp(min=0))
             drawn = drawn.replaced(rows, where, again)
         self._slots.advance(decodes)
         return drawn
 
-    def _compute(self, batch: Batch) -> list[Drawn]:
-        """Operation by operation."""
+    def _compute(self, batch: Batch) -> tuple[list[Drawn], list[Tensor]]:
+        """Operation by operation. Returns what was sampled, and which of the chunks that do not sample end in NaN, each
+        if there are any."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled, np.int64)
         # Before the weights are read, after which nothing that we need is in a cache any more.
         parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
+        ends = zip(inputs.prefill_query_starts[1:], batch.chunks, strict=True)
+        last_rows = [len(batch.decodes) + end - 1 for end, chunk in ends if not chunk.samples]
+        broken = []
+        if last_rows:  # whatever reads on from a NaN becomes one
+            (where,) = to_device((np.array(last_rows, np.int64),), hidden.device)
+            broken = [hidden[where].isnan().any(dim=1)]
         if parameters is None:
-            return []
+            return [], broken
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
         drawn = self._sampler.sample(self._model.compute_logits(hidden), parameters)
-        self._last_tokens.index_copy_(0, drawn.slots, drawn.token_ids)
+        self._last_tokens.index_copy_(0, drawn.slots, drawn.token_ids.clamp(min=0))  # of a broken row any will do
         self._slots.advance(sampled)
         if self._graphs:
             self._graphs.slots.advance(drawn.slots)
-        return [drawn]
+        return [drawn], broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,5 +150,5 @@ class _Step:
 
     def __call__(self) -> Outcome:
         tensors = iter(self.arriving.wait())
-        sampled = (one for some in self.drawn for one in some.read([next(tensors) for _ in some.tensors]))
-        return Outcome(tuple(sampled))
+        sampled = [one for some in self.drawn for one in some.read([next(tensors) for _ in some.tensors])]
+        return Outcome(tuple(sampled), tuple(flag for rest in tensors for flag in rest.tolist()))

@@ -67,7 +67,7 @@ class Batch:
 class Sampled:
     """One new token and, when asked for, the model's log-probabilities around it."""
 
-    token_id: int
+    token_id: int  # below zero: none, as the logits had a NaN
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
 
@@ -77,3 +77,4 @@ class Outcome:
     """What the forward pass yielded: one entry for each of `Batch.sampled`."""
 
     sampled: tuple[Sampled, ...]
+    broken: tuple[bool, ...] = ()  # which of the chunks that do not sample end in NaN; empty: none

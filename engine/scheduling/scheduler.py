@@ -27,6 +27,10 @@ from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Req
 
 POSITIONS_TOLD = 32  # how many of those who wait are told their place when it changes
 FORESEEABLE = (Cause.ORDER, Cause.FAIRNESS, Cause.DEADLINE, Cause.BATCH)  # of who is not the first of its line
+NOT_NUMBERS = (
+    "the model computed NaN for this request, so its answer ends here; float16 is too narrow for some models (--dtype "
+    "bfloat16 or float32), else the checkpoint is damaged"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Flight:
     # Who fills a page or ends a chunk, in which pages, and how many of its tokens are computed then.
     noted: list[tuple[Sequence, list[int], int]]
     sampled: list[Sequence]  # in the order of `Batch.sampled`
+    unsampled: list[Sequence]  # whose chunks do not sample
     num_tokens: int
     turning: list[Sequence]  # who decodes from then on, or has its pages back
 
@@ -164,6 +169,9 @@ class Scheduler:
         """Take in what the oldest step under way yielded: tokens are appended, full pages published, finished
         sequences leave. Who has left since, or was paused, is not in the way."""
         flight = self.flights.popleft()
+        for sequence, is_broken in zip(flight.unsampled, outcome.broken, strict=False):
+            if is_broken and sequence.state is not State.FINISHED:
+                self._give_up(sequence, now)
         for sequence, table, computed in flight.noted:
             self._publish(sequence, table, computed, now)
         for sequence in flight.turning:
@@ -178,6 +186,9 @@ class Scheduler:
             if sequence.state is finished:
                 continue
             token_id, tokens = sampled.token_id, sequence.tokens
+            if token_id < 0:
+                self._give_up(sequence, now)
+                continue
             tokens.append(token_id)
             finish = None
             if len(tokens) >= sequence.most_tokens or token_id in sequence.stops:
@@ -297,7 +308,7 @@ class Scheduler:
                 noted.append((sequence, sequence.page_table, computed))
             if length > len(sequence.page_table) * size and length < sequence.most_tokens:
                 outgrown.append(sequence)
-        sampled = list(decodes)
+        sampled, unsampled = list(decodes), []
         turning, self._swapped_in = self._swapped_in, []
         for chunk in chunks:
             chunked = self.slots[chunk.slot]
@@ -315,9 +326,11 @@ class Scheduler:
                 sampled.append(chunked)
                 if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
                     outgrown.append(chunked)
+            else:
+                unsampled.append(chunked)
             if chunked.num_uncomputed == 1:
                 turning.append(chunked)
-        return Flight(noted, sampled, len(decodes) + sum(chunk.length for chunk in chunks), turning)
+        return Flight(noted, sampled, unsampled, len(decodes) + sum(chunk.length for chunk in chunks), turning)
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         """It waits from now on, for its first slot or to go on."""
@@ -446,6 +459,13 @@ class Scheduler:
         self.running.remove(sequence)
         self.policy.vacated(sequence)
         sequence.slot = None
+
+    def _give_up(self, sequence: Sequence, now: float) -> None:
+        """The model has no numbers for it. Nor, then, are some of its keys and values any, even of tokens before the
+        one where that began, as far as one tile holds them: nobody who begins alike may find them."""
+        self.memory.withdraw(sequence)
+        self._news.tell_end(sequence, now, FinishReason.ERROR, NOT_NUMBERS, "not_a_number")
+        self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Whatever it holds, wherever it waits: the sequence is gone."""

@@ -31,5 +31,5 @@ def sample_slots(sample: Callable[..., Tensor], logits: Tensor, slots: SlotTenso
     parameters = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.lengths, slots.choice)
     ids.copy_(sample(logits, *(parameter.index_select(0, which) for parameter in parameters)))
     somebody = which != slots.nobody
-    slots.last_tokens.index_copy_(0, which, torch.where(somebody, ids, slots.last_tokens[slots.nobody]))
+    slots.last_tokens.index_copy_(0, which, torch.where(somebody, ids.clamp(min=0), slots.last_tokens[slots.nobody]))
     slots.lengths.index_add_(0, which, somebody.to(torch.int64))

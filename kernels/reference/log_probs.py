@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def log_probs(logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in
-    float32."""
+    """logits[R, V] any float, chosen[R] int64, any number for a row with a NaN -> (chosen_logprob[R], top_ids[R, k],
+    top_logprobs[R, k]), in float32."""
     all_log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
-    chosen_log_prob = all_log_probs.gather(1, chosen.unsqueeze(1))
+    chosen_log_prob = all_log_probs.gather(1, chosen.clamp(min=0).unsqueeze(1))
     top = all_log_probs.topk(k, dim=-1)
     return chosen_log_prob.squeeze(1), top.indices, top.values

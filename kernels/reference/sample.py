@@ -20,6 +20,7 @@ SPARSE = 8
 BULK = 1 << 17  # columns hashed at a time: their words fill a quarter of a second-level cache
 SLACK = 1e-5
 
+BROKEN = -1  # in place of a token, of a row with a NaN
 GREEDY_BELOW = 1e-5  # of temperature, as in vLLM: dividing by less leaves no room for noise in a float32
 
 
@@ -37,12 +38,18 @@ def sample(
     logits = logits.to(torch.float32)
     rows = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
     if rows.numel() == 0:
-        return logits.max(dim=-1).indices
+        return _largest(logits)
     if rows.numel() == logits.shape[0]:
         return _sample_all(logits, temperature, top_k, top_p, min_p, seed, position, choice)
-    ids = logits.max(dim=-1).indices
+    ids = _largest(logits)
     given = (logits, temperature, top_k, top_p, min_p, seed, position, choice)
     return ids.index_copy_(0, rows, _sample_all(*(x.index_select(0, rows) for x in given)))
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """logits[R, V] -> [R]: the column of each row's largest, `BROKEN` where one is NaN."""
+    top, column = logits.max(dim=-1)
+    return column.masked_fill_(top.isnan(), BROKEN)
 
 
 def _sample_all(
@@ -114,8 +121,9 @@ def _perturbed_argmax(scaled: Tensor, threshold: Tensor, key_a: Tensor, key_b: T
     scores = scaled[rows, columns] + gumbel(column_hash(columns, key_a[rows], key_b[rows]))
     best = torch.full_like(top, -math.inf).scatter_reduce_(0, rows, scores, "amax")
     winners = (scores == best[rows]).nonzero().squeeze(1)
-    # Of equal scores the lowest column wins; a row of NaN has no winner and keeps the column of its first NaN.
-    return column.scatter_reduce_(0, rows[winners], columns[winners], "amin", include_self=False)
+    # Of equal scores the lowest column wins.
+    column.scatter_reduce_(0, rows[winners], columns[winners], "amin", include_self=False)
+    return column.masked_fill_(top.isnan(), BROKEN)
 
 
 def _drop_hopeless(kept: Tensor, scaled: Tensor, key_a: Tensor, key_b: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
-from kernels.reference.sample import filter_threshold
+from kernels.reference.sample import BROKEN, filter_threshold
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.threshold_kernel import threshold
 
@@ -277,13 +277,25 @@ def test_selection_finds_what_sorting_finds(reference_kernels: Kernels, V: int):
 
 
 # Triton's interpreter computes with numpy, which warns of NaN; a GPU does not.
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_a_row_of_nan_is_its_own_business(kernels: Kernels, device: torch.device):
-    """A row whose logits are broken gets some id of the vocabulary; its neighbours get what they get without it."""
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("columns", [slice(None), slice(0, 1), slice(4999, 5000)], ids=["all", "first", "last"])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 20, "min_p": 0.01}], ids=["plain", "filtered"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nan_is_broken_and_nobody_else_is(
+    kernels: Kernels, device: torch.device, temperature: float, filters: dict, columns: slice, sign: float
+):
+    """One NaN anywhere, of either sign, and the row has no token; its neighbours get what they get without it."""
     torch.manual_seed(0)
-    logits = torch.randn(3, 50, device=device)
-    given = parameters(3, device, top_p=0.9, top_k=20, min_p=0.01, position=torch.arange(3))
+    logits = torch.randn(3, 5000, device=device)
+    given = parameters(3, device, temperature=temperature, position=torch.arange(3), **filters)
     expected = kernels.sample(logits, **given)
-    logits[1] = math.nan
-    ids = kernels.sample(logits, **given)
-    assert ids[0] == expected[0] and ids[2] == expected[2] and 0 <= int(ids[1]) < 50
+    logits[1, columns] = math.copysign(math.nan, sign)
+    assert kernels.sample(logits, **given).tolist() == [int(expected[0]), BROKEN, int(expected[2])]
+
+
+def test_a_row_of_nothing_has_its_first_token(kernels: Kernels, device: torch.device):
+    """All tokens forbidden is not NaN: still an id of the vocabulary."""
+    logits = torch.full((1, 5000), -math.inf, device=device)
+    for temperature in (0.0, 1.0):
+        assert kernels.sample(logits, **parameters(1, device, temperature=temperature)).tolist() == [0]

@@ -20,6 +20,7 @@ constexpr float LARGEST_NOISE = 23.0f;
 constexpr float SLACK = 2e-5f;  // of an upper bound, relative: what float rounds
 constexpr float LARGEST_BELOW_ONE = 1.0f - 0x1p-24f;
 constexpr float LOWEST = -__builtin_inff();
+constexpr int64_t BROKEN = -1;
 constexpr int FEW = 32;  // numbers that are sorted rather than split
 
 typedef double D16 __attribute__((vector_size(128)));
@@ -68,7 +69,7 @@ struct Noise {
     }
 };
 
-// The column of the first number that is not a number, else of the largest, the lowest of equals.
+// The column of the largest number, the lowest of equals; BROKEN where one is not a number.
 int64_t largest(const float* row, int64_t size) {
     constexpr int WAYS = 4;  // one chain of maxima would wait for itself
     F16 highest[WAYS];
@@ -90,12 +91,11 @@ int64_t largest(const float* row, int64_t size) {
         top = row[column] > top ? row[column] : top;
         is_broken |= row[column] != row[column];
     }
-    for (column = 0; column + LANES <= size; column += LANES) {
-        const F16 v = load(row + column);
-        if (any(is_broken ? v != v : v == splat(top))) break;
-    }
+    if (is_broken) return BROKEN;
+    for (column = 0; column + LANES <= size; column += LANES)
+        if (any(load(row + column) == splat(top))) break;
     for (; column < size; column++)
-        if (is_broken ? row[column] != row[column] : row[column] == top) return column;
+        if (row[column] == top) return column;
     return 0;
 }
 
@@ -169,7 +169,7 @@ int64_t sample_row(const Sampling& s, int64_t row) {
     const int64_t size = s.vocabulary;
     const float *logits = s.logits + row * size, temperature = s.temperature[row];
     const int64_t first = largest(logits, size);
-    if (temperature < GREEDY_BELOW || !std::isfinite(logits[first])) return first;
+    if (first == BROKEN || temperature < GREEDY_BELOW || !std::isfinite(logits[first])) return first;
     thread_local std::vector<float> values;
     values.assign((size + LANES - 1) / LANES * LANES, LOWEST);
     for (int64_t column = 0; column < size; column++) values[column] = logits[column] / temperature;

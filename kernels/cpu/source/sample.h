@@ -11,7 +11,7 @@ struct Sampling {
     const int32_t* top_k;
     const float *top_p, *min_p;
     const int64_t *seed, *position, *choice;
-    int64_t* ids;  // out
+    int64_t* ids;  // out; -1 for a row with a NaN
 };
 
 void sample(const Sampling& sampling);

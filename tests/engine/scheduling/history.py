@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from itertools import pairwise
 
 from app.audit import Audit
@@ -32,6 +33,7 @@ class History:
         swap_speed: float = 1e9,
         row_seconds: float = 0.0,
         runs_ahead: bool = False,
+        nan_tokens: Collection[int] = (),
         **options,
     ) -> None:
         options = {"max_num_batched_tokens": slots + 4, "page_size": SIZE, "min_share": 2} | options
@@ -39,13 +41,15 @@ class History:
         self.now = 0.0
         policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds))
         self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=64)
-        runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
+        runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
         self.engine = Engine(self.config, model_info(pages, slots), self.scheduler, runner, clock=lambda: self.now)
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.audits: dict[str, Audit] = {}
         self.may_be_cut: set[tuple[str, int]] = set()
+        self.broken: set[tuple[str, int]] = set()  # whose context comes to a token that has no numbers
+        self.nan_tokens = nan_tokens
         self.told: dict[str, list[StatusEvent]] = defaultdict(list)
         self.arrived = 0
 
@@ -62,7 +66,10 @@ class History:
             return ""
         self.audits[name] = Audit(request.n, self.now)
         for choice in range(request.n):
-            self.expected[name, choice] = text_alone(prompt, choice, tokens, stop)
+            text = text_alone(prompt, choice, tokens, stop, nan_tokens=self.nan_tokens)
+            self.expected[name, choice] = text
+            if len(text) < tokens and not (text and text[-1] in stop):
+                self.broken.add((name, choice))
             if request.deadline is not None:
                 self.may_be_cut.add((name, choice))
         return name
@@ -109,6 +116,7 @@ class History:
                 assert expected[: len(self.texts[key])] == self.texts[key]
             else:
                 assert self.texts[key] == expected, key
+                assert (self.ends[key] is FinishReason.ERROR) == (key in self.broken), key
         for audit in self.audits.values():
             for intervals in audit.choices:
                 assert intervals[0].began == audit.arrived
