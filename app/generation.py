@@ -139,7 +139,9 @@ class Generation:
                 self._take_status(event)
             case EndEvent(_, choice, finish, message, code, param):
                 if finish is FinishReason.ERROR:
-                    if code == "not_a_number":  # of which whoever runs the server must know
+                    if code == "not_a_number":  # the only error of a single choice
+                        if self._choices[choice].finished:
+                            return  # a stop string was met; the engine's abort and this crossed
                         log.error("request %s: %s", self.request.id, message)
                     self._client.abort(self.request.id)  # its other choices, if they are still at it
                     self._close(Failure(message, code, param))

@@ -167,8 +167,8 @@ class Kernels(Protocol):
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
         """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes
-        ids[B] int64 and, but for nobody's, each slot's last token and length; what follows a broken row, token 0 as far
-        as its slot goes, nobody will want. filtered: False promises that none of the slots has a filter."""
+        ids[B] int64 and, but for nobody's, each slot's last token and length; a broken row's slot gets token 0, so that
+        it can be looked up. filtered: False promises that none of the slots has a filter."""
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in

@@ -70,7 +70,7 @@ def gumbel(hashes):
     """uint32 -> standard Gumbel noise, float32: -log(-log1p(-u)).
 
     log1p(-u) is -u - u^2/2 - u^3/3 ... while u is small; what follows u^6 is 6e-7 of it at most. After that log(1 - u)
-    is far enough from zero for the rounding of 1 - u and the instruction's error to be 1.5e-6 of it.
+    is far enough from zero for the rounding of 1 - u and the instruction's error to be 1.6e-6 of it.
     """
     u = tl.minimum((hashes.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), LARGEST_BELOW_ONE)
     series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))

@@ -76,9 +76,7 @@ class MemoryRunner:
             for position, token in enumerate(tokens, start):
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = token
-        broken = tuple(
-            NAN in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks if not chunk.samples
-        )
+        broken = tuple(NAN in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks)
         outcome = Outcome(tuple(self._sample(slot) for slot in batch.sampled), broken)
         return lambda: outcome
 

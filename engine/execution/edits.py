@@ -89,10 +89,10 @@ class LogitEdits:
         return logits.index_copy(0, index, edited)
 
     def append(self, wanted: Wanted | None, token_ids: Tensor) -> None:
-        """token_ids[R] int64 were generated; none of a broken row, which nobody will read on."""
+        """token_ids[R] int64 were generated. -1, of a broken row, counts for the last token, and nobody reads on."""
         if wanted is not None and self._counts is not None and wanted.penalised.any():
             rows, slots = wanted.rows[wanted.penalised], wanted.slots[wanted.penalised]
-            self._counts[self._tensor(slots), token_ids[self._tensor(rows)].clamp(min=0)] += 1.0
+            self._counts[self._tensor(slots), token_ids[self._tensor(rows)]] += 1.0
 
     def _penalise(
         self, logits: Tensor, slots: Ints, asked: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor

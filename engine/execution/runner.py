@@ -116,19 +116,17 @@ class ModelRunner:
         return drawn
 
     def _compute(self, batch: Batch) -> tuple[list[Drawn], list[Tensor]]:
-        """Operation by operation. Returns what was sampled, and which of the chunks that do not sample end in NaN, each
-        if there are any."""
+        """Operation by operation. Returns what was sampled, if anything was, and which chunks have a NaN in them, if
+        there are chunks."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled, np.int64)
         # Before the weights are read, after which nothing that we need is in a cache any more.
         parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
-        ends = zip(inputs.prefill_query_starts[1:], batch.chunks, strict=True)
-        last_rows = [len(batch.decodes) + end - 1 for end, chunk in ends if not chunk.samples]
         broken = []
-        if last_rows:  # whatever reads on from a NaN becomes one
-            (where,) = to_device((np.array(last_rows, np.int64),), hidden.device)
-            broken = [hidden[where].isnan().any(dim=1)]
+        if batch.chunks:  # all of their rows: behind a window the last ones have numbers again
+            of_chunks = torch.split(hidden[len(batch.decodes) :], [chunk.length for chunk in batch.chunks])
+            broken = [torch.stack([rows.isnan().any() for rows in of_chunks])]
         if parameters is None:
             return [], broken
         if inputs.logit_rows is not None:

@@ -77,4 +77,4 @@ class Outcome:
     """What the forward pass yielded: one entry for each of `Batch.sampled`."""
 
     sampled: tuple[Sampled, ...]
-    broken: tuple[bool, ...] = ()  # which of the chunks that do not sample end in NaN; empty: none
+    broken: tuple[bool, ...] = ()  # which of the chunks have a NaN in them; empty: none

@@ -102,10 +102,6 @@ class Memory:
                 self.pool.publish(sequence.page_table[index], sequence.digest(index))
                 sequence.num_published = index + 1
 
-    def withdraw(self, sequence: Sequence) -> None:
-        """Nobody is to find what `sequence` computed, or was given by the cache."""
-        self.pool.withdraw(sequence.reusable_digests())
-
     # When it leaves -----------------------------------------------------------------------------------------------
 
     def swap_out(self, sequence: Sequence) -> None:

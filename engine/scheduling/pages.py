@@ -123,16 +123,6 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def withdraw(self, digests: Iterable[bytes]) -> None:
-        """The pages that these find are found no longer; whoever holds one keeps it."""
-        for digest in digests:
-            page = self._by_digest.get(digest)
-            if page is not None:
-                self._forget(page)
-                if page in self._cached:
-                    del self._cached[page]
-                    self._free.append(page)
-
     def forget_cached(self) -> None:
         """Free every cached page (its content can no longer be found)."""
         while self._cached:

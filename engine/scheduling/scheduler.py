@@ -40,7 +40,7 @@ class Flight:
     # Who fills a page or ends a chunk, in which pages, and how many of its tokens are computed then.
     noted: list[tuple[Sequence, list[int], int]]
     sampled: list[Sequence]  # in the order of `Batch.sampled`
-    unsampled: list[Sequence]  # whose chunks do not sample
+    chunked: list[Sequence]  # in the order of `Batch.chunks`
     num_tokens: int
     turning: list[Sequence]  # who decodes from then on, or has its pages back
 
@@ -169,9 +169,7 @@ class Scheduler:
         """Take in what the oldest step under way yielded: tokens are appended, full pages published, finished
         sequences leave. Who has left since, or was paused, is not in the way."""
         flight = self.flights.popleft()
-        for sequence, is_broken in zip(flight.unsampled, outcome.broken, strict=False):
-            if is_broken and sequence.state is not State.FINISHED:
-                self._give_up(sequence, now)
+        self._give_up_broken(flight, outcome, now)
         for sequence, table, computed in flight.noted:
             self._publish(sequence, table, computed, now)
         for sequence in flight.turning:
@@ -186,9 +184,6 @@ class Scheduler:
             if sequence.state is finished:
                 continue
             token_id, tokens = sampled.token_id, sequence.tokens
-            if token_id < 0:
-                self._give_up(sequence, now)
-                continue
             tokens.append(token_id)
             finish = None
             if len(tokens) >= sequence.most_tokens or token_id in sequence.stops:
@@ -308,11 +303,12 @@ class Scheduler:
                 noted.append((sequence, sequence.page_table, computed))
             if length > len(sequence.page_table) * size and length < sequence.most_tokens:
                 outgrown.append(sequence)
-        sampled, unsampled = list(decodes), []
+        sampled, of_chunks = list(decodes), []
         turning, self._swapped_in = self._swapped_in, []
         for chunk in chunks:
             chunked = self.slots[chunk.slot]
             assert chunked is not None, f"slot {chunk.slot} is empty"
+            of_chunks.append(chunked)
             if chunked.cause is not None:
                 self._news.tell(chunked, chunked.phase, now)
             before = chunked.num_computed
@@ -326,11 +322,9 @@ class Scheduler:
                 sampled.append(chunked)
                 if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
                     outgrown.append(chunked)
-            else:
-                unsampled.append(chunked)
             if chunked.num_uncomputed == 1:
                 turning.append(chunked)
-        return Flight(noted, sampled, unsampled, len(decodes) + sum(chunk.length for chunk in chunks), turning)
+        return Flight(noted, sampled, of_chunks, len(decodes) + sum(chunk.length for chunk in chunks), turning)
 
     def _wait(self, sequence: Sequence, now: float) -> None:
         """It waits from now on, for its first slot or to go on."""
@@ -460,12 +454,16 @@ class Scheduler:
         self.policy.vacated(sequence)
         sequence.slot = None
 
-    def _give_up(self, sequence: Sequence, now: float) -> None:
-        """The model has no numbers for it. Nor, then, are some of its keys and values any, even of tokens before the
-        one where that began, as far as one tile holds them: nobody who begins alike may find them."""
-        self.memory.withdraw(sequence)
-        self._news.tell_end(sequence, now, FinishReason.ERROR, NOT_NUMBERS, "not_a_number")
-        self._finish(sequence, now)
+    def _give_up_broken(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        """Who the model has no numbers for ends before any page of this step can be found: what has a NaN in it may
+        have spoiled the keys and values of tokens before it too, as far as they were computed in one tile."""
+        given_up = [s for s, token in zip(flight.sampled, outcome.sampled, strict=True) if token.token_id < 0]
+        if outcome.broken:
+            given_up += (s for s, is_broken in zip(flight.chunked, outcome.broken, strict=True) if is_broken)
+        for sequence in given_up:
+            if sequence.state is not State.FINISHED:
+                self._news.tell_end(sequence, now, FinishReason.ERROR, NOT_NUMBERS, "not_a_number")
+                self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Whatever it holds, wherever it waits: the sequence is gone."""

@@ -13,9 +13,9 @@ from app.client import EngineClient
 from app.generation import Generation
 from app.registry import EACH, StreamRegistry
 from app.schemas.chat import ChatFormat
-from app.streams import Cursor, CursorRefused, Delta, Finished, Numbered, StreamLog, TokenInfo, Usage
+from app.streams import Cursor, CursorRefused, Delta, Failure, Finished, Numbered, StreamLog, TokenInfo, Usage
 from engine.config import EngineConfig
-from engine.types import Alternative, Phase, Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import Alternative, EndEvent, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.app.test_text import byte_level
 
 
@@ -244,3 +244,26 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
             generation.take(TokenEvent("r", choice, token_id))
     assert gaps == [None] * 3 + [1.0] * 6
     assert generation.mean_gap == 1.0
+
+
+def test_an_answer_without_numbers_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
+    """Whoever runs the server must know. Of a choice that a stop string has ended already it is nobody's concern."""
+    text = byte_level()
+    logs = []
+    for said, fails in (("a", True), ("a stop", False)):
+        log = StreamLog("r", "e", "")
+        generation = Generation(
+            Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=2),
+            text,
+            (" stop",),
+            log,
+            ChatFormat("m", "default", text, include_usage=False),
+            EngineClient(EngineConfig(model="none")),
+        )
+        for token_id in text.encode(said, add_special_tokens=False):
+            generation.take(TokenEvent("r", 0, token_id))
+        generation.take(EndEvent("r", 0, FinishReason.ERROR, "it computed NaN", "not_a_number"))
+        assert log.is_closed is fails
+        assert any(isinstance(record, Failure) and record.code == "not_a_number" for record in log.records) is fails
+        logs.append(caplog.text)
+    assert logs[0].count("it computed NaN") == logs[1].count("it computed NaN") == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -14,8 +12,6 @@ from msgspec.structs import replace
 from app.text import TextModel
 from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
-from engine.execution.sampler import Drawn
-from engine.scheduling.batch import Batch
 from engine.scheduling.sequence import Sequence
 from engine.types import Mechanism
 from tests.engine.same import Texts, alone, make_engine, requests, run
@@ -156,32 +152,6 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
                 scheduler.pause(sequence, 0.0)
 
     assert run(engine, wanted, pause_all) == solo
-
-
-@pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """Shapes of the recorded steps that were replayed, as on a GPU: state that stays on the device, rows padded with
-    nobody, a step ahead; recording is left out. Nothing is decoded in another way."""
-    replayed: list[Shape] = []
-
-    def capture(step: partial[None]) -> Callable[[], None]:
-        def replay() -> None:
-            replayed.extend(step.args)
-            step()
-
-        step()  # as a capture does, with nobody in it
-        return replay
-
-    compute = ModelRunner._compute
-
-    def only_prompts(runner: ModelRunner, batch: Batch) -> list[Drawn]:
-        assert not batch.decodes
-        return compute(runner, batch)
-
-    monkeypatch.setattr("engine.build._capture", lambda config, device: capture)
-    monkeypatch.setattr(ModelRunner, "runs_ahead", True)
-    monkeypatch.setattr(ModelRunner, "_compute", only_prompts)
-    return replayed
 
 
 @pytest.mark.slow

@@ -61,13 +61,6 @@ class PoolMachine(RuleBasedStateMachine):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         self.pool.release(reversed(table))
 
-    @rule(number=st.integers(0, 30))
-    def withdraw(self, number):
-        digest = str(number).encode()
-        self.content = {page: known for page, known in self.content.items() if known != digest}
-        self.pool.withdraw([digest])
-        assert self.pool.lookup([digest]) == []
-
     @rule()
     def forget(self):
         self.pool.forget_cached()
