@@ -2,7 +2,8 @@
 
 A threshold is found by radix search over the logits' bit patterns, DIGIT bits a step. In a step every column adds its
 weight (1 for top_k, its share of the mass for top_p) to the bin of its next bits, and the bin in which the target is
-reached gives these bits of the threshold. Weights are whole numbers, whose sum has no order.
+reached gives these bits of the threshold. Weights are whole numbers, whose sum has no order. The largest values of some
+columns each, which are known before, tell where there is nothing to add, and that is not read.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -15,15 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early import early, take_turn
 from kernels.reference import sample as reference
 
-BLOCK = 2048  # columns in a step of a pass
-SLICE = 4 * BLOCK  # of one program, which first reads what the step before left for its row
-NUM_WARPS = 8
+GROUP = tl.constexpr(256)  # columns the largest of which is kept
+BLOCK = tl.constexpr(1024)  # columns in a step of a pass
+MOST_BLOCKS = tl.constexpr(64)  # bits for the blocks of one program; it has one less, so that there is a next one
+PROGRAMS = 640  # that are there at once: five on each of an H100's multiprocessors
+NUM_WARPS = 4
+REGISTERS = 96  # of a thread at most, which makes room for five
 SEARCHES = tl.constexpr(2)  # of top_k, of top_p
 STEPS = tl.constexpr(3)
 DIGIT = tl.constexpr(11)
 BINS = tl.constexpr(2048)
+SMALLEST = tl.constexpr(-(1 << 31))  # of all keys, and no number's
 FIRST_SHIFT = tl.constexpr(21)  # the last step's is 0: it looks at one bit again that is known by then
 WHOLE = tl.constexpr(float(1 << 42))  # the weight of the largest; two million of it fit in 63 bits
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
@@ -31,9 +37,9 @@ GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 
 @triton.jit
 def ordered(values):
-    """float32 -> int64 in [0, 2^32) in the same order, equal where the floats are equal."""
+    """float32 -> int32 keys in the same order, equal where the floats are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # adding zero makes -0.0 equal to 0.0
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -49,26 +55,67 @@ def is_limit(k, V):
 
 
 @triton.jit
-def largest_value(maxima, slices, SLICES: tl.constexpr):
-    """The largest value of a row: of its slices' largest."""
-    parts = tl.arange(0, SLICES)
-    return tl.max(tl.load(maxima + parts, mask=parts < slices, other=float("-inf")), axis=0)
+def largest_value(maxima, groups, GROUPS: tl.constexpr):
+    """The largest value of a row, of its groups' largest; NaN if one of them is."""
+    each = tl.arange(0, GROUPS)
+    values = tl.load(maxima + each, mask=each < groups, other=float("-inf"))
+    return tl.where(has_nan(values), float("nan"), tl.max(values, axis=0))
+
+
+@triton.jit
+def has_nan(values):
+    """Whether there is one among values[N]."""
+    return tl.max((values != values).to(tl.int32), axis=0) != 0
+
+
+@triton.jit
+def blocks_from(key, maxima, first, blocks, V, groups):
+    """A bit of an int64 for each of `blocks` blocks of a row from `first` on: whether something in it reaches `key`."""
+    each = tl.arange(0, MOST_BLOCKS)
+    inside = (each < blocks) & ((first + each) * BLOCK < V)
+    those = (first + each)[:, None] * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)[None, :]
+    largest = tl.load(maxima + those, mask=inside[:, None] & (those < groups), other=float("-inf"))
+    reached = tl.max((ordered(largest) >= key).to(tl.int64), axis=1)
+    return tl.sum(tl.where(inside, reached << each, 0), axis=0)
+
+
+@triton.jit
+def load_if(wanted, logits, first, block, V):
+    """The columns of the block `block` behind `first` in the logits' own type, if its bit is set in `wanted`."""
+    columns = (first + block) * BLOCK + tl.arange(0, BLOCK)
+    end = tl.where(((wanted >> block) & 1) != 0, V, 0)
+    return tl.load(logits + columns, mask=columns < end, other=float("-inf"))
+
+
+@triton.jit
+def _reached(maxima, k, groups, GROUPS: tl.constexpr):
+    """A key that at least k columns reach: the first 16 bits of that of the k-th largest of what is the largest in its
+    group, zeros behind them. SMALLEST where there are fewer groups.
+    """
+    each = tl.arange(0, GROUPS)
+    inside = each < groups
+    keys = tl.where(inside, ordered(tl.load(maxima + each, mask=inside, other=float("-inf"))), SMALLEST)
+    key = tl.full([], SMALLEST, tl.int32)
+    for bit in tl.static_range(16):  # to one part in 128
+        higher = key ^ (SMALLEST if bit == 0 else 1 << 31 - bit)
+        key = tl.where(tl.sum((keys >= higher).to(tl.int32), axis=0) >= k, higher, key)
+    return key
 
 
 @triton.jit
 def narrowed(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
-    """What the first STEP steps of a search found: the leading bits of the threshold, zeros behind them, and what the
-    columns that share these bits have to weigh together for the target to be reached.
+    """What the first STEP steps of a search found: the leading bits of the threshold's key, zeros behind them, and what
+    the columns that share these bits have to weigh together for the target to be reached.
 
     tallies: [STEPS, BINS] and found: [STEPS - 1, 2], of this row and search.
     """
-    threshold = tl.zeros([], tl.int64)
+    threshold = tl.full([], SMALLEST, tl.int32)
     missing = tl.zeros([], tl.int64) + k
     if STEP > 0:
         bins = tl.arange(0, BINS)
         weights = tl.load(tallies + (STEP - 1) * BINS + bins)
         if STEP > 1:
-            threshold = tl.load(found + (STEP - 2) * 2)
+            threshold = tl.load(found + (STEP - 2) * 2).to(tl.int32)
             missing = tl.load(found + (STEP - 2) * 2 + 1)
         elif MASS:
             # The next whole number that is not below the fraction; a target of 0 still keeps one column.
@@ -76,10 +123,10 @@ def narrowed(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
             whole = target.to(tl.int64)
             missing = tl.maximum(whole + (whole.to(tl.float64) < target).to(tl.int64), 1)
         short = tl.cumsum(weights, axis=0) < missing
-        # None reaches it where a row is broken by NaN: it gets some threshold.
+        # None reaches it where no share is a number, as all is forbidden: then nothing is filtered.
         chosen = tl.minimum(tl.sum(short.to(tl.int32), axis=0), BINS - 1)
         SHIFT: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1) if STEP < STEPS else 0
-        threshold |= (chosen ^ (BINS - 1)).to(tl.int64) << SHIFT
+        threshold = ((threshold ^ SMALLEST) | (chosen ^ (BINS - 1)) << SHIFT) ^ SMALLEST
         missing -= tl.sum(tl.where(bins < chosen, weights, 0), axis=0)
     return threshold, missing
 
@@ -94,6 +141,17 @@ def smallest_key(tallies, found, largest, k, least, V):
 
 
 @triton.jit
+def _hopeless(maxima, largest, floor, p, V, groups, GROUPS: tl.constexpr):
+    """A value below which all columns together weigh less than 1 - p, so that top_p's threshold is not among them: each
+    less than its part of 1 - p of what the groups' largest weigh, of those that are not below `floor`.
+    """
+    each = tl.arange(0, GROUPS)
+    values = tl.load(maxima + each, mask=each < groups, other=float("-inf"))
+    weight = tl.sum(tl.where(ordered(values) >= floor, tl.exp(values - largest), 0.0), axis=0)
+    return largest - (tl.log(V / ((1.0 - p) * weight)) + 1.0)
+
+
+@triton.jit(do_not_specialize=["blocks"])
 def _weigh_kernel(
     logits,  # [R, V] any float
     which,  # [R] int64, each row's slot
@@ -101,18 +159,19 @@ def _weigh_kernel(
     top_k,  # [slots] int32
     top_p,  # [slots] float32
     min_p,  # [slots] float32
-    maxima,  # [R, slices] float32
+    maxima,  # [R, groups] float32
     tallies,  # [R, SEARCHES, STEPS, BINS] int64: the weight of each bin's columns, bins of large values first
     found,  # [R, SEARCHES, STEPS - 1, 2] int64: what `narrowed` says after the first steps
     V,
-    slices,
+    groups,
+    blocks,
     MASS: tl.constexpr,  # whether the search is that of top_p
     STEP: tl.constexpr,
-    SLICE: tl.constexpr,
-    SLICES: tl.constexpr,  # a power of two
-    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,  # a power of two
+    EARLY: tl.constexpr,
 ):
-    """Adds the columns of one slice of one row to the tally of one step of one search, where the row asks for it."""
+    """Adds `blocks` blocks of one row to the tally of one step of one search, where the row asks for it."""
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
@@ -126,61 +185,83 @@ def _weigh_kernel(
     logits += row * V
     tallies += row * SEARCHES * STEPS * BINS
     found += row * SEARCHES * (STEPS - 1) * 2
-    floor = tl.zeros([], tl.int64)
-    largest = largest_value(maxima + row * slices, slices, SLICES)
+    maxima += row * groups
+    largest = largest_value(maxima, groups, GROUPS)
+    if largest != largest:
+        return
+    # Columns below the floor are behind the threshold, so that it only counts where the search begins.
+    lowest = tl.full([], SMALLEST, tl.int32)
+    if MASS and STEP == 0:
+        lowest = smallest_key(tallies, found, largest, k, tl.load(min_p + slot), V)
+    elif not MASS and STEP < 2:  # by then more bits are known
+        lowest = _reached(maxima, k, groups, GROUPS)
     if MASS:
-        floor = smallest_key(tallies, found, largest, k, tl.load(min_p + slot), V)
         tallies += STEPS * BINS
         found += (STEPS - 1) * 2
     threshold, missing = narrowed(tallies, found, k, p, MASS, STEP)
     if STEP > 0:
         tl.store(found + (STEP - 1) * 2, threshold, mask=part == 0)
         tl.store(found + (STEP - 1) * 2 + 1, missing, mask=part == 0)
+        lowest = tl.maximum(lowest, threshold)
     SHIFT: tl.constexpr = FIRST_SHIFT - DIGIT * STEP if STEP + 1 < STEPS else 0
     KNOWN: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1)  # the bits from here on are known
-    if MASS and STEP == 0:
-        # Columns this far below the largest weigh less than 1 - p together, so the threshold is not among them.
-        hopeless = largest - (tl.log(V / (1.0 - p)) + 1.0)
-        rest = tl.zeros([], tl.int64)
     tallies += STEP * BINS
-    for start in range(part * SLICE, tl.minimum(part * SLICE + SLICE, V), BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        values = tl.div_rn(load_block(logits, columns, V), divisor)
-        keys = ordered(values)
-        counted = (columns < V) & (keys >= floor)
-        if STEP > 0:
-            counted = counted & ((keys >> KNOWN) == (threshold >> KNOWN))
-        weights = tl.full([BLOCK], 1, tl.int64)
-        if MASS:
-            share = tl.exp(values - largest)
-            counted = counted & (share > 0.0)  # and so not NaN
-            weights = (tl.where(counted, share, 0.0) * WHOLE).to(tl.int64)
-            if STEP == 0:
-                rest += tl.sum(tl.where(values < hopeless, weights, 0), axis=0)
-                counted = counted & (values >= hopeless)
-        bins = (keys >> SHIFT) & (BINS - 1) ^ (BINS - 1)
-        tl.atomic_add(tallies + bins, weights, mask=counted, sem="relaxed")
+    first = part * blocks
+    read = blocks_from(lowest, maxima, first, blocks, V, groups)
+    counting = read
     if MASS and STEP == 0:
-        tl.atomic_add(tallies + BINS - 1, rest, sem="relaxed")  # the bin below -inf, which no number is in
+        hopeless = _hopeless(maxima, largest, lowest, p, V, groups, GROUPS)
+        counting &= blocks_from(ordered(hopeless), maxima, first, blocks, V, groups)
+        rest = tl.zeros([BLOCK], tl.int64)
+    ahead = load_if(read, logits, first, 0, V)
+    for block in range(blocks):
+        loaded, ahead = ahead, load_if(read, logits, first, block + 1, V)
+        if (read >> block) & 1:
+            values = tl.div_rn(loaded.to(tl.float32), divisor)
+            keys = ordered(values)
+            counted = ((first + block) * BLOCK + tl.arange(0, BLOCK) < V) & (keys >= lowest)
+            if STEP > 0:
+                counted = counted & ((keys >> KNOWN) == (threshold >> KNOWN))
+            weights = tl.full([BLOCK], 1, tl.int64)
+            if MASS:
+                share = tl.exp(values - largest)
+                weights = (tl.where(counted & (share > 0.0), share, 0.0) * WHOLE).to(tl.int64)
+                counted = counted & (weights > 0)
+                if STEP == 0:
+                    rest += tl.where(values < hopeless, weights, 0)
+                    counted = counted & (values >= hopeless)
+            if (counting >> block) & 1:
+                bins = ((keys ^ SMALLEST) >> SHIFT) & (BINS - 1) ^ (BINS - 1)
+                tl.atomic_add(tallies + bins, weights, mask=counted, sem="relaxed")
+    if MASS and STEP == 0:
+        tl.atomic_add(tallies + BINS - 1, tl.sum(rest, axis=0), sem="relaxed")  # no number is in the bin below -inf
 
 
-def weigh(logits: Tensor, filters: tuple[Tensor, ...], searched: tuple[Tensor, ...], slices: int) -> None:
+def programs_each(rows: int, V: int) -> int:
+    """Programs for each row: fewer where there are many rows, as each reads what the step before left for its row."""
+    blocks = triton.cdiv(V, BLOCK.value)
+    return int(min(max(PROGRAMS // rows, triton.cdiv(blocks, MOST_BLOCKS.value - 1)), blocks))
+
+
+def weigh(logits: Tensor, filters: tuple[Tensor, ...], searched: tuple[Tensor, ...]) -> None:
     """All steps of both searches, in the rows that ask for them. filters: which, temperature, top_k, top_p and min_p;
-    searched: maxima of `slices` slices of a row, tallies of zeros, found; as the kernel says.
+    searched: maxima, tallies of zeros, found; as the kernel says.
     """
     R, V = logits.shape
+    groups, programs = searched[0].shape[1], programs_each(R, V)
     for mass in (False, True):
         for step in range(STEPS.value):
-            _weigh_kernel[(R, triton.cdiv(V, SLICE))](
+            _weigh_kernel[(R, programs)](
                 logits,
                 *filters,
                 *searched,
                 V,
-                slices,
+                groups,
+                triton.cdiv(V, programs * BLOCK.value),
                 MASS=mass,
                 STEP=step,
-                SLICE=SLICE,
-                SLICES=triton.next_power_of_2(slices),
-                BLOCK=BLOCK,
+                GROUPS=triton.next_power_of_2(groups),
                 num_warps=NUM_WARPS,
+                maxnreg=REGISTERS,
+                **early(logits.device),
             )

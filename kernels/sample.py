@@ -1,8 +1,8 @@
 """The sampler: temperature, min_p, top_k, top_p, Gumbel noise, argmax. Nothing is sorted, no softmax is written.
 
-A row is read by as many programs as it has slices, since one multiprocessor alone reads a vocabulary slowly; the best
-of the slices' best is its token. Each filter is a threshold on the row's logits, which `kernels.filters` finds. A row's
-result depends on nothing but the row.
+A row is read by several programs, since one multiprocessor alone reads a vocabulary slowly; the best of what each of
+them found is its token. Each filter is a threshold on the row's logits, which `kernels.filters` finds. A row's result
+depends on nothing but the row.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -18,15 +18,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.early import early, take_turn
 from kernels.filters import (
     BINS,
+    BLOCK,
     GREEDY_BELOW,
+    GROUP,
+    NUM_WARPS,
     SEARCHES,
     STEPS,
+    blocks_from,
+    has_nan,
+    is_limit,
     largest_value,
     load_block,
+    load_if,
     narrowed,
     ordered,
+    programs_each,
     smallest_key,
     weigh,
 )
@@ -34,9 +43,10 @@ from kernels.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
 from kernels.reference import sample as reference
 from kernels.slots import SlotTensors
 
-SLICE = 4096  # columns of one program
+SLICE = tl.constexpr(4096)  # columns of one program, where there are no filters
 BROKEN = tl.constexpr(reference.BROKEN)
-NUM_WARPS = 8
+NO_COLUMN = tl.constexpr(2147483647)
+SLICE_WARPS = 8
 
 
 @triton.jit
@@ -53,15 +63,20 @@ def _noise_keys(seed, position, choice):
 
 @triton.jit
 def _store_best(best, best_column, scores, columns):
-    """The largest of a slice's scores[SLICE] and the lowest column that has it; NaN where one of them is."""
+    """The largest of scores[N] and the lowest of columns[N] that has it; NaN where one of them is."""
     top = tl.max(scores, axis=0)
-    lowest = tl.min(tl.where(scores == top, columns, 2147483647), axis=0)
-    broken = tl.max((scores != scores).to(tl.int32), axis=0) != 0
-    tl.store(best, tl.where(broken, float("nan"), top))
-    tl.store(best_column, lowest)
+    tl.store(best, tl.where(has_nan(scores), float("nan"), top))
+    tl.store(best_column, tl.min(tl.where(scores == top, columns, NO_COLUMN), axis=0))
 
 
 @triton.jit
+def _store_nothing(best, best_column):
+    """Less than any, and the token of a row in which nothing can be sampled."""
+    tl.store(best, float("-inf"))
+    tl.store(best_column, 0)
+
+
+@triton.jit(do_not_specialize=["entries"])
 def _slice_kernel(
     logits,  # [R, V] any float
     which,  # [R] int64, each row's slot
@@ -72,38 +87,47 @@ def _slice_kernel(
     seed,  # [slots] int64
     position,  # [slots] int64
     choice,  # [slots] int64
-    scores,  # [R, slices] float32
-    columns,  # [R, slices] int32
-    maxima,  # [R, slices] float32
+    scores,  # [R, entries] float32
+    columns,  # [R, entries] int32
+    maxima,  # [R, groups] float32
     tallies,  # [R, SEARCHES, STEPS, BINS] int64
     V,
-    SLICE: tl.constexpr,
+    entries,
+    EARLY: tl.constexpr,
 ):
-    """The best of one slice of one row without filters; of another row the largest value, and a share of its tallies is
-    set to zero.
+    """The best of one slice of one row without filters. Of another row the largest value of each of the slice's groups,
+    NaN if there is one in the slice; and a share of its tallies is set to zero.
     """
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
-    out = row * tl.num_programs(1) + part
+    scores += row * entries + part
+    columns += row * entries + part
     given = tl.load(temperature + slot)
     greedy = given < GREEDY_BELOW
+    k, p = tl.load(top_k + slot), tl.load(top_p + slot)
     covered = part * SLICE + tl.arange(0, SLICE)
     values = load_block(logits + row * V, covered, V)
-    if _is_plain(greedy, tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), V):
+    if _is_plain(greedy, k, p, tl.load(min_p + slot), V):
         if not greedy:
             key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
             # No filter looks at these values, so they may be a unit in the last place from a quotient.
             values = values * tl.div_rn(1.0, given) + gumbel(column_hash(covered, key_a, key_b))
-        _store_best(scores + out, columns + out, values, covered)
+        _store_best(scores, columns, values, covered)
     else:
-        tl.store(maxima + out, tl.max(tl.div_rn(values, given), axis=0))
+        _store_nothing(scores, columns)
+        GROUPS: tl.constexpr = SLICE // GROUP
+        largest = tl.max(tl.reshape(tl.div_rn(values, given), [GROUPS, GROUP]), axis=1)
+        largest = tl.where(has_nan(values), float("nan"), largest)
+        tl.store(maxima + (row * tl.num_programs(1) + part) * GROUPS + tl.arange(0, GROUPS), largest)
         for tally in range(part, SEARCHES * STEPS, tl.num_programs(1)):
-            bins = (row * SEARCHES * STEPS + tally) * BINS + tl.arange(0, BINS)
-            tl.store(tallies + bins, tl.zeros([BINS], tl.int64))
+            if ((tally < STEPS) & is_limit(k, V)) | ((tally >= STEPS) & (p < 1.0)):
+                bins = (row * SEARCHES * STEPS + tally) * BINS + tl.arange(0, BINS)
+                tl.store(tallies + bins, tl.zeros([BINS], tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries", "blocks"])
 def _kept_kernel(
     logits,  # [R, V] any float
     which,  # [R] int64, each row's slot
@@ -114,62 +138,84 @@ def _kept_kernel(
     seed,  # [slots] int64
     position,  # [slots] int64
     choice,  # [slots] int64
-    maxima,  # [R, slices] float32
+    maxima,  # [R, groups] float32
     tallies,  # [R, SEARCHES, STEPS, BINS] int64
     found,  # [R, SEARCHES, STEPS - 1, 2] int64
-    scores,  # [R, slices] float32
-    columns,  # [R, slices] int32
+    scores,  # [R, entries] float32
+    columns,  # [R, entries] int32
     V,
-    SLICE: tl.constexpr,
-    SLICES: tl.constexpr,  # a power of two
+    entries,
+    groups,
+    blocks,
+    GROUPS: tl.constexpr,  # a power of two
+    EARLY: tl.constexpr,
 ):
-    """The best of what the filters keep in one slice of one row, where the row has filters."""
+    """The best of what the filters keep in `blocks` blocks of one row; nothing where the row has none."""
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
-    slices = tl.num_programs(1)
     divisor = tl.load(temperature + slot)
     k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
+    out = row * entries + entries - tl.num_programs(1) + part  # behind those of slices
+    scores += out
+    columns += out
     if _is_plain(divisor < GREEDY_BELOW, k, p, least, V):
+        _store_nothing(scores, columns)
+        return
+    maxima += row * groups
+    largest = largest_value(maxima, groups, GROUPS)
+    if largest != largest:
+        tl.store(scores, largest)
         return
     tallies += row * SEARCHES * STEPS * BINS
     found += row * SEARCHES * (STEPS - 1) * 2
-    floor = smallest_key(tallies, found, largest_value(maxima + row * slices, slices, SLICES), k, least, V)
-    if p < 1.0:
-        nucleus = narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
-        floor = tl.maximum(floor, nucleus)
+    if p < 1.0:  # found among what the others keep
+        floor = narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
+    else:
+        floor = smallest_key(tallies, found, largest, k, least, V)
     key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
-    covered = part * SLICE + tl.arange(0, SLICE)
-    values = tl.div_rn(load_block(logits + row * V, covered, V), divisor)
-    noisy = values + gumbel(column_hash(covered, key_a, key_b))
-    kept = tl.where((ordered(values) >= floor) | (values != values), noisy, float("-inf"))
-    _store_best(scores + row * slices + part, columns + row * slices + part, kept, covered)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_columns = tl.zeros([BLOCK], tl.int32)
+    first = part * blocks
+    read = blocks_from(floor, maxima, first, blocks, V, groups)
+    ahead = load_if(read, logits + row * V, first, 0, V)
+    for block in range(blocks):
+        loaded, ahead = ahead, load_if(read, logits + row * V, first, block + 1, V)
+        if (read >> block) & 1:
+            covered = (first + block) * BLOCK + tl.arange(0, BLOCK)
+            values = tl.div_rn(loaded.to(tl.float32), divisor)
+            noisy = values + gumbel(column_hash(covered, key_a, key_b))
+            better = (ordered(values) >= floor) & (noisy > best)
+            best, best_columns = tl.where(better, noisy, best), tl.where(better, covered, best_columns)
+    _store_best(scores, columns, best, best_columns)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries"])
 def _sample_kernel(
-    scores,  # [R, slices] float32: the best of each slice
-    columns,  # [R, slices] int32
+    scores,  # [R, entries] float32: the best of each part
+    columns,  # [R, entries] int32
     ids,  # [R] int64
     which,  # [R] int64, each row's slot; this and what follows is used when ADVANCE
     last_tokens,  # [slots] int64
     lengths,  # [slots] int64
-    slices,
+    entries,
     nobody,
     ADVANCE: tl.constexpr,
-    SLICES: tl.constexpr,  # a power of two
+    MOST: tl.constexpr,  # a power of two
+    EARLY: tl.constexpr,
 ):
-    """The best of one row, of equal ones the lowest column; BROKEN if a slice is. Its slot is one token longer, unless
+    """The best of one row, of equal ones the lowest column; BROKEN if one is. Its slot is one token longer, unless
     it is nobody's.
     """
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    parts = tl.arange(0, SLICES)
-    inside = parts < slices
-    found = tl.load(scores + row * slices + parts, mask=inside, other=float("-inf"))
-    where = tl.load(columns + row * slices + parts, mask=inside, other=2147483647)
-    top = tl.max(found, axis=0)
-    broken = tl.max((found != found).to(tl.int32), axis=0) != 0
-    column = tl.where(broken, BROKEN, tl.min(tl.where(found == top, where, 2147483647), axis=0)).to(tl.int64)
+    parts = tl.arange(0, MOST)
+    inside = parts < entries
+    found = tl.load(scores + row * entries + parts, mask=inside, other=float("-inf"))
+    where = tl.load(columns + row * entries + parts, mask=inside, other=NO_COLUMN)
+    lowest = tl.min(tl.where(found == tl.max(found, axis=0), where, NO_COLUMN), axis=0)
+    column = tl.where(has_nan(found), BROKEN, lowest).to(tl.int64)
     tl.store(ids + row, column)
     if ADVANCE:
         slot = tl.load(which + row)
@@ -180,8 +226,8 @@ def _sample_kernel(
 
 @dataclass(frozen=True)
 class Search:
-    """A launched search. best: what there is of each slice, scores float32 and columns int32 [R, slices]. searched:
-    maxima, tallies and found, as the kernels say.
+    """A launched search. best: scores float32 and columns int32 [R, entries], one for each slice and, with filters, for
+    each program that looks for what they keep. searched: maxima, tallies and found, as the kernels say.
     """
 
     best: tuple[Tensor, Tensor]
@@ -196,9 +242,11 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
     use for it returns at once.
     """
     R, V = logits.shape
-    slices = triton.cdiv(V, SLICE)
-    scores, maxima = (torch.empty((R, slices), dtype=torch.float32, device=logits.device) for _ in range(2))
-    columns = torch.empty((R, slices), dtype=torch.int32, device=logits.device)
+    slices = triton.cdiv(V, SLICE.value)
+    entries = slices + programs_each(R, V) if filtered else slices
+    scores = torch.empty((R, entries), dtype=torch.float32, device=logits.device)
+    columns = torch.empty((R, entries), dtype=torch.int32, device=logits.device)
+    maxima = torch.empty((R, slices * (SLICE.value // GROUP.value)), dtype=torch.float32, device=logits.device)
     tallies, found = (
         torch.empty((R, SEARCHES.value, *shape), dtype=torch.int64, device=logits.device)
         for shape in ((STEPS.value, BINS.value), (STEPS.value - 1, 2))
@@ -212,35 +260,59 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
         maxima,
         tallies,
         V,
-        SLICE=SLICE,
-        num_warps=NUM_WARPS,
+        entries,
+        num_warps=SLICE_WARPS,
+        **early(logits.device),
     )
     if filtered:
-        weigh(logits, filters, made.searched, slices)
+        weigh(logits, filters, made.searched)
     return made
 
 
-def _best_slices(
+def _best_parts(
     logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool
 ) -> tuple[Tensor, Tensor]:
-    """-> scores float32 and columns int32 [R, slices]: the best that each slice keeps."""
+    """-> scores float32 and columns int32 [R, entries]: the best of each part of a row."""
     R, V = logits.shape
     made = search(logits, filters, noise, filtered)
     if not filtered:
         return made.best
-    slices = made.best[0].shape[1]
-    _kept_kernel[(R, slices)](
+    groups, programs = made.searched[0].shape[1], programs_each(R, V)
+    _kept_kernel[(R, programs)](
         logits,
         *filters,
         *noise,
         *made.searched,
         *made.best,
         V,
-        SLICE=SLICE,
-        SLICES=triton.next_power_of_2(slices),
+        made.best[0].shape[1],
+        groups,
+        triton.cdiv(V, programs * BLOCK.value),
+        GROUPS=triton.next_power_of_2(groups),
         num_warps=NUM_WARPS,
+        **early(logits.device),
     )
     return made.best
+
+
+def _finish(
+    best: tuple[Tensor, Tensor], V: int, ids: Tensor, which: Tensor | None = None, slots: SlotTensors | None = None
+) -> None:
+    """Writes ids[R], and with `slots` the state of those of which[R]."""
+    entries = best[0].shape[1]
+    most = triton.cdiv(V, SLICE.value) + triton.cdiv(V, BLOCK.value)  # of any number of rows
+    state = (which, slots.last_tokens, slots.lengths) if slots else (None, None, None)
+    _sample_kernel[(len(ids),)](
+        *best,
+        ids,
+        *state,
+        entries,
+        slots.nobody if slots else -1,
+        ADVANCE=slots is not None,
+        MOST=triton.next_power_of_2(most),
+        num_warps=1,
+        **early(ids.device),
+    )
 
 
 def sample(
@@ -254,30 +326,16 @@ def sample(
     choice: Tensor,
 ) -> Tensor:
     """logits[R, V] any float and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
-    R = len(logits)
+    R, V = logits.shape
     each = torch.arange(R, device=logits.device)
-    scores, columns = _best_slices(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice), True)
+    best = _best_parts(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice), True)
     ids = torch.empty(R, dtype=torch.int64, device=logits.device)
-    slices = scores.shape[1]
-    most = triton.next_power_of_2(slices)
-    _sample_kernel[(R,)](scores, columns, ids, None, None, None, slices, -1, ADVANCE=False, SLICES=most, num_warps=1)
+    _finish(best, V, ids)
     return ids
 
 
 def sample_slots(logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
     """logits[B, V] any float, which[B] int64, ids[B] int64; see `kernels.interface.Kernels.sample_slots`."""
     filters = (which, slots.temperature, slots.top_k, slots.top_p, slots.min_p)
-    best = _best_slices(logits, filters, (slots.seed, slots.lengths, slots.choice), filtered)
-    slices = best[0].shape[1]
-    _sample_kernel[(len(logits),)](
-        *best,
-        ids,
-        which,
-        slots.last_tokens,
-        slots.lengths,
-        slices,
-        slots.nobody,
-        ADVANCE=True,
-        SLICES=triton.next_power_of_2(slices),
-        num_warps=1,
-    )
+    best = _best_parts(logits, filters, (slots.seed, slots.lengths, slots.choice), filtered)
+    _finish(best, logits.shape[1], ids, which, slots)

@@ -175,17 +175,17 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             sample._slice_kernel,
-            FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32"},
-            {"SLICE": sample.SLICE},
-            sample.NUM_WARPS,
+            FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32", "entries": "i32"},
+            {"EARLY": True},
+            sample.SLICE_WARPS,
             STAGES,
         ),
         *(
             (
                 filters._weigh_kernel,
-                FILTERS | SEARCHED | {"V": "i32", "slices": "i32"},
-                {"MASS": mass, "STEP": step, "SLICE": filters.SLICE, "SLICES": 32, "BLOCK": filters.BLOCK},
-                sample.NUM_WARPS,
+                FILTERS | SEARCHED | {"V": "i32", "groups": "i32", "blocks": "i32"},
+                {"MASS": mass, "STEP": step, "GROUPS": 512, "EARLY": True},
+                filters.NUM_WARPS,
                 STAGES,
             )
             for mass in (False, True)
@@ -193,15 +193,16 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             sample._kept_kernel,
-            FILTERS | NOISE | SEARCHED | BEST | {"V": "i32"},
-            {"SLICE": sample.SLICE, "SLICES": 32},
-            sample.NUM_WARPS,
+            FILTERS | NOISE | SEARCHED | BEST | {"V": "i32", "entries": "i32", "groups": "i32", "blocks": "i32"},
+            {"GROUPS": 512, "EARLY": True},
+            filters.NUM_WARPS,
             STAGES,
         ),
         (
             sample._sample_kernel,
-            BEST | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "slices": "i32", "nobody": "i32"},
-            {"ADVANCE": True, "SLICES": 32},
+            BEST
+            | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "entries": "i32", "nobody": "i32"},
+            {"ADVANCE": True, "MOST": 256, "EARLY": True},
             1,
             STAGES,
         ),

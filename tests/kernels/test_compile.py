@@ -40,6 +40,10 @@ EARLY = {
     "_rope_and_cache_kernel",
     "_split_kernel",
     "_combine_kernel",
+    "_slice_kernel",
+    "_weigh_kernel",
+    "_kept_kernel",
+    "_sample_kernel",
 }
 SHARED = 232448  # bytes that a program may have on an H100
 
@@ -55,7 +59,7 @@ FIXED = {
     "N",
     "K",
     "V",
-    "slices",
+    "groups",
     "slots_stride",
     "nobody",
 }

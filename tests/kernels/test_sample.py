@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels import filters
 from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
 from kernels.reference.sample import BROKEN, filter_threshold
 from tests.kernels.conftest import cpu_kernels
-from tests.kernels.threshold_kernel import threshold
+from tests.kernels.threshold_kernel import searched, threshold
 
 NEVER_MIND = [HealthCheck.function_scoped_fixture]  # the back ends have no state that a test could leave behind
 
@@ -196,6 +198,77 @@ def test_a_threshold_is_that_of_a_sorted_row(filters: dict[str, float], device: 
         assert share[row > got].sum() <= target * (1 + 1e-7)
 
 
+@pytest.fixture
+def uninitialised() -> Iterator[None]:
+    """Memory that nobody wrote to holds NaN and the largest integers."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("uninitialised")
+def test_a_row_is_sampled_the_same_by_any_number_of_programs(
+    kernels: Kernels, reference_kernels: Kernels, device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    """By one that walks it whole and by several of which each has some blocks, the last of them not all: rows with
+    filters, with none, and greedy ones."""
+    torch.manual_seed(0)
+    rows, V = 9, 9 * 1024 + 5
+    logits = torch.randn(rows, V) * 3
+    given = parameters(
+        rows,
+        temperature=[1.0] * 8 + [0.0],
+        top_k=[0, 0, 5, 40, 900, 5, 60, 0, 5],
+        top_p=[0.9, 0.3, 1.0, 1.0, 0.8, 0.5, 0.99, 1.0, 0.9],
+        position=torch.arange(rows),
+    )
+    expected = reference_kernels.sample(logits, **given).tolist()
+    on_device = {name: value.to(device) for name, value in given.items()}
+    for programs, each in ((1, 1), (3 * rows, 3), (100 * rows, 10)):
+        monkeypatch.setattr(filters, "PROGRAMS", programs)
+        assert filters.programs_each(rows, V) == each
+        assert kernels.sample(logits.to(device), **on_device).tolist() == expected
+
+
+def test_a_column_that_cannot_be_among_the_largest_is_not_counted(device: torch.device):
+    """Of a flat row and a steep one the search of top_k adds up hardly more columns than are to be kept."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3 * 8192 + 77) * torch.tensor([[0.5], [8.0]])
+    _, tallies, _ = searched(logits.to(device), parameters(2, device, top_k=10)).searched
+    for step in range(filters.STEPS.value):
+        counted = tallies[:, 0, step].sum(dim=1)
+        assert (counted >= 1).all()
+        assert (counted <= 15).all()
+
+
+def test_columns_that_weigh_next_to_nothing_are_counted_together(device: torch.device):
+    """Of a steep row the search of top_p adds up a few columns one by one, and the rest where no number is counted."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 3 * 8192 + 77) * 8
+    logits[0, 5] = logits.max() + 5
+    _, tallies, _ = searched(logits.to(device), parameters(1, device, top_p=0.9)).searched
+    first = tallies[0, 1, 0]
+    assert 0 < first[-1] < first.sum() / 100
+    assert (first > 0).sum() < 10
+
+
+def test_what_cannot_matter_is_not_read(device: torch.device):
+    """A block whose groups are said to have nothing large in them is not looked at, whatever is in it."""
+    logits = torch.zeros(1, 4 * 1024, device=device)
+    logits[0, 1024:2048] = 9.0
+    maxima = torch.zeros(1, 16, device=device)
+    maxima[0, 4:8] = -math.inf
+    maxima[0, 0] = 1.0
+    logits[0, 7] = 1.0
+    tallies = torch.zeros(1, 2, filters.STEPS.value, filters.BINS.value, dtype=torch.int64, device=device)
+    found = torch.zeros(1, 2, filters.STEPS.value - 1, 2, dtype=torch.int64, device=device)
+    given = parameters(1, device, top_k=1)
+    which = torch.zeros(1, dtype=torch.int64, device=device)
+    asked = (which, *(given[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+    filters.weigh(logits, asked, (maxima, tallies, found))
+    assert tallies[0, 0].sum(dim=1).tolist() == [1, 1, 1]
+
+
 @pytest.fixture(params=["reference", "cpu"])
 def on_cpu(request: pytest.FixtureRequest, reference_kernels: Kernels) -> Kernels:
     """Those fast enough for thousands of rows."""
@@ -277,7 +350,12 @@ def test_selection_finds_what_sorting_finds(reference_kernels: Kernels, V: int):
 
 
 # Triton's interpreter computes with numpy, which warns of NaN; a GPU does not.
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+not_numbers = pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning", "ignore:All-NaN:RuntimeWarning"
+)
+
+
+@not_numbers
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("columns", [slice(None), slice(0, 1), slice(4999, 5000)], ids=["all", "first", "last"])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 20, "min_p": 0.01}], ids=["plain", "filtered"])
@@ -294,8 +372,10 @@ def test_a_row_with_nan_is_broken_and_nobody_else_is(
     assert kernels.sample(logits, **given).tolist() == [int(expected[0]), BROKEN, int(expected[2])]
 
 
+@not_numbers
 def test_a_row_of_nothing_has_its_first_token(kernels: Kernels, device: torch.device):
     """All tokens forbidden is not NaN: still an id of the vocabulary."""
-    logits = torch.full((1, 5000), -math.inf, device=device)
-    for temperature in (0.0, 1.0):
-        assert kernels.sample(logits, **parameters(1, device, temperature=temperature)).tolist() == [0]
+    logits = torch.full((6, 5000), -math.inf, device=device)
+    filters = {"top_k": [0, 0, 5, 0, 0, 5], "top_p": [1.0, 1.0, 1.0, 0.9, 1.0, 0.9], "min_p": [0.0] * 4 + [0.1] * 2}
+    given = parameters(6, device, temperature=[0.0] + [1.0] * 5, **filters)
+    assert kernels.sample(logits, **given).tolist() == [0] * 6

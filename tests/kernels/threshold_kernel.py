@@ -13,12 +13,12 @@ from kernels import filters, sample
 
 
 @triton.jit
-def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, slices, SLICES: tl.constexpr):
+def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, groups, GROUPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     tallies += row * filters.SEARCHES * filters.STEPS * filters.BINS
     found += row * filters.SEARCHES * (filters.STEPS - 1) * 2
     k, p = tl.load(top_k + row), tl.load(top_p + row)
-    largest = filters.largest_value(maxima + row * slices, slices, SLICES)
+    largest = filters.largest_value(maxima + row * groups, groups, GROUPS)
     floor = filters.smallest_key(tallies, found, largest, k, tl.load(min_p + row), V)
     if p < 1.0:
         tallies += filters.STEPS * filters.BINS
@@ -27,17 +27,25 @@ def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, slic
     tl.store(keys + row, floor)
 
 
+def searched(logits: Tensor, given: dict[str, Tensor]) -> sample.Search:
+    """logits[R, V] and the sampler's parameters, a filter in every row -> what its search leaves."""
+    return sample.search(
+        logits,
+        (
+            torch.arange(len(logits), device=logits.device),
+            *(given[name] for name in ("temperature", "top_k", "top_p", "min_p")),
+        ),
+        tuple(given[name] for name in ("seed", "position", "choice")),
+        filtered=True,
+    )
+
+
 def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
     """logits[R, V] and the sampler's parameters, a filter in every row -> [R] float32, the smallest kept value."""
     R, V = logits.shape
-    maxima, tallies, found = sample.search(
-        logits,
-        (torch.arange(R, device=logits.device), *(given[name] for name in ("temperature", "top_k", "top_p", "min_p"))),
-        tuple(given[name] for name in ("seed", "position", "choice")),
-        filtered=True,
-    ).searched
+    maxima, tallies, found = searched(logits, given).searched
     keys = torch.empty(R, dtype=torch.int64, device=logits.device)
-    slices = maxima.shape[1]
+    groups = maxima.shape[1]
     _threshold_kernel[(R,)](
         given["top_k"],
         given["top_p"],
@@ -47,8 +55,7 @@ def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
         found,
         keys,
         V,
-        slices,
-        SLICES=triton.next_power_of_2(slices),
+        groups,
+        GROUPS=triton.next_power_of_2(groups),
     )
-    signed = keys - (1 << 31)
-    return (signed ^ ((signed >> 31) & 0x7FFFFFFF)).to(torch.int32).view(torch.float32)
+    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(torch.int32).view(torch.float32)
