@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.composed import Composed
 from kernels.decode_attention import decode_attention
 from kernels.decode_step import gather_slots
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
+from kernels.decoder import Linear
 from kernels.few_rows import DenseLinear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.prefill_attention import prefill_attention
@@ -67,9 +67,6 @@ class TritonKernels(Composed):
 
     def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return dtype
-
-    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        return None
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
         return None

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kernels.decoder import Linear
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
+from kernels.slots import StepState
 
 if TYPE_CHECKING:
     from kernels.interface import Kernels
@@ -23,3 +24,9 @@ class Composed:
 
     def add_linear(self: Kernels, x: Tensor, layer: Linear, residual: Tensor) -> None:
         residual.add_(layer(x))
+
+    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
+        return None
+
+    def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
+        return None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from kernels.slots import PromptChunk
 
 Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias, [T, N]; owns its weight
 
@@ -75,3 +77,8 @@ class StepInputs(Protocol):
 
 # (step, keys and values: per layer [N, Hkv, S, D]) -> hidden states [T, H] after the last norm
 ForwardPass = Callable[[StepInputs, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
+
+# (slots whose last token goes through the decoder, chunks of prompts; a slot at most once) -> a token for each of these
+# slots, then for each chunk that samples, and of each chunk whether it has a NaN in it. A row with a NaN has token -1.
+# The slots have these tokens then; for a -1 a 0, so that it can be looked up.
+StepPass = Callable[[Sequence[int], Sequence[PromptChunk]], tuple[list[int], list[bool]]]

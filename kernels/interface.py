@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.plans import DecodePlan, RopePlan
-from kernels.slots import DecodeRows, SlotTensors
+from kernels.slots import DecodeRows, SlotTensors, StepState
 
 log = logging.getLogger("carousel.kernels")
 
@@ -51,6 +51,10 @@ class Kernels(Protocol):
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         """All layers in one go, with the bits of the operations one by one. None: only one by one."""
+
+    def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
+        """All of a step in one go, from tokens to `sample`d ones and the slots' new state; the bits are the same. None:
+        only one by one."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x[T, H], weight[H] -> [T, H]: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""

@@ -1,9 +1,12 @@
-"""What a decode step knows of each slot, where it is computed: data that one kernel can read and advance."""
+"""What a step knows of each slot, where it is computed: data that one kernel can read and advance."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -41,3 +44,57 @@ class DecodeRows:
     places: Tensor
     page_table: Tensor
     context_lens: Tensor
+
+
+class HostSlots(Protocol):
+    """Arrays with one row for each slot, in C's order.
+
+    tokens: [slots, L] int64, those that were known when a sequence joined. lengths, seed, choice: [slots] int64; a
+    length counts the last token. page_table: [slots, P] int32. temperature, top_p, min_p: [slots] float32. top_k:
+    [slots] int32.
+    """
+
+    @property
+    def tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def lengths(self) -> NDArray[np.int64]: ...
+    @property
+    def page_table(self) -> NDArray[np.int32]: ...
+    @property
+    def temperature(self) -> NDArray[np.float32]: ...
+    @property
+    def top_k(self) -> NDArray[np.int32]: ...
+    @property
+    def top_p(self) -> NDArray[np.float32]: ...
+    @property
+    def min_p(self) -> NDArray[np.float32]: ...
+    @property
+    def seed(self) -> NDArray[np.int64]: ...
+    @property
+    def choice(self) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True)
+class StepState:
+    """What steps on a CPU read, in memory that stays where it is; they write lengths, last tokens, keys and values.
+
+    last_tokens: each slot's, [slots or more] int64. k, v: the cache, per layer [N, Hkv, S, D].
+    """
+
+    slots: HostSlots
+    last_tokens: Tensor
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+
+
+class PromptChunk(Protocol):
+    """Positions start to start + length - 1 of a slot's tokens. samples: the next token is wanted."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def samples(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""pack: a batch of slots and chunks becomes flat tensors. The only packer."""
+"""pack: a batch of slots and chunks becomes flat tensors. `Rows` in kernels/cpu/source/step.cpp does the same."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """ModelRunner: puts batches through a model. Memory moves, packing, forward, sampling; in this order, every step.
 
-What was sampled stays on the device, where the next step reads it; the host hears of it when it asks. So on a GPU a
-step can be launched while the one before is computed, and nothing here may wait for the device
-(`engine.execution.transfer`).
+On a CPU all but the moves is one call, where nobody asks for more than filters. On a GPU what was sampled stays there,
+where the next step reads it; the host hears of it when it asks. So a step can be launched while the one before is
+computed, and nothing here may wait for the device (`engine.execution.transfer`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from engine.execution.graphs import Capture, DecodeGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack
 from engine.execution.sampler import Drawn, Sampler
-from engine.execution.slots import Ints, SlotState
+from engine.execution.slots import SlotState
 from engine.execution.swap import Swap
 from engine.execution.transfer import Arriving, to_device
-from engine.scheduling.batch import Batch, Join, Outcome
+from engine.scheduling.batch import Batch, Outcome, Sampled
+from kernels.decoder import StepPass
 from kernels.interface import Kernels
+from kernels.slots import StepState
 
 AHEAD = 256 << 20  # bytes of fresh pages that are ready for whoever comes
 PIECE = 2 << 20  # bytes taken at a time: where a virtual machine's memory is new to its host too, that takes 5 ms
@@ -36,7 +38,8 @@ class ModelRunner:
     def __init__(
         self, model: Model, cache: KVCache, kernels: Kernels, slots: int, max_len: int, capture: Capture | None = None
     ) -> None:
-        """capture: how decode steps are recorded; None: every step is launched operation by operation."""
+        """capture: how decode steps are recorded; None: they are not, and what can be is computed in one go, the rest
+        operation by operation."""
         self._model = model
         self._cache = cache
         self._swap = Swap(cache)
@@ -46,9 +49,13 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)  # the last one is nobody's
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: DecodeGraphs | None = None
+        self._in_one_go: StepPass | None = None
         if capture is not None:
             mirror = DeviceSlots(self._slots, self._last_tokens)
             self._graphs = DecodeGraphs(model, cache, kernels, mirror, max_len, capture)
+        else:
+            state = StepState(self._slots, self._last_tokens, cache.k, cache.v)
+            self._in_one_go = model.prepare_step(state, kernels)
 
     def record(self, progress: Callable[[int, int], None]) -> None:
         """Record decode steps, where they are to be."""
@@ -60,9 +67,20 @@ class ModelRunner:
         """On a GPU, which computes while we go on."""
         return self._model.device.type == "cuda"
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """Begin one step. Moves come first and in this order; `engine.scheduling.moves` says why."""
+        """Begin one step."""
+        if self._swap.is_under_way or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
+            self._prepare(batch)
+        self._slots.apply(batch)
+        if self._in_one_go and not len(self._slots.demanding(batch.sampled)):
+            tokens, broken = self._in_one_go(batch.decodes, batch.chunks)
+            outcome = Outcome(tuple(map(Sampled, tokens)), tuple(broken))
+            return lambda: outcome
+        return self._launch(batch)
+
+    @torch.inference_mode()
+    def _prepare(self, batch: Batch) -> None:
+        """Moves in this order, which `engine.scheduling.moves` explains, and what those who join ask for."""
         self._swap.land()
         if batch.swap_out:
             self._swap.out(batch.swap_out)
@@ -70,20 +88,28 @@ class ModelRunner:
             self._cache.copy_pages(*zip(*batch.copies, strict=True))
         if batch.swap_in:
             self._swap.back(batch.swap_in)
-        self._slots.apply(batch)
-        self._join(batch.joins)
+        if batch.joins:
+            self._sampler.join(batch.joins)
+            slots = np.array([join.slot for join in batch.joins], np.int64)
+            last = np.array([join.tokens[-1] for join in batch.joins], np.int64)
+            self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
+
+    @torch.inference_mode()
+    def _launch(self, batch: Batch) -> Callable[[], Outcome]:
+        """The recorded part of it, and the rest operation by operation."""
         drawn: list[Drawn] = []
         if self._graphs:
             self._graphs.slots.apply(batch)
             if batch.decodes:
-                drawn.append(self._replay(self._graphs, np.array(batch.decodes, np.int64)))
+                drawn.append(self._replay(self._graphs, batch.decodes))
                 batch = replace(batch, decodes=())
-        broken: list[Tensor] = []
+        wanted: list[Tensor] = []
         if batch.num_tokens:
             more, broken = self._compute(batch)
             drawn += more
-        wanted = [*(tensor for some in drawn for tensor in some.tensors), *broken]
-        return _Step(Arriving(wanted, self._model.device), drawn)
+            wanted += broken
+        wanted += (tensor for some in drawn for tensor in some.tensors)
+        return _Step(Arriving(wanted, self._model.device), drawn, tuple(chunk.length for chunk in batch.chunks))
 
     def take_memory(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache has its memory from the beginning."""
@@ -95,18 +121,11 @@ class ModelRunner:
         self._cache.data[first : self._taken].zero_()
         return True
 
-    def _join(self, joins: tuple[Join, ...]) -> None:
-        if joins:
-            self._sampler.join(joins)
-            slots = np.array([join.slot for join in joins], np.int64)
-            last = np.array([join.tokens[-1] for join in joins], np.int64)
-            self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
-
-    def _replay(self, graphs: DecodeGraphs, decodes: Ints) -> Drawn:
+    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Drawn:
         """A recorded step. Who asks for more than it does is sampled again, from the same hidden states."""
+        decodes = np.array(slots, np.int64)
         drawn, hidden = graphs.run(decodes, int(self._slots.lengths[decodes].max()), self._slots.are_filtered(decodes))
-        rows = np.flatnonzero(self._slots.demanding(decodes))
-        if len(rows):
+        if len(rows := self._slots.demanding(slots)):
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
             again = self._sampler.sample(logits, self._sampler.parameters(decodes[rows]))
@@ -116,8 +135,8 @@ class ModelRunner:
         return drawn
 
     def _compute(self, batch: Batch) -> tuple[list[Drawn], list[Tensor]]:
-        """Operation by operation. Returns what was sampled, if anything was, and which chunks have a NaN in them, if
-        there are chunks."""
+        """Operation by operation. Returns what was sampled, if anything was, and which rows of the chunks have a NaN in
+        them, if there are chunks."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled, np.int64)
         # Before the weights are read, after which nothing that we need is in a cache any more.
@@ -125,8 +144,7 @@ class ModelRunner:
         hidden = self._model.forward(inputs, self._cache, self._kernels)
         broken = []
         if batch.chunks:  # all of their rows: behind a window the last ones have numbers again
-            of_chunks = torch.split(hidden[len(batch.decodes) :], [chunk.length for chunk in batch.chunks])
-            broken = [torch.stack([rows.isnan().any() for rows in of_chunks])]
+            broken = [hidden[len(batch.decodes) :].amax(dim=1).isnan()]  # of a row with NaN that is the largest
         if parameters is None:
             return [], broken
         if inputs.logit_rows is not None:
@@ -145,8 +163,13 @@ class _Step:
 
     arriving: Arriving
     drawn: list[Drawn]
+    chunks: tuple[int, ...]  # rows of each
 
     def __call__(self) -> Outcome:
         tensors = iter(self.arriving.wait())
+        broken: tuple[bool, ...] = ()
+        if self.chunks:
+            rows = next(tensors).numpy()
+            broken = tuple(np.logical_or.reduceat(rows, np.cumsum((0, *self.chunks[:-1]))).tolist())
         sampled = [one for some in self.drawn for one in some.read([next(tensors) for _ in some.tensors])]
-        return Outcome(tuple(sampled), tuple(flag for rest in tensors for flag in rest.tolist()))
+        return Outcome(tuple(sampled), broken)

@@ -6,6 +6,8 @@ scheduler's sequences through the changes that each batch carries; never decides
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,9 @@ from engine.scheduling.batch import Batch, Join
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+FOR_EVER = np.iinfo(np.int64).max
+NOBODY: Ints = np.zeros(0, np.int64)
 
 
 class SlotState:
@@ -39,6 +44,8 @@ class SlotState:
         self.logprobs: Ints = np.full(slots, -1, np.int64)  # -1 = off, k = that many alternatives
         self.biased = np.zeros(slots, np.bool_)  # has a logit_bias
         self.penalised = np.zeros(slots, np.bool_)  # has a penalty
+        self._demands_until: Ints = np.zeros(slots, np.int64)  # tokens; then filters are all that it asks for
+        self._demanding: set[int] = set()  # slots of those who asked for more when they joined
 
     def apply(self, batch: Batch) -> None:
         """Take in who grew and who joined."""
@@ -66,11 +73,20 @@ class SlotState:
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.biased[slot] = bool(sampling.logit_bias)
         self.penalised[slot] = sampling.penalises
+        always = sampling.logit_bias or sampling.penalises or sampling.logprobs is not None
+        until = FOR_EVER if always else join.prompt_len + sampling.min_tokens
+        self._demands_until[slot] = until
+        if until > len(join.tokens):
+            self._demanding.add(slot)
+        else:
+            self._demanding.discard(slot)
 
-    def demanding(self, slots: Ints) -> NDArray[np.bool_]:
-        """Which of slots[R] ask for more than filters: edits of their logits now, or log-probabilities."""
-        too_short = self.lengths[slots] - self.prompt_lens[slots] < self.min_tokens[slots]
-        return self.biased[slots] | self.penalised[slots] | too_short | (self.logprobs[slots] >= 0)
+    def demanding(self, slots: Seq[int]) -> Ints:
+        """Which of slots[R], as rows, ask for more than filters: edits of their logits now, or log-probabilities."""
+        if self._demanding.isdisjoint(slots):
+            return NOBODY
+        which = np.array(slots, np.int64)
+        return np.flatnonzero(self.lengths[which] < self._demands_until[which])
 
     def are_filtered(self, slots: Ints) -> bool:
         """Whether any of `slots` samples with a filter."""

@@ -61,6 +61,11 @@ class Swap:
             content = torch.stack([cache.host[page].to(cache.device, non_blocking=True) for page in host_pages])
             self._coming.append(_Coming(pages, content, self._beside.record_event()))
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there is something to `land`."""
+        return bool(self._coming)
+
     def land(self) -> None:
         """Put what was fetched where it belongs; before a step touches any page."""
         cache = self._cache

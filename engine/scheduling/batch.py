@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.types import Alternative, SamplingParams
 
 
@@ -63,8 +65,7 @@ class Batch:
         return not (self.decodes or self.chunks or self.swap_out or self.copies or self.swap_in)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One new token and, when asked for, the model's log-probabilities around it."""
 
     token_id: int  # below zero: none, as the logits had a NaN

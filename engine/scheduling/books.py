@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.scheduling.sequence import State
@@ -13,22 +12,40 @@ if TYPE_CHECKING:
     from engine.scheduling.scheduler import Scheduler
 
 
-class Waiting:
-    """How many wait, by class, and how many of these were paused."""
+MECHANISMS = {Mechanism.SWAP: 0, Mechanism.PARTIAL: 1, Mechanism.RECOMPUTE: 2}  # in the order of `Counters.preemptions`
+
+
+class ByClass:
+    """A number for each class. Read in every step, so kept where it changes."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[ServiceClass, bool]] = Counter()
+        self._counts = [0] * len(ServiceClass)
+
+    def change(self, service_class: ServiceClass, by: int) -> None:
+        """So many more, or less."""
+        self._counts[service_class] += by
+
+    def __getitem__(self, service_class: ServiceClass) -> int:
+        return self._counts[service_class]
+
+    def all(self) -> tuple[int, int, int]:
+        """In the order of the classes."""
+        interactive, standard, batch = self._counts
+        return interactive, standard, batch
+
+
+class Waiting:
+    """How many wait, by class: those who never ran, and those who were paused."""
+
+    def __init__(self) -> None:
+        self.fresh, self.paused = ByClass(), ByClass()
 
     def change(self, service_class: ServiceClass, is_paused: bool, by: int) -> None:
         """One more, or one less."""
-        self._counts[service_class, is_paused] += by
-
-    def count(self, service_class: ServiceClass, *, paused: bool) -> int:
-        """Of a class, those who were paused or those who never ran."""
-        return self._counts[service_class, paused]
+        (self.paused if is_paused else self.fresh).change(service_class, by)
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return sum(self.fresh.all()) + sum(self.paused.all())
 
 
 class Totals:
@@ -36,7 +53,7 @@ class Totals:
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter()
-        self._preemptions: Counter[tuple[ServiceClass, Mechanism]] = Counter()
+        self._preemptions = tuple([0] * len(MECHANISMS) for _ in ServiceClass)
 
     def add(self, name: str, by: int = 1) -> None:
         """`name` is a field of `Counters`."""
@@ -47,33 +64,21 @@ class Totals:
 
     def preempted(self, service_class: ServiceClass, mechanism: Mechanism) -> None:
         """One of a class was paused so."""
-        self._preemptions[service_class, mechanism] += 1
+        self._preemptions[service_class][MECHANISMS[mechanism]] += 1
 
     def counters(self) -> Counters:
         """As others read them."""
-        swap, partial, recompute = Mechanism
-        return Counters(
-            **self._sums,
-            preemptions=tuple(
-                (self._preemptions[c, swap], self._preemptions[c, partial], self._preemptions[c, recompute])
-                for c in ServiceClass
-            ),
-        )
+        preemptions = tuple((swap, partial, recompute) for swap, partial, recompute in self._preemptions)
+        return Counters(**self._sums, preemptions=preemptions)
 
 
 def load_of(scheduler: Scheduler) -> Load:
     """The books in one value."""
-    running = Counter(sequence.service_class for sequence in scheduler.running)
-    memory, waiting = scheduler.memory, scheduler.waiting
-    pool, host = memory.pool, memory.host
-
-    def by_class(count: Callable[[ServiceClass], int]) -> tuple[int, int, int]:
-        return count(ServiceClass.INTERACTIVE), count(ServiceClass.STANDARD), count(ServiceClass.BATCH)
-
+    pool, host = scheduler.memory.pool, scheduler.memory.host
     return Load(
-        running=by_class(running.__getitem__),
-        waiting=by_class(lambda c: waiting.count(c, paused=False)),
-        paused=by_class(lambda c: waiting.count(c, paused=True)),
+        running=scheduler.running_by_class.all(),
+        waiting=scheduler.waiting.fresh.all(),
+        paused=scheduler.waiting.paused.all(),
         pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
         counters=scheduler.totals.counters(),
     )
@@ -90,10 +95,15 @@ def check_integrity(scheduler: Scheduler) -> None:
     assert len(occupied) + len(free) == len(slots)
     assert {s.slot for s in scheduler.running} == occupied
     assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in scheduler.running}
+    by_class = Counter(s.service_class for s in scheduler.running)
+    assert scheduler.running_by_class.all() == tuple(by_class[c] for c in ServiceClass)
     waiting = [s for s in alive if s.state in (State.WAITING, State.PAUSED)]
     in_order = list(scheduler.policy.in_order())
     assert len(waiting) == len(scheduler.waiting) == len(in_order), (waiting, in_order)
     assert set(waiting) == set(in_order)
+    for state, counted in ((State.WAITING, scheduler.waiting.fresh), (State.PAUSED, scheduler.waiting.paused)):
+        by_class = Counter(s.service_class for s in waiting if s.state is state)
+        assert counted.all() == tuple(by_class[c] for c in ServiceClass)
     assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
     assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
     if not scheduler.flights:

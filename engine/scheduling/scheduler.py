@@ -14,7 +14,7 @@ from itertools import islice
 
 from engine.config import EngineConfig
 from engine.scheduling.batch import Batch, Chunk, Join, Outcome
-from engine.scheduling.books import Totals, Waiting, check_integrity, load_of
+from engine.scheduling.books import ByClass, Totals, Waiting, check_integrity, load_of
 from engine.scheduling.budget import share_tokens
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.gate import Gate
@@ -55,6 +55,7 @@ class Scheduler:
         self.moves = Moves()
         self.memory = Memory(config, self.moves, num_pages, host_pages)
         self.running: list[Sequence] = []  # in the policy's service order
+        self.running_by_class = ByClass()
         self.waiting = Waiting()
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self.totals = Totals()
@@ -408,6 +409,7 @@ class Scheduler:
         self.slots[slot] = sequence
         sequence.slot, sequence.state = slot, State.RUNNING
         insort(self.running, sequence, key=self.policy.service_order)
+        self.running_by_class.change(sequence.service_class, +1)
         self.moves.join(
             Join(
                 slot,
@@ -451,6 +453,7 @@ class Scheduler:
         self.slots[sequence.slot] = None
         self.free_slots.append(sequence.slot)
         self.running.remove(sequence)
+        self.running_by_class.change(sequence.service_class, -1)
         self.policy.vacated(sequence)
         sequence.slot = None
 

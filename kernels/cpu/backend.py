@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import structs
-from kernels.cpu.decoder import CpuForward
+from kernels.cpu.decoder import CACHES, CpuForward, CpuStep, can_do
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
+from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
+from kernels.slots import StepState
 
-CACHES = (torch.float32, torch.bfloat16)  # what keys and values may be kept in
 LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
 
 
@@ -58,7 +58,10 @@ class CpuKernels(ReferenceKernels):
         return CpuLinear(weight, bias, may_round=self._may_round)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        return CpuForward(shape, weights) if CpuForward.can_do(shape, weights) else None
+        return CpuForward(shape, weights) if can_do(shape, weights) else None
+
+    def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
+        return CpuStep(shape, weights, state) if can_do(shape, weights) else None
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         if x.dtype != torch.float32 or not isinstance(layer, CpuLinear):

@@ -1,9 +1,11 @@
-"""A forward pass through all layers in one call: see source/decoder.cpp."""
+"""A forward pass through all layers in one call, and a whole step: see source/decoder.cpp and source/step.cpp."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,43 +15,30 @@ from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
 from kernels.memory import own_pages
+from kernels.slots import PromptChunk, StepState
+
+CACHES = (torch.float32, torch.bfloat16)  # what keys and values may be kept in
+
+
+def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
+    """Whether every part of this decoder is computed in C++."""
+    linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    fits = load().carousel_attention_fits(shape.head_dim, shape.num_heads // shape.num_kv_heads)
+    narrow = weights.embedding.dtype in (torch.float32, torch.bfloat16)
+    return bool(fits) and narrow and all(isinstance(linear, CpuLinear) for linear in (*linears, weights.head))
 
 
 class CpuForward:
     """A `kernels.decoder.ForwardPass` over weights that are all laid out for these kernels."""
 
     def __init__(self, shape: DecoderShape, weights: DecoderWeights) -> None:
-        self._shape, self._weights = shape, weights  # the addresses below are theirs
-        self._layers = (structs.Layer * len(weights.layers))(
-            *(_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
-        )
-        self._decoder = structs.Decoder(
-            layers=self._layers,
-            num_layers=len(weights.layers),
-            embedding=address(weights.embedding),
-            embedding_is_bf16=weights.embedding.dtype == torch.bfloat16,
-            hidden=weights.embedding.shape[1],
-            final_norm=address(weights.final_norm),
-            cos_sin=address(weights.cos_sin),
-            query_heads=shape.num_heads,
-            kv_heads=shape.num_kv_heads,
-            dim=shape.head_dim,
-            eps=shape.norm_eps,
-            scale=shape.scale,
-        )
+        self._weights = weights  # the addresses below are theirs
+        self._decoder = _decoder(shape, weights)
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
         self._scratch = own_pages((0,), torch.uint8)
         self._cache: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # keys and values of the layers
         self._places = _addresses(()), _addresses(())  # theirs
-
-    @staticmethod
-    def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
-        """Whether every part of this decoder is computed in C++."""
-        linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        fits = load().carousel_attention_fits(shape.head_dim, shape.num_heads // shape.num_kv_heads)
-        narrow = weights.embedding.dtype in (torch.float32, torch.bfloat16)
-        return bool(fits) and narrow and all(isinstance(linear, CpuLinear) for linear in linears)
 
     def __call__(self, inputs: StepInputs, k: tuple[Tensor, ...], v: tuple[Tensor, ...]) -> Tensor:
         """-> hidden states [T, H] float32 after the last norm."""
@@ -86,6 +75,105 @@ class CpuForward:
         )
         self._forward(self._decoder, step)
         return out
+
+
+class CpuStep:
+    """A `kernels.decoder.StepPass` over such weights. What C++ is told of is made once; its scratch grows."""
+
+    def __init__(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> None:
+        slots, k = state.slots, state.k
+        _check(state)
+        library = load()
+        self._step, self._bytes = library.carousel_step, library.carousel_step_bytes
+        self._owners = weights, state  # of the addresses below
+        self._places = _addresses(state.k), _addresses(state.v)
+        self._decoder, self._head = _decoder(shape, weights), _linear(weights.head)
+        self._slots = structs.Slots(
+            tokens=slots.tokens.ctypes.data,
+            most_tokens=slots.tokens.shape[1],
+            page_table=slots.page_table.ctypes.data,
+            most_pages=slots.page_table.shape[1],
+            lengths=slots.lengths.ctypes.data,
+            last_tokens=address(state.last_tokens),
+            temperature=slots.temperature.ctypes.data,
+            top_k=slots.top_k.ctypes.data,
+            top_p=slots.top_p.ctypes.data,
+            min_p=slots.min_p.ctypes.data,
+            seed=slots.seed.ctypes.data,
+            choice=slots.choice.ctypes.data,
+        )
+        most = len(slots.lengths)
+        self._decodes, self._chunks = (ctypes.c_int64 * most)(), (structs.Chunk * most)()
+        self._ids, self._broken = (ctypes.c_int64 * most)(), (ctypes.c_int64 * most)()
+        self._scratch = own_pages((0,), torch.uint8)
+        self._most_rows = self._most_sampled = 0  # that it has room for
+        self._work = structs.Work(
+            decodes=ctypes.addressof(self._decodes),
+            chunks=ctypes.addressof(self._chunks),
+            k=ctypes.addressof(self._places[0]),
+            v=ctypes.addressof(self._places[1]),
+            cache_is_bf16=k[0].dtype == torch.bfloat16,
+            page_size=k[0].shape[2],
+            page_stride=k[0].stride(0),
+            ids=ctypes.addressof(self._ids),
+            broken=ctypes.addressof(self._broken),
+        )
+
+    def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk]) -> tuple[list[int], list[bool]]:
+        """See `kernels.decoder.StepPass`."""
+        rows = sampled = len(decodes)
+        self._decodes[:rows] = list(decodes)
+        for i, chunk in enumerate(chunks):
+            self._chunks[i] = structs.Chunk(chunk.slot, chunk.start, chunk.length, chunk.samples)
+            rows += chunk.length
+            sampled += chunk.samples
+        if not rows:
+            return [], []
+        assert sampled <= len(self._ids), "a slot is there twice"
+        if rows > self._most_rows or sampled > self._most_sampled:
+            self._make_room(rows, sampled)
+        self._work.num_decodes, self._work.num_chunks = len(decodes), len(chunks)
+        self._step(self._decoder, self._head, self._slots, self._work)
+        return self._ids[:sampled], [broken != 0 for broken in self._broken[: len(chunks)]]
+
+    def _make_room(self, rows: int, sampled: int) -> None:
+        """For more than that, so that not every new record needs memory that nobody has touched yet."""
+        rows, sampled = max(rows, self._most_rows), max(sampled, self._most_sampled)
+        rows, sampled = (1 << (count - 1).bit_length() if count else 0 for count in (rows, sampled))
+        self._scratch = own_pages((self._bytes(self._decoder, self._head, rows, sampled),), torch.uint8)
+        self._work.scratch = address(self._scratch)
+        self._most_rows, self._most_sampled = rows, sampled
+
+
+def _check(state: StepState) -> None:
+    """C++ takes addresses and believes what they are of."""
+    slots = state.slots
+    words = (slots.tokens, slots.lengths, slots.seed, slots.choice)
+    floats = (slots.temperature, slots.top_p, slots.min_p)
+    kinds = ((words, np.int64), ((slots.page_table, slots.top_k), np.int32), (floats, np.float32))
+    for arrays, kind in kinds:
+        assert all(array.dtype == kind and array.flags.c_contiguous for array in arrays), kind
+    assert state.last_tokens.dtype == torch.int64 and state.last_tokens.is_contiguous()
+    assert state.k[0].dtype in CACHES and state.k[0].device.type == "cpu"
+
+
+def _decoder(shape: DecoderShape, weights: DecoderWeights) -> structs.Decoder:
+    """Valid as long as the weights live."""
+    layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
+    return structs.Decoder(
+        layers=(structs.Layer * len(weights.layers))(*layers),
+        num_layers=len(weights.layers),
+        embedding=address(weights.embedding),
+        embedding_is_bf16=weights.embedding.dtype == torch.bfloat16,
+        hidden=weights.embedding.shape[1],
+        final_norm=address(weights.final_norm),
+        cos_sin=address(weights.cos_sin),
+        query_heads=shape.num_heads,
+        kv_heads=shape.num_kv_heads,
+        dim=shape.head_dim,
+        eps=shape.norm_eps,
+        scale=shape.scale,
+    )
 
 
 def _addresses(tensors: tuple[Tensor, ...]) -> ctypes.Array[ctypes.c_void_p]:

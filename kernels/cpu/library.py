@@ -45,12 +45,14 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attention": (_struct(structs.Attention), _pointer),
     "sample": (_struct(structs.Sampling),),
     "forward": (_struct(structs.Decoder), _struct(structs.Step)),
+    "step": (_struct(structs.Decoder), _struct(structs.Linear), _struct(structs.Slots), _struct(structs.Work)),
 }
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
     "attention_fits": (_int, _int),
     "scratch_bytes": (_struct(structs.Decoder), _int),
+    "step_bytes": (_struct(structs.Decoder), _struct(structs.Linear), _int, _int),
 }
 
 

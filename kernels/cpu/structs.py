@@ -113,6 +113,39 @@ class Step(ctypes.Structure):
     )
 
 
+class Slots(ctypes.Structure):
+    """source/step.h"""
+
+    _fields_ = (
+        ("tokens", _pointer),
+        ("most_tokens", _int),
+        ("page_table", _pointer),
+        ("most_pages", _int),
+        *((name, _pointer) for name in ("lengths", "last_tokens", "temperature", "top_k", "top_p", "min_p")),
+        *((name, _pointer) for name in ("seed", "choice")),
+    )
+
+
+class Chunk(ctypes.Structure):
+    """source/step.h"""
+
+    _fields_ = tuple((name, _int) for name in ("slot", "start", "length", "samples"))
+
+
+class Work(ctypes.Structure):
+    """source/step.h"""
+
+    _fields_ = (
+        ("decodes", _pointer),
+        ("num_decodes", _int),
+        ("chunks", _pointer),
+        ("num_chunks", _int),
+        *((name, _pointer) for name in ("k", "v")),
+        *((name, _int) for name in ("cache_is_bf16", "page_size", "page_stride")),
+        *((name, _pointer) for name in ("scratch", "ids", "broken")),
+    )
+
+
 def address(tensor: Any) -> int | None:
     """Of a tensor's first element; None stays None."""
     return None if tensor is None else tensor.data_ptr()

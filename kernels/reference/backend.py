@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.composed import Composed
-from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear
+from kernels.decoder import Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.decode_attention import decode_attention, plan_decode
@@ -49,9 +49,6 @@ class ReferenceKernels(Composed):
 
     def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return dtype
-
-    def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        return None
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return pack_linear(weight, bias)

@@ -169,6 +169,27 @@ def test_recorded_decode_steps_say_the_same(demo: Path, wanted, solo: Texts, chu
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chunk", [7, None])
+def test_steps_in_one_go_say_the_same(
+    demo: Path, wanted, solo: Texts, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """All who ask for filters alone, together: nothing is computed operation by operation, and nobody notices, with
+    everybody paused now and then."""
+    cpu_kernels()
+    engine, steps = make_engine(demo, max_num_seqs=24, prefill_chunk=chunk), itertools.count()
+    monkeypatch.delattr(ModelRunner, "_launch")
+
+    def pause_all() -> None:
+        if next(steps) % 5 == 0:
+            for sequence in list(engine.scheduler.running):
+                engine.scheduler.pause(sequence, 0.0)
+
+    simple = [one for one in wanted if not one.sampling.penalises]
+    texts = run(engine, simple, pause_all)
+    assert texts == {key: solo[key] for key in texts} and len(texts) == len(simple) > STREAMS // 2
+
+
+@pytest.mark.slow
 def test_whoever_asks_for_more_than_a_recorded_step_does_has_it_and_disturbs_nobody(
     demo: Path, wanted, request: pytest.FixtureRequest
 ):

@@ -4,6 +4,7 @@ clear word where they cannot be compiled.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from kernels.cpu import library
+from kernels.cpu import library, structs
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
 from kernels.cpu.linear import CpuLinear, layouts
@@ -184,6 +185,27 @@ def test_a_matrix_unit_would_compute_what_it_should(tmp_path: Path):
     chosen = "row_has or more_rows or in_float32 or rounded or in_bfloat16 or (cpu and test_attention)"
     told = compile_and_test(f"-include {shlex.quote(str(Path(__file__).with_name('matrix_unit.h')))}", chosen, tmp_path)
     assert "no bfloat16_tiles" not in told
+
+
+def test_every_field_lies_where_the_compiler_has_it(tmp_path: Path):
+    """Of what Python and C++ hand to each other."""
+    kinds = [kind for kind in vars(structs).values() if isinstance(kind, type) and issubclass(kind, ctypes.Structure)]
+    kinds = [kind for kind in kinds if kind.__module__ == structs.__name__]
+    assert len(kinds) > 8
+    asked = [(kind, name) for kind in kinds for name, _ in kind._fields_]
+    lines = [f"offsetof({kind.__name__}, {name})," for kind, name in asked]
+    lines += [f"sizeof({kind.__name__})," for kind in kinds]
+    headers = ("attention", "decoder", "elementwise", "linear", "sample", "step")
+    text = "".join(f'#include "{name}.h"\n' for name in headers)
+    text += "#include <cstddef>\n#include <cstdio>\nint main() { for (size_t at : {" + "".join(lines)
+    (tmp_path / "layout.cpp").write_text(text + '}) std::printf("%zu ", at); }')
+    compiler = next(name for name in library.COMPILERS if shutil.which(name))
+    built = tmp_path / "layout"
+    command = [compiler, "-std=c++17", "-w", f"-I{library.SOURCE}", str(tmp_path / "layout.cpp")]
+    subprocess.run([*command, "-o", str(built)], check=True)
+    told = subprocess.run([str(built)], capture_output=True, text=True, check=True).stdout.split()
+    offsets = [getattr(kind, name).offset for kind, name in asked]
+    assert list(map(int, told)) == [*offsets, *map(ctypes.sizeof, kinds)]
 
 
 def test_a_layer_answers_in_the_dtype_it_is_asked_in():

@@ -13,9 +13,10 @@ from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.attention import StepAttention
 from engine.execution.models.config import DecoderConfig
-from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, ForwardPass
+from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, ForwardPass, StepPass
 from kernels.interface import Kernels
 from kernels.plans import RopePlan
+from kernels.slots import StepState
 
 
 class Decoder:
@@ -99,6 +100,9 @@ class Decoder:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden[R, H] -> logits [R, V], in the same dtype."""
         return self._weights.head(hidden)
+
+    def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
+        return kernels.prepare_step(self._shape, self._weights, state)
 
     def _attend(
         self, index: int, layer: DecoderLayer, qkv: Tensor, attention: StepAttention, rope: RopePlan | None

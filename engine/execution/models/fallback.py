@@ -21,9 +21,10 @@ from engine.execution.models.attention import StepAttention
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
 from engine.execution.models.safetensors_files import list_tensors
 from engine.execution.models.sources import Progress
-from kernels.decoder import Linear
+from kernels.decoder import Linear, StepPass
 from kernels.interface import Kernels
 from kernels.interface import load as load_kernels
+from kernels.slots import StepState
 
 ATTENTION = "carousel_paged"
 STEP = "carousel_step"  # the keyword argument that travels through a model's forward to the attention function
@@ -141,6 +142,9 @@ class TransformersModel:
         logits: Tensor = self._head(hidden)
         logits = logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
         return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
+
+    def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
+        return None
 
 
 def run_body(body: Any, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:

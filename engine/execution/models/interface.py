@@ -1,4 +1,4 @@
-"""What the engine asks of a model: a few numbers and two functions."""
+"""What the engine asks of a model: a few numbers and three functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
+from kernels.decoder import StepPass
 from kernels.interface import Kernels
+from kernels.slots import StepState
 
 
 class Model(Protocol):
@@ -59,3 +61,7 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden[R, H], rows of what `forward` returned -> logits [R, V] in any float."""
+
+    def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
+        """Whole steps in one go, to the bit what comes of the functions above and `Kernels.sample`. None: not of this
+        model with these kernels."""

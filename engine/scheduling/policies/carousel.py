@@ -158,6 +158,8 @@ class Carousel(Policy):
 
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
         """Rules 6 to 8."""
+        if not prefilling and decodes[0].service_class == decodes[-1].service_class:  # as most steps are
+            return Shares(decodes, [], [])
         highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # they come by class
         paced = [s for s in decodes if s.service_class < BATCH] if highest < BATCH else decodes
         budget = self.prompt_tokens(len(paced))

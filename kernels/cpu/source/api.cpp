@@ -7,6 +7,7 @@
 #include "operand.h"
 #include "pool.h"
 #include "sample.h"
+#include "step.h"
 
 extern "C" {
 
@@ -57,4 +58,12 @@ void carousel_sample(const Sampling* sampling) { sample(*sampling); }
 int64_t carousel_scratch_bytes(const Decoder* decoder, int64_t rows) { return scratch_bytes(*decoder, rows); }
 
 void carousel_forward(const Decoder* decoder, const Step* step) { forward(*decoder, *step); }
+
+int64_t carousel_step_bytes(const Decoder* decoder, const Linear* head, int64_t rows, int64_t sampled) {
+    return step_bytes(*decoder, *head, rows, sampled);
+}
+
+void carousel_step(const Decoder* decoder, const Linear* head, const Slots* slots, const Work* work) {
+    step(*decoder, *head, *slots, *work);
+}
 }

@@ -371,7 +371,7 @@ def test_nobody_is_overtaken_for_longer_than_the_stated_bound(seed, slots, bulk,
     arrived: dict[str, float] = {}
     late = [dice.uniform(0.0, 0.3) for _ in range(bulk)]
     for step in range(400):
-        if history.scheduler.waiting.count(I, paused=False) < 2:
+        if history.scheduler.waiting.fresh[I] < 2:
             for _ in range(slots):
                 history.arrive(
                     [dice.randint(0, 99)] * dice.randint(1, 6), dice.randint(1, longest - 1), service_class=I
@@ -415,7 +415,7 @@ def test_old_bulk_work_has_an_eighth_however_many_slots_there_are_and_whatever_p
     for number in range(100):
         stage.submit(f"bulk{number}", B, prompt=(number, 2, 3), tokens=30)
     for _ in range(steps):
-        while stage.scheduler.waiting.count(I, paused=False) <= slots:
+        while stage.scheduler.waiting.fresh[I] <= slots:
             people += 1
             stage.submit(f"person{people}", I, prompt=[people % 900] * prompt, tokens=answer)
         stage.step()

@@ -184,7 +184,7 @@ def test_the_oldest_of_a_class_is_spared_though_its_pause_would_cost_least():
     history = History(slots=2, pages=8, host=0, enable_prefix_caching=False, max_num_batched_tokens=200)
     history.arrive([1] * 2, 20, service_class=B)
     history.arrive([2] * 12, 12, service_class=B)
-    while not history.scheduler.waiting.count(B, paused=True):
+    while not history.scheduler.waiting.paused[B]:
         history.step()
     assert [s.request.id for s in history.scheduler.running] == ["r1"]
     history.end()

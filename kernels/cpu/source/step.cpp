@@ -1,0 +1,164 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "operand.h"
+#include "pool.h"
+#include "result.h"
+#include "sample.h"
+
+namespace {
+
+// Page tables of some slots, as wide as the longest context needs.
+struct Tables {
+    std::vector<int32_t> pages, contexts;
+    int64_t width = 0;
+
+    void gather(const Slots& slots, const std::vector<int64_t>& which, int64_t page_size) {
+        const int64_t longest = contexts.empty() ? 0 : *std::max_element(contexts.begin(), contexts.end());
+        width = (longest + page_size - 1) / page_size;
+        pages.resize(which.size() * width);
+        for (size_t i = 0; i < which.size(); i++)
+            std::copy_n(slots.page_table + which[i] * slots.most_pages, width, pages.data() + i * width);
+    }
+};
+
+// The rows that a decoder is given: those that decode, then the chunks'.
+struct Rows {
+    std::vector<int64_t> tokens, positions, places;
+    std::vector<int64_t> starts{0};         // of the chunks, and the end, counted from the first one's
+    std::vector<int64_t> sampled, in_slot;  // rows of which a token is sampled, and for which slot
+    Tables decodes, chunks;
+
+    Rows(const Slots& slots, const Work& work) {
+        std::vector<int64_t> which(work.decodes, work.decodes + work.num_decodes);
+        for (const int64_t slot : which) {
+            samples(slot);
+            add(slots, work.page_size, slot, slots.last_tokens[slot], slots.lengths[slot] - 1);
+            decodes.contexts.push_back(int32_t(slots.lengths[slot]));
+        }
+        decodes.gather(slots, which, work.page_size);
+        which.clear();
+        for (int64_t i = 0; i < work.num_chunks; i++) {
+            const Chunk& chunk = work.chunks[i];
+            const int64_t end = chunk.start + chunk.length;
+            const int64_t* const text = slots.tokens + chunk.slot * slots.most_tokens;
+            for (int64_t at = chunk.start; at < end; at++) {
+                if (chunk.samples && at + 1 == end) samples(chunk.slot);
+                add(slots, work.page_size, chunk.slot, text[at], at);
+            }
+            starts.push_back(starts.back() + chunk.length);
+            chunks.contexts.push_back(int32_t(end));
+            which.push_back(chunk.slot);
+        }
+        chunks.gather(slots, which, work.page_size);
+    }
+
+    int64_t count() const { return tokens.size(); }
+
+  private:
+    void add(const Slots& slots, int64_t page_size, int64_t slot, int64_t token, int64_t position) {
+        const int64_t page = slots.page_table[slot * slots.most_pages + position / page_size];
+        tokens.push_back(token);
+        positions.push_back(position);
+        places.push_back(page * page_size + position % page_size);
+    }
+
+    // A token is sampled of the row that is added next.
+    void samples(int64_t slot) {
+        sampled.push_back(count());
+        in_slot.push_back(slot);
+    }
+};
+
+// What lies in `Work::scratch`, behind the decoder's own.
+struct Scratch {
+    float *hidden, *chosen, *logits;
+    int64_t bytes;
+
+    Scratch(const Decoder& d, const Linear& head, int64_t rows, int64_t sampled, void* memory)
+        : bytes(scratch_bytes(d, rows)), memory_(static_cast<char*>(memory)) {
+        hidden = floats(rows * d.hidden);
+        chosen = floats(sampled * d.hidden);
+        logits = floats(sampled * head.outputs);
+    }
+
+  private:
+    float* floats(int64_t count) {
+        char* const at = memory_ ? memory_ + bytes : nullptr;
+        bytes += (count * int64_t(sizeof(float)) + 63) / 64 * 64;
+        return reinterpret_cast<float*>(at);
+    }
+
+    char* memory_;
+};
+
+// Whether there is a NaN in each chunk's rows, all of them: behind a window the last ones have numbers again.
+void look_for_nan(const Decoder& d, const Rows& rows, const Work& work, const float* hidden) {
+    std::vector<char> has_nan(rows.starts.back());
+    hidden += work.num_decodes * d.hidden;
+    Pool::instance().each(Operand::tiles(has_nan.size()), [&](int64_t tile) {
+        const int64_t begin = tile * Operand::ROWS;
+        for (int64_t row = begin; row < std::min<int64_t>(has_nan.size(), begin + Operand::ROWS); row++) {
+            const float* const line = hidden + row * d.hidden;
+            bool found = false;
+            for (int64_t i = 0; i < d.hidden; i++) found |= line[i] != line[i];
+            has_nan[row] = found;
+        }
+    });
+    for (int64_t i = 0; i < work.num_chunks; i++) {
+        const auto first = has_nan.begin();
+        work.broken[i] = std::count(first + rows.starts[i], first + rows.starts[i + 1], 1) != 0;
+    }
+}
+
+template <class T>
+std::vector<T> of(const T* all, const std::vector<int64_t>& which) {
+    std::vector<T> some;
+    for (const int64_t slot : which) some.push_back(all[slot]);
+    return some;
+}
+
+// A token for each row of logits, and the slots' new state. A broken row's slot gets token 0, so that it can be looked up.
+void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& which, const float* logits,
+                        int64_t* ids) {
+    const auto temperature = of(slots.temperature, which), top_p = of(slots.top_p, which), min_p = of(slots.min_p, which);
+    const auto top_k = of(slots.top_k, which);
+    const auto seed = of(slots.seed, which), choice = of(slots.choice, which);
+    const auto position = of<int64_t>(slots.lengths, which);  // of the new token in the whole sequence
+    sample({logits, int64_t(which.size()), head.outputs, temperature.data(), top_k.data(), top_p.data(), min_p.data(),
+            seed.data(), position.data(), choice.data(), ids});
+    for (size_t i = 0; i < which.size(); i++) {
+        slots.last_tokens[which[i]] = std::max<int64_t>(ids[i], 0);
+        slots.lengths[which[i]]++;
+    }
+}
+
+}  // namespace
+
+int64_t step_bytes(const Decoder& decoder, const Linear& head, int64_t rows, int64_t sampled) {
+    return Scratch(decoder, head, rows, sampled, nullptr).bytes;
+}
+
+void step(const Decoder& d, const Linear& head, const Slots& slots, const Work& work) {
+    const Rows rows(slots, work);
+    const int64_t sampled = rows.sampled.size();
+    const Scratch scratch(d, head, rows.count(), sampled, work.scratch);
+    forward(d, {rows.tokens.data(), rows.positions.data(), rows.places.data(), rows.count(), work.num_decodes,
+                rows.decodes.pages.data(), rows.decodes.width, rows.decodes.contexts.data(),
+                rows.chunks.pages.data(), rows.chunks.width, work.num_chunks,
+                rows.starts.data(), rows.chunks.contexts.data(), work.k, work.v,
+                work.cache_is_bf16, work.page_size, work.page_stride, work.scratch, scratch.hidden});
+    look_for_nan(d, rows, work, scratch.hidden);
+    if (!sampled) return;
+    const float* chosen = scratch.hidden;
+    if (sampled < rows.count()) {
+        for (int64_t i = 0; i < sampled; i++)
+            std::copy_n(scratch.hidden + rows.sampled[i] * d.hidden, d.hidden, scratch.chosen + i * d.hidden);
+        chosen = scratch.chosen;
+    }
+    linear(head, Operand::put(head, chosen, sampled), sampled, Result{scratch.logits});
+    sample_and_advance(head, slots, rows.in_slot, scratch.logits, work.ids);
+}
