@@ -84,6 +84,7 @@ class Engines:
                 swap_space=1.0,
                 enable_prefix_caching=False,
                 batch_invariant=build.batch_invariant,
+                kernels="auto" if self._on.on_gpu else "torch",  # a profiler does not see into a step in one call
             )
             return build_engine(config)
 

@@ -85,6 +85,14 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
+@pytest.fixture(scope="session")
+def slow_server() -> Iterator[Server]:
+    """One with the slowest kernels there are: the longest answer takes seconds, and a test can do much meanwhile."""
+    running = Server.start("--max-num-seqs", "8", "--kernels", "torch")
+    yield running
+    running.stop()
+
+
 @pytest.fixture(scope="module")
 def browser():
     """A headless Chromium. For one module at a time: Playwright's loop must not run while asyncio's own tests do."""

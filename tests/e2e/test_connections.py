@@ -23,7 +23,7 @@ UPGRADE = (
 
 @pytest.fixture(scope="module")
 def server():
-    """One slot: sixteen answers of 1900 tokens take it for half a minute."""
+    """One slot: sixteen answers of 1900 tokens take it for seconds."""
     running = Server.start("--max-num-seqs", "1")
     yield running
     running.stop()

@@ -27,7 +27,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(path: Path):
-    made = Server.start("--max-num-seqs", "4", "--max-model-len", "2048", "--metering", str(path))
+    """Its longest answer takes seconds: the slowest kernels there are."""
+    options = ("--max-num-seqs", "4", "--max-model-len", "2048", "--kernels", "torch")
+    made = Server.start(*options, "--metering", str(path))
     engine = psutil.Process(made.process.pid).children()
     yield made
     made.process.kill()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from tests.conftest import Server
+
 pytestmark = pytest.mark.browser
 
 LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
@@ -96,9 +98,9 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 
 @pytest.fixture
-def chat(server: Any, new_page: Callable[..., Page]) -> Chat:
+def chat(slow_server: Server, new_page: Callable[..., Page]) -> Chat:
     """An open chat page on a desk."""
-    return Chat(new_page(), server.url).open()
+    return Chat(new_page(), slow_server.url).open()
 
 
 def sse(*parts: str | dict[str, Any]) -> str:
@@ -585,16 +587,16 @@ ReadableStreamDefaultReader.prototype.read = async function () {
 @pytest.mark.parametrize("has_locks", [True, False])
 @pytest.mark.parametrize("looks_on", [True, False])
 def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
-    server: Any, new_page: Callable[..., Page], has_locks: bool, looks_on: bool
+    slow_server: Server, new_page: Callable[..., Page], has_locks: bool, looks_on: bool
 ) -> None:
     """By one that looked on, and by one that comes to it later; on plain http, where tabs have no locks, too."""
     page = new_page()
     if not has_locks:
         hidden = "Object.defineProperty(Navigator.prototype, 'locks', { get: () => undefined })"
         page.context.add_init_script(hidden)
-    other = Chat(page.context.new_page(), server.url).open()
+    other = Chat(page.context.new_page(), slow_server.url).open()
     page.add_init_script(SLOW)
-    chat = Chat(page, server.url).open()
+    chat = Chat(page, slow_server.url).open()
     chat.send_long()
     chat.wait_begun()
     if looks_on:
@@ -608,10 +610,12 @@ def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
     expect(other.answers.last.locator(".trouble")).to_be_hidden()
 
 
-def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(server: Any, new_page: Callable[..., Page]) -> None:
+def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(
+    slow_server: Server, new_page: Callable[..., Page]
+) -> None:
     page = new_page()
     page.add_init_script(SLOW)
-    chat = Chat(page, server.url).open()
+    chat = Chat(page, slow_server.url).open()
     chat.send_long()
     chat.wait_begun()
     page.wait_for_timeout(1000)
@@ -724,16 +728,18 @@ def test_dark_is_chosen_and_stays(chat: Chat) -> None:
     assert chat.page.evaluate(background) == dark
 
 
-def test_the_system_preference_is_followed(server: Any, new_page: Callable[..., Page]) -> None:
+def test_the_system_preference_is_followed(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """Without a choice, a dark system gets a dark page."""
-    dark, light = (Chat(new_page(color_scheme=scheme), server.url).open() for scheme in ("dark", "light"))
+    dark, light = (Chat(new_page(color_scheme=scheme), slow_server.url).open() for scheme in ("dark", "light"))
     background = "getComputedStyle(document.body).backgroundColor"
     assert dark.page.evaluate(background) != light.page.evaluate(background)
 
 
-def test_a_phone_scrolls_one_way_only(server: Any, new_page: Callable[..., Page]) -> None:
+def test_a_phone_scrolls_one_way_only(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """At 390 px nothing is wider than the screen, the list is a drawer, and no field makes the phone zoom."""
-    chat = Chat(new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True), server.url).open()
+    chat = Chat(
+        new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True), slow_server.url
+    ).open()
     table = (
         "| a | b | c |\n|--|--|--|\n| " + "wide " * 30 + "| x | y |\n\n```\n" + "long " * 60 + "\n```\n\n" + "x" * 400
     )
@@ -756,9 +762,11 @@ def test_a_phone_scrolls_one_way_only(server: Any, new_page: Callable[..., Page]
     assert min(sizes) >= 16
 
 
-def test_the_smallest_phone_shows_everything(server: Any, new_page: Callable[..., Page]) -> None:
+def test_the_smallest_phone_shows_everything(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """At 320 px the empty page begins at its top, and nothing of the drawer or the settings is cut off."""
-    chat = Chat(new_page(viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True), server.url).open()
+    chat = Chat(
+        new_page(viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True), slow_server.url
+    ).open()
     assert chat.page.evaluate("document.querySelector('#scroller').scrollTop") == 0
     expect(chat.page.locator("#jump")).to_be_hidden()
     outside = """(frame) => {
@@ -813,21 +821,23 @@ def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
     )
 
 
-def test_forbidden_storage_is_told_and_the_page_still_answers(server: Any, new_page: Callable[..., Page]) -> None:
+def test_forbidden_storage_is_told_and_the_page_still_answers(
+    slow_server: Server, new_page: Callable[..., Page]
+) -> None:
     """Without IndexedDB and localStorage the page says that nothing is kept, and works."""
     page = new_page()
     page.add_init_script("""
         Object.defineProperty(window, "localStorage", { get() { throw new DOMException("denied", "SecurityError"); } });
         IDBFactory.prototype.open = () => { throw new DOMException("denied", "SecurityError"); };
     """)
-    chat = Chat(page, server.url).open()
+    chat = Chat(page, slow_server.url).open()
     expect(page.locator("#toasts")).to_contain_text("keeps nothing")
     chat.send("Tell me a story about a fox")
     chat.wait_begun()
     chat.wait_done()
 
 
-def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: Callable[..., Page]) -> None:
+def test_the_model_picker_appears_when_there_is_a_choice(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """With two models there is a picker, and the request names the one chosen, and the best tier the key may have."""
     page = new_page()
     page.route(
@@ -842,7 +852,7 @@ def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: 
             }
         ),
     )
-    chat = Chat(page, server.url).open()
+    chat = Chat(page, slow_server.url).open()
     answer_with(page, delta("Yes"), "id: s.0.9\ndata: [DONE]")
     page.locator("#model").select_option("two")
     with page.expect_request("**/v1/chat/completions") as sent:
@@ -851,7 +861,7 @@ def test_the_model_picker_appears_when_there_is_a_choice(server: Any, new_page: 
     assert sent.value.post_data_json["service_tier"] == "default"
 
 
-def test_loading_shows_progress_and_writing_is_possible(server: Any, new_page: Callable[..., Page]) -> None:
+def test_loading_shows_progress_and_writing_is_possible(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """While the model loads there is a bar with numbers; a message can be written but not sent."""
     page = new_page()
     ready = []
@@ -868,7 +878,7 @@ def test_loading_shows_progress_and_writing_is_possible(server: Any, new_page: C
         )
 
     page.route("**/health", health)
-    page.goto(server.url + "/")
+    page.goto(slow_server.url + "/")
     expect(page.locator("#loading-what")).to_contain_text("250 MB of 1.0 GB")
     expect(page.locator("#loading-bar")).to_have_js_property("value", 250_000_000)
     page.locator("#prompt").fill("Hello")

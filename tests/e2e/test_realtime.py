@@ -42,28 +42,28 @@ class Raw:
 
 
 @pytest.fixture
-async def raw(server):
-    url = server.url.replace("http", "ws") + "/v1/realtime"
+async def raw(slow_server):
+    url = slow_server.url.replace("http", "ws") + "/v1/realtime"
     async with connect(url) as socket:
         client = Raw(socket)
         await client.until("session.created")
         yield client
 
 
-async def test_the_account_of_a_response_is_found_by_its_id(raw, server):
+async def test_the_account_of_a_response_is_found_by_its_id(raw, slow_server):
     """While it can be read and after."""
     item = {**LONG, "content": [{"type": "input_text", "text": "Hello!"}]}
     await raw.send(type="conversation.item.create", item=item)
     await raw.send(type="response.create")
     done = await raw.until("response.done")
-    url = f"{server.url}/v1/requests/{done['response']['id']}"
+    url = f"{slow_server.url}/v1/requests/{done['response']['id']}"
     account = json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(url).read()))
     assert (account["class"], account["state"]) == ("interactive", "ended")
 
 
-async def test_openai_s_realtime_client_holds_a_conversation(server):
+async def test_openai_s_realtime_client_holds_a_conversation(slow_server):
     """Two turns; the second sees the first."""
-    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+    client = openai.AsyncOpenAI(base_url=f"{slow_server.url}/v1", api_key="none")
     async with client.realtime.connect(model=(await client.models.list()).data[0].id) as connection:
         await connection.session.update(
             session={"type": "realtime", "output_modalities": ["text"], "max_output_tokens": 20}
@@ -88,9 +88,9 @@ async def test_openai_s_realtime_client_holds_a_conversation(server):
     await client.close()
 
 
-async def test_openai_s_realtime_client_interrupts(server):
+async def test_openai_s_realtime_client_interrupts(slow_server):
     """Barge-in: cancel after a few words, then talk on."""
-    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+    client = openai.AsyncOpenAI(base_url=f"{slow_server.url}/v1", api_key="none")
     async with client.realtime.connect(model="carousel-demo") as connection:
         await connection.conversation.item.create(item=LONG)
         await connection.response.create()
@@ -166,9 +166,9 @@ async def test_one_response_at_a_time_writes_but_another_may_run_beside_it(raw):
     assert (await raw.until("response.done"))["response"]["status"] == "cancelled"
 
 
-async def test_a_client_that_hangs_up_frees_its_slot(server, http):  # noqa: F811
+async def test_a_client_that_hangs_up_frees_its_slot(slow_server, http):  # noqa: F811
     """In the middle of a response."""
-    async with connect(server.url.replace("http", "ws") + "/v1/realtime") as socket:
+    async with connect(slow_server.url.replace("http", "ws") + "/v1/realtime") as socket:
         client = Raw(socket)
         await client.send(type="conversation.item.create", item=LONG)
         await client.send(type="response.create")
@@ -236,10 +236,10 @@ async def test_a_frame_of_the_wrong_kind_closes_with_its_code(raw, frame, code: 
     assert closed.value.rcvd.code == code
 
 
-async def test_who_sends_too_much_before_listening_still_hears_why(server):
+async def test_who_sends_too_much_before_listening_still_hears_why(slow_server):
     """Most of the frame comes after the server has refused it; a reset would take the reason with it."""
     size = 16 << 20
-    reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
+    reader, writer = await asyncio.open_connection(*slow_server.url.removeprefix("http://").split(":"))
     try:
         writer.write(
             b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -256,26 +256,26 @@ async def test_who_sends_too_much_before_listening_still_hears_why(server):
     assert int.from_bytes(frames[goodbye + 2 : goodbye + 4], "big") == 1009
 
 
-async def test_a_foreign_origin_is_turned_away_before_the_upgrade(server):
+async def test_a_foreign_origin_is_turned_away_before_the_upgrade(slow_server):
     """A page of another site cannot talk to a server on this machine."""
-    url = server.url.replace("http", "ws") + "/v1/realtime"
+    url = slow_server.url.replace("http", "ws") + "/v1/realtime"
     with pytest.raises(InvalidStatus) as refused:
         async with connect(url, origin="https://elsewhere.example"):
             pass
     assert refused.value.response.status_code == 403
 
 
-async def test_an_unknown_model_closes_with_1008(server):
+async def test_an_unknown_model_closes_with_1008(slow_server):
     """A code that clients do not retry on."""
-    async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=gpt-nine") as socket:
+    async with connect(slow_server.url.replace("http", "ws") + "/v1/realtime?model=gpt-nine") as socket:
         with pytest.raises(ConnectionClosed) as closed:
             await socket.recv()
     assert closed.value.rcvd.code == 1008
 
 
-async def test_a_reason_that_is_too_long_for_a_frame_is_cut(server):
+async def test_a_reason_that_is_too_long_for_a_frame_is_cut(slow_server):
     """In bytes: of a name that is not ASCII, there are more of them than letters."""
-    async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=" + "%C3%A9" * 150) as socket:
+    async with connect(slow_server.url.replace("http", "ws") + "/v1/realtime?model=" + "%C3%A9" * 150) as socket:
         with pytest.raises(ConnectionClosed) as closed:
             await socket.recv()
     assert closed.value.rcvd.code == 1008 and "é" * 30 in closed.value.rcvd.reason

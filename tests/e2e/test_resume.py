@@ -40,8 +40,8 @@ def wait_until_idle(http: httpx.Client, seconds: float = 10.0) -> None:
 
 
 @pytest.fixture
-def http(server):
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+def http(slow_server):
+    with httpx.Client(base_url=slow_server.url, timeout=60) as client:
         wait_until_idle(client)
         yield client
 

@@ -53,7 +53,8 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
 
 @pytest.fixture
 def server():
-    made = Server.start("--max-num-seqs", "4", "--max-model-len", "2048")
+    """Its longest answer takes seconds: the slowest kernels there are."""
+    made = Server.start("--max-num-seqs", "4", "--max-model-len", "2048", "--kernels", "torch")
     yield made
     made.process.kill()
     made.process.wait()
