@@ -4,7 +4,8 @@ a machine that may have been busy just then.
 A step of decodes alone takes a base and so much for each row: a least-squares line whose memory fades (recursive least
 squares with a forgetting factor). What a step with prompts takes beyond that is laid to their tokens. What a lone row
 takes is a low expectile of what was seen (Newey and Powell, 1987): noise only ever adds to a step, but the fastest of
-all may have been a quiet moment's. Nothing but how much rides along with whom depends on any of it; no text does.
+all may have been a quiet moment's. Where nobody is alone, a step of many rows says it too, as far as the line reaches
+down to one. Nothing but how much rides along with whom depends on any of it; no text does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ STRAY = 4.0  # times what was foreseen, beyond which a step was held up by somet
 STRAYS = 50  # in a row, after which it is the machine that has become slower
 FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
 RISE = 0.02  # and to what a lone one took that was slower
-LONE = 2  # rows up to which a step says what a lone one takes, and not only that it takes no longer
+LONE = 2  # rows up to which a step says by itself what a lone one takes
+REACH = 3.0  # standard deviations of the rows from their mean, as far as the line can be believed
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 
 
@@ -79,10 +81,21 @@ class Pace:
         self._base = self._y / self._n - mean * self.row_seconds
 
     def _learn_lone(self, rows: int, seconds: float) -> None:
-        if seconds < self.lone_seconds:  # however many rows it has
+        is_known = rows <= LONE or self._reaches_one
+        if rows > LONE and is_known:
+            # In proportion, as what makes a machine fast or slow does it to every step.
+            seconds *= self.step_seconds(1) / self.step_seconds(rows)
+        if seconds < self.lone_seconds:  # in any case: it takes no longer than one with more rows
             self.lone_seconds += FALL * (seconds - self.lone_seconds)
-        elif rows <= LONE and self.lone_seconds:
+        elif is_known and self.lone_seconds:
             self.lone_seconds += RISE * (seconds - self.lone_seconds)
+
+    @property
+    def _reaches_one(self) -> bool:
+        """Whether rows have differed enough for the line to say what a lone one takes."""
+        mean = self._x / self._n
+        variance = self._xx / self._n - mean * mean
+        return (mean - 1) ** 2 <= REACH * REACH * variance and self.step_seconds(1) > 0.0
 
     def _add(self, rows: int, seconds: float, weight: float) -> None:
         self._n += weight

@@ -91,16 +91,40 @@ def test_a_neighbour_s_noise_makes_no_step_longer():
 
 
 def test_one_quiet_moment_is_not_what_a_lone_step_takes_ever_after():
-    """Nor is what steps of many rows take."""
-    pace = Pace(costs(0.005, 0.0002))
+    """Those that follow put it right."""
+    pace = Pace(costs(0.005, 0.0))
     pace.observe(1, 0, 0.003)
-    assert pace.lone_seconds < 0.005
-    for _ in range(500):
-        pace.observe(32, 0, 0.012)
     assert pace.lone_seconds < 0.005
     for _ in range(500):
         pace.observe(1, 0, 0.005)
     assert pace.lone_seconds == pytest.approx(0.005, rel=0.01)
+
+
+def test_steps_of_many_rows_put_it_right_too_where_nobody_is_alone():
+    """As far as it is known what rows cost; half of them take longer than they would by themselves."""
+    pace, dice = Pace(costs(0.005, 0.0002)), random.Random(4)
+    for _ in range(600):
+        rows = dice.randint(1, 32)
+        pace.observe(rows, 0, 0.0048 + 0.0002 * rows)
+    for _ in range(10):
+        pace.observe(1, 0, 0.003)
+    assert pace.lone_seconds < 0.0035
+    for _ in range(300):
+        rows = dice.randint(16, 32)
+        pace.observe(rows, 0, (0.0048 + 0.0002 * rows) * dice.choice((1.0, 1.1)))
+    assert pace.lone_seconds == pytest.approx(0.005, rel=0.1)
+
+
+def test_steps_of_always_as_many_rows_say_nothing_of_a_lone_one_but_that_it_takes_no_longer():
+    """The line through them reaches down to one row with any slope."""
+    pace = Pace(costs(0.005, 0.0002))
+    for _ in range(5000):
+        pace.observe(32, 0, 0.012)
+    pace.observe(1, 0, 0.003)
+    before = pace.lone_seconds
+    for _ in range(500):
+        pace.observe(32, 0, 0.012)
+    assert pace.lone_seconds == before
 
 
 def test_a_step_of_many_rows_says_that_a_lone_one_takes_no_longer():
