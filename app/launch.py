@@ -27,6 +27,9 @@ log = logging.getLogger("carousel")
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10
 UNREAD_MILLISECONDS = 60_000  # a peer may leave bytes unread before its connection is dropped
+# Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
+# request starts a walk, most of which finds those of requests that are still being answered.
+MADE_BETWEEN_WALKS = 10_000
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
 
@@ -92,6 +95,7 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
         return 1
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
+    gc.set_threshold(MADE_BETWEEN_WALKS, *gc.get_threshold()[1:])
     await serving
     loading.cancel()
     return 0

@@ -135,9 +135,11 @@ class Metrics:
                 continue
             labels = self._labels(service_class, tenant)
             self._generated.labels(*labels).inc(book.tokens)
-            for seconds in book.firsts:
-                self._ttft.labels(*labels).observe(seconds)
-                self.recent.first(service_class, seconds)
+            if book.firsts:
+                ttft = self._ttft.labels(*labels)
+                for seconds in book.firsts:
+                    ttft.observe(seconds)
+                    self.recent.first(service_class, seconds)
             if book.gaps:
                 self._gaps.add(labels, book.gaps)
                 self.recent.gaps(service_class, book.gaps)

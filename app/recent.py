@@ -6,6 +6,7 @@ For the engine page, where somebody looks now; Prometheus has the buckets for ev
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +16,7 @@ from engine.types import ServiceClass
 SLICE, SLICES = 5.0, 12  # seconds, and how many of them are kept
 SHORTEST, STEP = 1e-4, 1.05  # seconds of the first bucket, and how much wider each next one is
 BUCKETS = 1 + math.ceil(math.log(1e4 / SHORTEST, STEP))
-_SCALE = 1 / math.log(STEP)
+BOUNDS = [SHORTEST * STEP**bucket for bucket in range(BUCKETS - 1)]  # upper ones, in seconds; the last bucket has none
 
 
 class _Counts:
@@ -44,7 +45,7 @@ class Recent:
 
     def first(self, service_class: ServiceClass, seconds: float) -> None:
         """From a request's arrival to its first token."""
-        bucket = _bucket(seconds)
+        bucket = bisect_left(BOUNDS, seconds)
         self._now().firsts[service_class][bucket] += 1
         self._all.firsts[service_class][bucket] += 1
 
@@ -52,7 +53,7 @@ class Recent:
         """Between two tokens, as often as that was."""
         now, everything = self._now().gaps[service_class], self._all.gaps[service_class]
         for gap in seconds:
-            bucket = _bucket(gap)
+            bucket = bisect_left(BOUNDS, gap)
             now[bucket] += 1
             everything[bucket] += 1
 
@@ -86,13 +87,6 @@ class Recent:
     def _forget(self, number: int) -> None:
         while self._slices and self._slices[0].number <= number - SLICES:
             self._all.take_away(self._slices.popleft())
-
-
-def _bucket(seconds: float) -> int:
-    """The first whose upper bound is not exceeded."""
-    if seconds <= SHORTEST:
-        return 0
-    return min(BUCKETS - 1, math.ceil(math.log(seconds / SHORTEST) * _SCALE))
 
 
 def _percentile(counts: list[int], share: float) -> float | None:

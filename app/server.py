@@ -67,12 +67,12 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             await asyncio.to_thread(service.close)
 
     app = Starlette(
-        routes=[
+        routes=[  # asked one after another: first those that are wanted most
+            Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions.text_completions, methods=["POST"]),
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Mount("/static", _Assets(directory=static_dir())),
-            Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
-            Route("/v1/completions", completions.text_completions, methods=["POST"]),
             Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
             Route("/v1/requests/{request_id}", requests.account_of),
             Route("/v1/models", ops.models),

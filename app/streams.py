@@ -2,6 +2,9 @@
 
 Records are appended once and never change; a reader is a cursor. Live status (queue position, pauses) is not part of
 the log: a reader that comes late wants to know how things stand, not how they stood. Knows nothing of protocols.
+
+What is made for every token has `gc=False`: nothing in it leads back to it, so that no length of an answer makes the
+garbage collector walk.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class Opened(msgspec.Struct, frozen=True):
     choice: int
 
 
-class TokenInfo(msgspec.Struct, frozen=True):
+class TokenInfo(msgspec.Struct, frozen=True, gc=False):
     """A token with its log-probability, for those who asked."""
 
     token_id: int
@@ -32,7 +35,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
     offset: int  # characters of the choice before it, those of tokens without whole characters yet not counted
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """More text of one choice. `tokens` is how many tokens it took; `infos` is empty unless log-probabilities were
     asked for."""
 
@@ -70,7 +73,7 @@ class Usage(msgspec.Struct, frozen=True):
 Record = Opened | Delta | Finished | Failure | Usage
 
 
-class Numbered(msgspec.Struct, frozen=True):
+class Numbered(msgspec.Struct, frozen=True, gc=False):
     """A record and its place in the log, counted from 1."""
 
     seq: int

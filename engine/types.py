@@ -114,14 +114,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: float | None = None  # when all of it must be there, on the machine's monotonic clock
 
 
-class Alternative(msgspec.Struct, frozen=True, array_like=True):
+class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of a top-logprobs list."""
 
     token_id: int
     logprob: float
 
 
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token", gc=False):
     """One sampled token of one choice. `finish` is set on the last one."""
 
     request_id: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,27 @@ def closed_log(count: int, stream_id: str = "s") -> StreamLog:
     log.append(Finished(0, "stop"))
     log.append(Usage(1, count, 0))
     return log
+
+
+def test_no_token_brings_the_garbage_collector_nearer():
+    """Its next walk is due after so many objects that it must look at, and a long answer makes none of them."""
+    top = (Alternative(5, -1.0),)
+    gc.disable()
+    try:
+        for make in (
+            lambda: TokenEvent("r", 0, 7, None, -0.5, top),
+            lambda: Delta(0, "word", 1, ()),
+            lambda: Numbered(3, None),  # type: ignore[arg-type]
+            lambda: TokenInfo(7, -0.5, top, 4),
+            lambda: Alternative(5, -1.0),
+        ):
+            kept = [None] * 1000
+            before = gc.get_count()[0]
+            for i in range(len(kept)):
+                kept[i] = make()  # type: ignore[call-overload]
+            assert gc.get_count()[0] - before < 10, type(kept[0])
+    finally:
+        gc.enable()
 
 
 async def collect(log: StreamLog, after: int = 0, leave_after: int | None = None) -> list[Numbered]:
