@@ -32,6 +32,7 @@ UNREAD_MILLISECONDS = 60_000  # a peer may leave bytes unread before its connect
 MADE_BETWEEN_WALKS = 10_000
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
+HANG_UP_SECONDS = 9.0  # after which nobody is waited for who has not read his goodbye; below uvicorn's own limit
 
 
 def run(settings: Settings) -> int:
@@ -75,11 +76,18 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        hanging_up = asyncio.get_running_loop().call_later(HANG_UP_SECONDS, self._hang_up)
         # The doors stay open meanwhile, so that whoever asks is told, and WebSockets hear the end of their answers.
         await self._service.drain(DRAIN_SECONDS, lambda: self.force_exit)
         await super().shutdown(sockets)
+        hanging_up.cancel()
         # Here too: after a second signal uvicorn leaves the lifespan where it is, and the signal ends the process next.
         await asyncio.to_thread(self._service.close)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.transport.abort()
 
 
 async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:

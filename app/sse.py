@@ -7,23 +7,26 @@ only together with `data:`, an error frame before an early end, never a `[DONE]`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import anyio
 import msgspec
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.status import status_view
 from app.streams import Encoder, Reader, StreamLog
 from engine.types import StatusEvent
 
-PING_SECONDS = 15
-SEND_TIMEOUT = 30.0  # seconds a reader may leave the socket full before it is given up
-SHUTDOWN_SECONDS = 9.0  # a stream may go on after the server was told to stop; below uvicorn's own limit
+log = logging.getLogger("carousel.sse")
 
+PING_SECONDS = 15.0
+SEND_TIMEOUT = 30.0  # seconds a reader may leave the socket full before it is given up
+
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 DONE = b"[DONE]"
+PING = b": ping\n\n"
 
 # A scope's extension with one function: write(piece) writes a piece of a chunked body that has begun, between two that
 # are sent, and is done when it returns. False, and nothing is written, where the socket has not yet taken what was
@@ -74,68 +77,89 @@ class _Follower:
         else:
             self._stop(self.rest.set_result, piece)
 
+    def ping(self) -> None:
+        """Have a comment written that keeps the connection, and those on its way, from taking it for a dead one."""
+        self._stop(self.rest.set_result, PING)
+
     def _stop(self, tell: Callable[[Any], None], what: bytes | Exception) -> None:
         self._log.unfollow(self)
         if not self.rest.done():  # who waits may have been cancelled at this moment
             tell(what)
 
 
-class EventStream(EventSourceResponse):
-    """An SSE response of ready-made bytes that says when its reader is gone, however it went."""
+class EventStream(StreamingResponse):
+    """A response of ready-made events that says when its reader is gone, however it went: when `content` has ended,
+    when the client has left, and when a message has waited `SEND_TIMEOUT` for a full socket.
+
+    One task beside the request's own (docs/decisions/0020).
+    """
+
+    media_type = "text/event-stream"
 
     def __init__(
-        self,
-        content: AsyncIterator[bytes],
-        on_close: Callable[[], None],
-        headers: dict[str, str] | None = None,
-        *,
-        drains: bool = True,
+        self, content: AsyncGenerator[bytes], on_close: Callable[[], None], headers: dict[str, str] | None = None
     ) -> None:
-        """`drains`: it has an end that is worth waiting for when the server is told to stop."""
-        super().__init__(
-            content,
-            ping=PING_SECONDS,
-            ping_message_factory=lambda: ServerSentEvent(comment="ping"),
-            send_timeout=SEND_TIMEOUT,
-            # With a grace, streams are not cut at once: `Service.drain` ends them properly.
-            shutdown_event=anyio.Event() if drains else None,
-            shutdown_grace_period=SHUTDOWN_SECONDS if drains else 0,
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})},
-        )
+        super().__init__(content, headers=HEADERS | (headers or {}))
         self._content = content
         self._on_close = on_close
         self._write: Callable[[bytes], bool] = lambda piece: False
 
     async def follow(self, log: StreamLog, reader: Reader, encoder: Encoder) -> bytes:
-        """Write what is new whenever `log` grows, until it is closed or the socket is full. Returns what was left to be
-        written. For `content`, while it is iterated.
+        """Write what is new whenever `log` grows, until it is closed, the socket is full, or it is time for a ping.
+        Returns what is left to be written. For `content`, while it is iterated.
 
         It is written then and there, by whoever makes the log grow. To wake a task for it would cost more than the
         token does, and the tokens of a step go out one after another: the last waits for what is done for all others.
         """
         follower = _Follower(log, reader, encoder, self._write)
+        ping = asyncio.get_running_loop().call_later(PING_SECONDS, follower.ping)
         log.follow(follower)
         try:
             return await follower.rest
         finally:
+            ping.cancel()
             log.unfollow(follower)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._write = scope.get("extensions", {}).get(AT_ONCE, {}).get("write", self._write)
-
-        async def ending(message: Message) -> None:
-            # sse-starlette puts a limit on every message but the last: there a full socket would hold us for ever.
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                with anyio.move_on_after(SEND_TIMEOUT):
-                    await send(message)
-            else:
-                await send(message)
-
+        watching: asyncio.Task[None] | None = None
         try:
-            await super().__call__(scope, receive, ending)
+            async with asyncio.timeout(None) as presence:  # the reader's; its end cancels what is done for it
+                watching = asyncio.create_task(_watch(receive, presence))
+                await self._send_all(send, is_head=scope["method"] == "HEAD")
+        except TimeoutError:
+            if not presence.expired():
+                raise
+        except _Stalled:
+            log.info("a reader took nothing for %g s and is given up", SEND_TIMEOUT)
         finally:
+            if watching is not None:
+                watching.cancel()
             # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
-            aclose = getattr(self._content, "aclose", None)
-            if aclose is not None:
-                await aclose()
+            await self._content.aclose()
             self._on_close()
+
+    async def _send_all(self, send: Send, *, is_head: bool) -> None:
+        await _put(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if not is_head:
+            async for data in self._content:
+                await _put(send, {"type": "http.response.body", "body": data, "more_body": True})
+        await _put(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _Stalled(Exception):
+    """A socket stayed full for too long."""
+
+
+async def _put(send: Send, message: Message) -> None:
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT):
+            await send(message)
+    except TimeoutError:
+        raise _Stalled from None
+
+
+async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    presence.reschedule(asyncio.get_running_loop().time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ def stream(generation: Generation, after: int = 0) -> Response:
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
         return Response(status_code=204, headers=_headers(log))  # it knows; an EventSource stops asking
 
-    async def content() -> AsyncIterator[bytes]:
+    async def content() -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
             yield sse.block(log, after, sse.DONE)  # the connection was cut between the last record and its end mark
         with Reader(log, after) as reader:

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app import sse
 from app.routes import service_of, tenant_of
-from app.sse import EventStream
 from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
 
 SHORT = 6  # characters of a request's id: enough to follow it, not enough to ask for it
@@ -31,15 +32,24 @@ async def engine_events(request: Request) -> Response:
     async def content() -> AsyncIterator[bytes]:
         before: tuple[float, Load] | None = None
         loop = asyncio.get_running_loop()
-        while True:
-            snapshot, load = await newest.get()
-            now = loop.time()
-            view = _view(snapshot, load, now, before) | {"felt": recent.view()}
-            yield b"data: %s\n\n" % msgspec.json.encode(view)
-            before = (now, load)
+        client.watch(take)
+        try:
+            while True:
+                snapshot, load = await newest.get()
+                now = loop.time()
+                view = _view(snapshot, load, now, before) | {"felt": recent.view()}
+                yield b"data: %s\n\n" % msgspec.json.encode(view)
+                before = (now, load)
+        finally:
+            client.unwatch(take)
 
-    client.watch(take)
-    return EventStream(content(), lambda: client.unwatch(take), drains=False)
+    return EventSourceResponse(  # which also ends when the server is told to stop: here that is all there is to end it
+        content(),
+        headers=sse.HEADERS,
+        ping=sse.PING_SECONDS,
+        ping_message_factory=lambda: ServerSentEvent(comment="ping"),
+        send_timeout=sse.SEND_TIMEOUT,
+    )
 
 
 def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load] | None) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sse_starlette.sse import SendTimeoutError
 
 from app import sse
 from app.routes import answers
@@ -74,6 +73,7 @@ class Socket:
         self.sent = b""
         self.has_room = asyncio.Event()
         self.has_room.set()
+        self.has_left = asyncio.Event()
         self.scope: dict = {"type": "http", "method": "POST"}
         if extensions:
             self.scope["extensions"] = {sse.AT_ONCE: {"write": self.write}}
@@ -90,9 +90,16 @@ class Socket:
         self.sent += piece
         return True
 
+    def leave(self) -> None:
+        self.has_left.set()
+
+    async def receive(self) -> dict:
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
+
     async def serve(self, answer: Answer) -> None:
         response = answers.stream(answer)
-        await response(self.scope, asyncio.Event().wait, self.send)
+        await response(self.scope, self.receive, self.send)
 
     def seqs(self) -> list[int]:
         ids = [line for line in self.sent.split(b"\n") if line.startswith(b"id: ")]
@@ -102,11 +109,12 @@ class Socket:
 @given(
     st.lists(st.one_of(st.integers(1, 3), st.sampled_from(["full", "room", "turn", "status"])), max_size=30),
     st.booleans(),
+    st.sampled_from([0.0005, 15.0]),
 )
 @settings(deadline=None, max_examples=200)
-def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, extensions):
-    """It fills up and drains at any moment, between two records and in the middle of one being sent; and a server that
-    cannot write at once has every piece sent."""
+def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, extensions, ping_seconds):
+    """It fills up and drains at any moment, between two records and in the middle of one being sent, pings come as they
+    will, and a server that cannot write at once has every piece sent."""
 
     async def play() -> None:
         answer, socket = Answer(), Socket(extensions)
@@ -132,7 +140,9 @@ def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, ex
         assert socket.sent.endswith(b"data: [DONE]\n\n")
         assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
 
-    asyncio.run(play())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sse, "PING_SECONDS", ping_seconds)
+        asyncio.run(play())
 
 
 async def test_a_token_is_sent_before_announce_returns():
@@ -155,8 +165,65 @@ async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytes
     await asyncio.sleep(0.01)
     socket.has_room.clear()
     answer.say(1)
-    with pytest.raises(SendTimeoutError):
-        await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, 5)
+    assert not socket.sent.endswith(b"data: [DONE]\n\n")
+    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
+    """While nothing is said, and while what is said waits for room."""
+    answer, socket = Answer(), Socket()
+    serving = asyncio.create_task(socket.serve(answer))
+    await asyncio.sleep(0.01)
+    if is_full:
+        socket.has_room.clear()
+        answer.say(1)
+        await asyncio.sleep(0.01)
+    socket.leave()
+    await asyncio.wait_for(serving, 5)
+    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
+
+
+async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
+    """Proxies cut connections on which nothing comes. What is said behind a ping comes as ever."""
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
+    answer, socket = Answer(), Socket()
+    serving = asyncio.create_task(socket.serve(answer))
+    async with asyncio.timeout(10):
+        while socket.sent.count(b": ping\n\n") < 3:
+            await asyncio.sleep(0.01)
+    answer.say(1)
+    answer.end()
+    await asyncio.wait_for(serving, 10)
+    assert "<0>" in socket.sent.decode() and socket.sent.endswith(b"data: [DONE]\n\n")
+
+
+async def test_what_runs_out_of_time_inside_a_stream_is_not_taken_for_its_reader():
+    """It is our mistake, and reaches the log as one."""
+
+    async def content():
+        yield b"data: x\n\n"
+        raise TimeoutError("inside")
+
+    left = []
+    response = sse.EventStream(content(), lambda: left.append(True))
+    with pytest.raises(TimeoutError, match="inside"):
+        await response({"type": "http", "method": "GET"}, asyncio.Event().wait, Socket().send)
+    assert left == [True]
+
+
+@pytest.mark.parametrize("message", ["http.response.start", "http.response.body"])
+async def test_a_task_that_is_cancelled_is_cancelled(message: str):
+    """The server may end a request's task: that is nobody's leaving, and must not be swallowed."""
+    answer, socket = Answer(), Socket()
+    serving = asyncio.create_task(socket.serve(answer))
+    if message == "http.response.start":
+        socket.has_room.clear()
+    await asyncio.sleep(0.01)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
     assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import time
 
 import httpx
@@ -105,6 +106,27 @@ def test_a_second_signal_does_not_wait_for_answers(server: Server):
         data = [line[6:] for line in lines if line.startswith("data: ")]
     assert json.loads(data[-1])["error"]["code"] == "server_shutdown"
     server.process.wait(30)
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_up_the_end():
+    """Its socket is full, and it has not said that it leaves: the server hangs up, and its log has nothing to say."""
+    server = Server.start("--max-num-seqs", "2", "--max-model-len", "2048")
+    try:
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            url = httpx.URL(server.url)
+            stuck.connect((url.host, url.port))
+            asked = {**LONG, "max_tokens": 1900, "n": 2, "logprobs": True, "top_logprobs": 20}  # six megabytes
+            body = json.dumps(asked).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+            stuck.sendall(head + body)
+            while "vllm:request_success_total{" not in httpx.get(f"{server.url}/metrics").text:
+                time.sleep(0.05)
+            server.stop()
+    finally:
+        server.process.kill()
+        server.process.wait()
+    assert [line for line in server.log if "Traceback" in line or "Cancel" in line] == []
 
 
 def test_an_answer_that_nobody_reads_does_not_hold_up_the_end(server: Server):
