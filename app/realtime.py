@@ -1,6 +1,6 @@
 """A realtime session: a conversation over one WebSocket that can be interrupted at any token.
 
-Owns the conversation's items and the responses that are under way. Speaks through a `send` function; knows nothing of
+Owns the conversation's items and the responses that are under way. Speaks through two functions; knows nothing of
 sockets.
 """
 
@@ -11,9 +11,13 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
+import msgspec
+
 from app.errors import ApiError
+from app.following import pieces
 from app.generation import Generation
 from app.schemas.realtime import (
     MAX_ITEMS,
@@ -36,7 +40,7 @@ from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usa
 from app.tenants import Tenant
 from engine.types import SamplingParams
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+_encode = msgspec.json.Encoder().encode
 
 MAX_CHARACTERS = 4 << 20  # of a whole conversation
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
@@ -118,18 +122,56 @@ class _NoEncoder:
         return b""
 
 
+class _Telling:
+    """Puts the log of a response into messages, and what it says into the response. Each record once: what is told is
+    remembered there."""
+
+    __slots__ = ("_delta", "_event_id", "_response")
+
+    def __init__(self, response: _Response, event_id: Callable[[], str]) -> None:
+        self._response = response
+        self._event_id = event_id
+        # All of a delta's message behind its event's id, but for the text: the same for every token.
+        self._delta = b'",%s,"delta":' % _encode(_place(response))[1:-1]
+
+    def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
+        return [message for item in items if (message := self._message(item)) is not None]
+
+    def _message(self, item: Item) -> bytes | None:
+        response = self._response
+        if not isinstance(item, Numbered):
+            status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
+            return _encode(status | status_view(item))
+        match item.record:
+            case Delta(_, text) if text:
+                response.item.text += text
+                start = b'{"type":"response.output_text.delta","event_id":"'
+                return b"%s%s%s%s}" % (start, self._event_id().encode(), self._delta, _encode(text))
+            case Finished(_, reason, _):
+                response.finish = reason
+            case Usage() as usage:
+                response.usage = usage
+            case Failure() as failure:
+                response.failure = failure
+        return None
+
+
 @dataclass
 class Session:
-    """One client's conversation."""
+    """One client's conversation. `send` waits until a message can be sent; `write` writes some at once, or none
+    (`app.following`)."""
 
     service: Service
     tenant: Tenant
-    send: Send
+    send: Callable[[bytes], Awaitable[None]]
+    write: Callable[[list[bytes]], bool]
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
     _items: list[_Item] = field(default_factory=list)
     _responses: dict[str, _Response] = field(default_factory=dict)
     _writing: str | None = None  # the response that writes to the conversation
+    _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
+    _event_numbers: count[int] = field(default_factory=count)
     broken: asyncio.Event = field(default_factory=asyncio.Event)  # the client takes nothing any more
 
     async def open(self) -> None:
@@ -292,7 +334,7 @@ class Session:
         """Tell the life of one response, in the protocol's order."""
         item, generation = response.item, response.generation
         assert generation is not None
-        at = {"response_id": response.id, "item_id": item.id, "output_index": 0, "content_index": 0}
+        at = _place(response)
         try:
             await self._emit("response.created", response=response.view("in_progress", []))
             await self._emit(
@@ -305,10 +347,11 @@ class Session:
                 opened = {**item.view(), "content": []}
                 await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
             await self._emit("response.content_part.added", **at, part={"type": "text", "text": ""})
-            async with aclosing(generation.log.read()) as reading:
-                async for entries in reading:
-                    for entry in entries:
-                        await self._tell(response, entry, at)
+            telling = _Telling(response, self._event_id)
+            async with aclosing(pieces(generation.log, 0, telling, self)) as reading:
+                async for messages in reading:
+                    for message in messages:
+                        await self.send(message)
             status = self._status(response)
             item.status = "completed" if status == "completed" else "incomplete"
             await self._emit("response.output_text.done", **at, text=item.text)
@@ -321,22 +364,6 @@ class Session:
         finally:
             self._forget(response)
             generation.reader_left()
-
-    async def _tell(self, response: _Response, entry: Item, at: dict[str, Any]) -> None:
-        """One entry of the response's log."""
-        if not isinstance(entry, Numbered):
-            await self._emit("carousel.status", response_id=response.id, **status_view(entry))
-            return
-        match entry.record:
-            case Delta(_, text) if text:
-                response.item.text += text
-                await self._emit("response.output_text.delta", **at, delta=text)
-            case Finished(_, reason, _):
-                response.finish = reason
-            case Usage() as usage:
-                response.usage = usage
-            case Failure() as failure:
-                response.failure = failure
 
     @staticmethod
     def _status(response: _Response) -> str:
@@ -379,7 +406,17 @@ class Session:
         await self._emit("error", error=body)
 
     async def _emit(self, kind: str, **content: Any) -> None:
-        await self.send({"type": kind, "event_id": _new_id("event"), **content})
+        message = _encode({"type": kind, "event_id": self._event_id(), **content})
+        if not self.write([message]):
+            await self.send(message)
+
+    def _event_id(self) -> str:
+        return f"{self._event_prefix}{next(self._event_numbers)}"
+
+
+def _place(response: _Response) -> dict[str, Any]:
+    """Where in a session the words of a response stand."""
+    return {"response_id": response.id, "item_id": response.item.id, "output_index": 0, "content_index": 0}
 
 
 def _new_id(prefix: str) -> str:

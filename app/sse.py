@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from app.following import write_of
 from app.status import status_view
-from app.streams import Encoder, Reader, StreamLog
+from app.streams import StreamLog
 from engine.types import StatusEvent
 
 log = logging.getLogger("carousel.sse")
@@ -26,12 +26,7 @@ SEND_TIMEOUT = 30.0  # seconds a reader may leave the socket full before it is g
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 DONE = b"[DONE]"
-PING = b": ping\n\n"
-
-# A scope's extension with one function: write(piece) writes a piece of a chunked body that has begun, between two that
-# are sent, and is done when it returns. False, and nothing is written, where the socket has not yet taken what was
-# written before, or is gone. A server without it is like one whose sockets are always full.
-AT_ONCE = "carousel.at_once"
+PING = PING_SECONDS, b": ping\n\n"
 
 # UTF-8 of U+0085, U+2028 and U+2029. They may stand in a JSON string as they are, but clients that cut the stream with
 # str.splitlines() (openai-python among them) take them for the end of the line.
@@ -51,44 +46,8 @@ def status_comment(status: StatusEvent) -> bytes:
     return b": carousel %s\n\n" % msgspec.json.encode(status_view(status))
 
 
-class _Follower:
-    """What `EventStream.follow` has a log call. Made of few objects: each lies somewhere else in memory, and what the
-    engine reads between two tokens leaves none of them in a cache.
-    """
-
-    __slots__ = ("_encoder", "_log", "_reader", "_write", "rest")
-
-    def __init__(self, log: StreamLog, reader: Reader, encoder: Encoder, write: Callable[[bytes], bool]) -> None:
-        self._log = log
-        self._reader = reader
-        self._encoder = encoder
-        self._write = write
-        self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def __call__(self) -> None:
-        try:
-            piece = self._encoder.encode(self._log, self._reader.take())
-            if not piece or self._write(piece):
-                piece = b""
-                if not self._log.is_closed:
-                    return
-        except Exception as error:
-            self._stop(self.rest.set_exception, error)
-        else:
-            self._stop(self.rest.set_result, piece)
-
-    def ping(self) -> None:
-        """Have a comment written that keeps the connection, and those on its way, from taking it for a dead one."""
-        self._stop(self.rest.set_result, PING)
-
-    def _stop(self, tell: Callable[[Any], None], what: bytes | Exception) -> None:
-        self._log.unfollow(self)
-        if not self.rest.done():  # who waits may have been cancelled at this moment
-            tell(what)
-
-
 class EventStream(StreamingResponse):
-    """A response of ready-made events that says when its reader is gone, however it went: when `content` has ended,
+    """A response of ready-made events that says when its reader is gone, however it went: when its content has ended,
     when the client has left, and when a message has waited `SEND_TIMEOUT` for a full socket.
 
     One task beside the request's own (docs/decisions/0020).
@@ -97,31 +56,19 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self, content: AsyncGenerator[bytes], on_close: Callable[[], None], headers: dict[str, str] | None = None
+        self,
+        content: Callable[[EventStream], AsyncGenerator[bytes]],
+        on_close: Callable[[], None],
+        headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(content, headers=HEADERS | (headers or {}))
-        self._content = content
+        """content: what is to be sent, but for what it writes by itself through `write` of what it is given."""
+        self.write: Callable[[bytes], bool] = write_of({})
+        self._content = content(self)
         self._on_close = on_close
-        self._write: Callable[[bytes], bool] = lambda piece: False
-
-    async def follow(self, log: StreamLog, reader: Reader, encoder: Encoder) -> bytes:
-        """Write what is new whenever `log` grows, until it is closed, the socket is full, or it is time for a ping.
-        Returns what is left to be written. For `content`, while it is iterated.
-
-        It is written then and there, by whoever makes the log grow. To wake a task for it would cost more than the
-        token does, and the tokens of a step go out one after another: the last waits for what is done for all others.
-        """
-        follower = _Follower(log, reader, encoder, self._write)
-        ping = asyncio.get_running_loop().call_later(PING_SECONDS, follower.ping)
-        log.follow(follower)
-        try:
-            return await follower.rest
-        finally:
-            ping.cancel()
-            log.unfollow(follower)
+        super().__init__(self._content, headers=HEADERS | (headers or {}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._write = scope.get("extensions", {}).get(AT_ONCE, {}).get("write", self._write)
+        self.write = write_of(scope)
         watching: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(None) as presence:  # the reader's; its end cancels what is done for it

@@ -1,10 +1,14 @@
 """uvicorn's WebSocket protocol, with two manners more: it says goodbye to who is still speaking, and does not log the
-mistakes of others as if they were its own.
+mistakes of others as if they were its own. And it lets messages be written without a coroutine for each.
 """
 
 from __future__ import annotations
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+from websockets.protocol import State
+
+from app.following import AT_ONCE
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -14,6 +18,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     would find a broken pipe in place of 1009. So the close frame and the end of our side are sent, what still comes
     is thrown away, and the connection goes when the client's side ends too, or `close_timeout` seconds later.
     """
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            self.scope["extensions"][AT_ONCE] = {"write": self.write}
+
+    def write(self, messages: list[bytes]) -> bool:
+        """Write text messages. False, with nothing written, while the socket is full, and before and behind the time in
+        which messages are sent."""
+        # What a transport keeps is what its socket did not take.
+        if self.conn.state is not State.OPEN or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return False
+        for message in messages:
+            self.conn.send_text(message)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        return True
 
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not self.close_sent:

@@ -12,11 +12,10 @@ from starlette.responses import Response
 
 from app import sse
 from app.errors import ApiError
+from app.following import SLICE, pieces
 from app.generation import Generation
 from app.sse import EventStream
-from app.streams import Failure, Reader, StreamLog
-
-SLICE = 64  # records turned into bytes before other streams have their turn
+from app.streams import Failure, StreamLog
 
 
 def resume_grace(request: Request) -> float:
@@ -35,22 +34,16 @@ def stream(generation: Generation, after: int = 0) -> Response:
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
         return Response(status_code=204, headers=_headers(log))  # it knows; an EventSource stops asking
 
-    async def content() -> AsyncGenerator[bytes]:
+    def content(response: EventStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
-            yield sse.block(log, after, sse.DONE)  # the connection was cut between the last record and its end mark
-        with Reader(log, after) as reader:
-            while not reader.is_done:
-                items = reader.take()
-                for at in range(0, len(items), SLICE):
-                    if at:
-                        await asyncio.sleep(0)
-                    if data := generation.encoder.encode(log, items[at : at + SLICE]):
-                        yield data
-                if not items and (rest := await response.follow(log, reader, generation.encoder)):
-                    yield rest
+            return _end_mark(log)  # the connection was cut between the last record and it
+        return pieces(log, after, generation.encoder, response, sse.PING)
 
-    response = EventStream(content(), generation.reader_left, _headers(log))
-    return response
+    return EventStream(content, generation.reader_left, _headers(log))
+
+
+async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
+    yield sse.block(log, len(log.records), sse.DONE)
 
 
 async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:

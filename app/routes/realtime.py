@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
 
-import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.errors import ApiError
+from app.following import write_of
 from app.realtime import Session
 from app.routes import service_of
 from app.security import authenticate
@@ -33,14 +32,14 @@ async def realtime(socket: WebSocket) -> None:
         await _close(socket, code, str(error))
         return
 
-    async def send(event: dict[str, Any]) -> None:
+    async def send(message: bytes) -> None:
         try:
             async with asyncio.timeout(SEND_TIMEOUT):
-                await socket.send_text(msgspec.json.encode(event).decode())
+                await socket.send_text(message.decode())
         except (RuntimeError, OSError) as error:  # how Starlette and uvicorn say that the client has just gone
             raise WebSocketDisconnect(1006) from error
 
-    session = Session(service, tenant, send)
+    session = Session(service, tenant, send, write_of(socket.scope))
     serving = asyncio.create_task(_serve(socket, session))
     breaking = asyncio.create_task(session.broken.wait())
     try:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import sse
+from app.following import AT_ONCE
 from app.routes import answers
 from app.schemas.chat import ChatFormat
 from app.streams import Delta, StreamLog, Usage
@@ -39,7 +40,7 @@ async def test_a_reader_that_stalls_at_the_very_end_is_given_up(monkeypatch: pyt
         if message["type"] == "http.response.body" and not message.get("more_body"):
             await asyncio.Event().wait()
 
-    response = sse.EventStream(content(), closed.set)
+    response = sse.EventStream(lambda _: content(), closed.set)
     async with asyncio.timeout(10):
         await response({"type": "http", "method": "GET"}, asyncio.Event().wait, send)
     assert closed.is_set()
@@ -76,7 +77,7 @@ class Socket:
         self.has_left = asyncio.Event()
         self.scope: dict = {"type": "http", "method": "POST"}
         if extensions:
-            self.scope["extensions"] = {sse.AT_ONCE: {"write": self.write}}
+            self.scope["extensions"] = {AT_ONCE: {"write": self.write}}
 
     async def send(self, message) -> None:
         await asyncio.sleep(0) if message["type"] == "http.response.start" else None
@@ -141,7 +142,7 @@ def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, ex
         assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sse, "PING_SECONDS", ping_seconds)
+        patch.setattr(sse, "PING", (ping_seconds, sse.PING[1]))
         asyncio.run(play())
 
 
@@ -187,7 +188,7 @@ async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
 
 async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
     """Proxies cut connections on which nothing comes. What is said behind a ping comes as ever."""
-    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(sse, "PING", (0.02, sse.PING[1]))
     answer, socket = Answer(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     async with asyncio.timeout(10):
@@ -207,7 +208,7 @@ async def test_what_runs_out_of_time_inside_a_stream_is_not_taken_for_its_reader
         raise TimeoutError("inside")
 
     left = []
-    response = sse.EventStream(content(), lambda: left.append(True))
+    response = sse.EventStream(lambda _: content(), lambda: left.append(True))
     with pytest.raises(TimeoutError, match="inside"):
         await response({"type": "http", "method": "GET"}, asyncio.Event().wait, Socket().send)
     assert left == [True]

@@ -1,0 +1,190 @@
+"""How the words of a response come over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+from websockets.client import ClientProtocol
+from websockets.frames import Opcode
+from websockets.uri import parse_uri
+
+from app.following import AT_ONCE, pieces
+from app.realtime import Session, _Item, _Response, _Telling
+from app.schemas.realtime import ResponseFields
+from app.streams import Delta, Finished, StreamLog, Usage
+from app.websocket import WebSocketProtocol
+from engine.types import Phase, StatusEvent
+
+
+class Socket:
+    """What a session speaks through: it takes messages at once while it has room."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict] = []
+        self.has_room = True
+
+    def write(self, messages: list[bytes]) -> bool:
+        if self.has_room:
+            self.heard += map(json.loads, messages)
+        return self.has_room
+
+    async def send(self, message: bytes) -> None:
+        while not self.has_room:
+            await asyncio.sleep(0)
+        self.heard.append(json.loads(message))
+
+
+def response() -> _Response:
+    return _Response("resp_1", _Item("item_1", "assistant", ""), ResponseFields(), None)
+
+
+@given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
+@settings(deadline=None, max_examples=200)
+def test_every_word_is_told_once_in_order_however_the_socket_stalls(script):
+    """It fills up and drains at any moment; ids of events are never used twice, and what was told is remembered."""
+
+    async def play() -> None:
+        socket, log, said = Socket(), StreamLog("s", "e", ""), response()
+        session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
+
+        async def tell() -> None:
+            async for messages in pieces(log, 0, _Telling(said, session._event_id), session):
+                for message in messages:
+                    await session.send(message)
+
+        telling = asyncio.create_task(tell())
+        for action in script:
+            match action:
+                case 0 | 1:
+                    socket.has_room = bool(action)
+                case 2:
+                    await asyncio.sleep(0.001)
+                case 3:
+                    log.status = StatusEvent("s", 0, Phase.DECODE, 0)
+                    log.announce()
+                case str():
+                    log.append(Delta(0, action, 1))
+                    log.announce()
+        socket.has_room = True
+        log.append(Finished(0, "length"))
+        log.append(Usage(1, 1, 0))
+        log.announce()
+        await asyncio.wait_for(telling, 10)
+        words = [event["delta"] for event in socket.heard if event["type"] == "response.output_text.delta"]
+        assert words == [action for action in script if isinstance(action, str) and action]
+        assert said.item.text == "".join(words) and said.finish == "length"
+        assert len({event["event_id"] for event in socket.heard}) == len(socket.heard)
+
+    asyncio.run(play())
+
+
+def test_a_delta_says_where_it_belongs():
+    """Field by field as every other event, and any text is JSON."""
+    said = response()
+    log = StreamLog("s", "e", "")
+    log.append(Delta(0, 'a "quote"\n\u2028\x00\U0001f600', 1))
+    reader = SimpleNamespace(write=lambda messages: False)
+
+    async def first() -> list[bytes]:
+        return await anext(pieces(log, 0, _Telling(said, lambda: "event_7"), reader))
+
+    (message,) = asyncio.run(first())
+    assert json.loads(message) == {
+        "type": "response.output_text.delta",
+        "event_id": "event_7",
+        "response_id": "resp_1",
+        "item_id": "item_1",
+        "output_index": 0,
+        "content_index": 0,
+        "delta": 'a "quote"\n\u2028\x00\U0001f600',
+    }
+
+
+class Transport(asyncio.Transport):
+    """Keeps what it cannot send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.kept = 0
+        self.is_gone = False
+
+    def write(self, data) -> None:
+        self.sent += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.kept
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+    def close(self) -> None:
+        self.is_gone = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def opened():
+    """A connection whose application has accepted it, a client's end of it, and the application's scope."""
+    scopes = asyncio.Queue()
+    is_over = asyncio.Event()
+
+    async def application(scope, receive, send) -> None:
+        assert not scope["extensions"][AT_ONCE]["write"]([b"too early"])
+        await send({"type": "websocket.accept"})
+        scopes.put_nowait(scope)
+        await is_over.wait()
+
+    config = Config(application, log_config=None, lifespan="off", ws_per_message_deflate=False)
+    config.load()
+    server, transport = WebSocketProtocol(config, ServerState(), {}), Transport()
+    server.connection_made(transport)
+    client = ClientProtocol(parse_uri("ws://localhost/"))
+    client.send_request(client.connect())
+    server.data_received(b"".join(client.data_to_send()))
+    scope = await asyncio.wait_for(scopes.get(), 5)
+    client.receive_data(transport.sent)
+    client.events_received()
+    transport.sent = b""
+    yield scope["extensions"][AT_ONCE]["write"], server, transport, client
+    is_over.set()
+    server.stop_keepalive()
+    await asyncio.gather(*server.tasks)
+
+
+async def test_messages_are_written_before_the_call_returns(opened):
+    """Each is a text message of its own, whatever its length."""
+    write, _, transport, client = opened
+    texts = [b"a", b"b" * 126, b"c" * 70_000]
+    assert write(texts)
+    client.receive_data(transport.sent)
+    frames = client.events_received()
+    assert [(frame.opcode, bytes(frame.data)) for frame in frames] == [(Opcode.TEXT, text) for text in texts]
+
+
+@pytest.mark.parametrize("why", ["full", "gone", "closing"])
+async def test_nothing_is_written_where_it_would_wait_or_get_lost(opened, why: str):
+    """The caller still has it, and goes the way on which one waits or is told."""
+    write, server, transport, _ = opened
+    match why:
+        case "full":
+            transport.kept = 1
+        case "gone":
+            transport.is_gone = True
+        case "closing":
+            server.conn.send_close(1000)
+            server.conn.data_to_send()
+    assert not write([b"x"])
+    assert transport.sent == b""
