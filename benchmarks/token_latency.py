@@ -5,8 +5,9 @@ A random-weight model of 108M parameters behind a real server, both on the same 
 a step's tokens over, server and client when each event passes, by one clock. A step's tokens leave together and are
 served one after another, so the last stream of many waits for the others.
 
-Once with a client on the same cores that wakes for every token, as in every other benchmark here; and once with one
-that is woken when its answer is complete, as if it were on another machine: what is added then is the server's alone.
+Once with a client on the same cores that wakes for every token, as in every other benchmark here; once with one that is
+woken when its answer is complete, as if it were on another machine: what is added then is the server's alone; and once
+with one like that whose answers come over WebSockets.
 
     python -m benchmarks.token_latency       # 5 runs at each number of streams
 """
@@ -31,12 +32,18 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.resources import demo_model
 from app.text import TextModel
+from app.websocket import WebSocketProtocol
+from benchmarks import realtime_client
 from benchmarks.http_overhead import make_model
 from benchmarks.results import save, spread
 from benchmarks.sse_client import chunks
 
 STREAMS, PROMPT, OUTPUT = (1, 16, 64), 32, 64
-CLIENTS = {"elsewhere": ("api",), "beside": ("api", "client")}  # and where its tokens are looked at
+WEBSOCKET = "elsewhere, WebSocket"
+# And where their tokens are looked at.
+CLIENTS = {"elsewhere": ("api",), WEBSOCKET: ("api",), "beside": ("api", "client")}
+# An event with text, and the request that it is of.
+TOKENS = (rb'"id":"cmpl-([^"]+)"[^\n]*"text":"[^"]', rb'"response_id":"resp_([^"]+)"[^\n]*"delta":"[^"]')
 WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)[0])
 
 
@@ -56,6 +63,7 @@ def serve(options: list[str], stamps: str) -> None:
     app.client.subprocess.Popen = spawn  # type: ignore[assignment, misc]
     written: list[tuple[float, bytes]] = []
     send, write = RequestResponseCycle.send, app.connection.write
+    tell, tell_at_once = WebSocketProtocol.send, WebSocketProtocol.write
 
     def note(transport: Any, body: bytes) -> None:
         # uvloop writes at once, and what a transport keeps is what its socket did not take.
@@ -73,21 +81,37 @@ def serve(options: list[str], stamps: str) -> None:
             note(transport, piece)
         return done
 
+    async def noting_tell(self: WebSocketProtocol, message: Any) -> None:
+        await tell(self, message)
+        note(self.transport, message.get("text", "").encode())
+
+    def noting_tell_at_once(self: WebSocketProtocol, messages: list[bytes]) -> bool:
+        done = tell_at_once(self, messages)
+        if done:
+            note(self.transport, b"\n".join(messages))
+        return done
+
     RequestResponseCycle.send = noting_send  # type: ignore[method-assign]
     app.connection.write = noting_write
+    WebSocketProtocol.send = noting_tell  # type: ignore[method-assign]
+    WebSocketProtocol.write = noting_tell_at_once  # type: ignore[method-assign]
     sys.argv = ["carousel", "serve", *options]
     try:
         command()
     finally:
         moments: dict[str, list[float]] = {}
         for moment, body in written:
-            for name in re.findall(rb'"id":"cmpl-([^"]+)"[^\n]*"text":"[^"]', body):
-                moments.setdefault(name.decode(), []).append(moment)
+            for event in TOKENS:
+                for name in re.findall(event, body):
+                    moments.setdefault(name.decode(), []).append(moment)
         Path(stamps + ".api").write_text(json.dumps(moments))
 
 
 async def receive(port: int, index: int, client: str) -> tuple[str, list[float]]:
-    """One stream: its request's id, and when each of its events with text arrived."""
+    """One stream: its request's id, and when each of its events with text arrived, where that is looked at."""
+    if client == WEBSOCKET:
+        response = await realtime_client.answer(port, f"{'word ' * 20}{index}", OUTPUT)
+        return response.removeprefix("resp_"), []
     # Every token the same whole word, so that every token is an event.
     body = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True, "logit_bias": {WORD: 100}}
     prompt = [300 + (7 * index + 13 * j) % 3000 for j in range(PROMPT)]
@@ -168,7 +192,7 @@ def main() -> None:
                 key: spread([row[key] for row in of]) for key in keys
             }
             shown = (f"{key} {s['median']:.2f} ({s['min']:.2f}-{s['max']:.2f})" for key, s in found.items())
-            print(f"{streams:3} streams, client {client:9}: " + ", ".join(shown))
+            print(f"{streams:3} streams, client {client:20}: " + ", ".join(shown))
     settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": "108M, random"}
     print("kept in", save("token_latency", settings, rows, summary))
 
