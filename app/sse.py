@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.following import write_of
+from app.presence import while_present
 from app.status import status_view
 from app.streams import StreamLog
 from engine.types import StatusEvent
@@ -69,19 +70,12 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.write = write_of(scope)
-        watching: asyncio.Task[None] | None = None
         try:
-            async with asyncio.timeout(None) as presence:  # the reader's; its end cancels what is done for it
-                watching = asyncio.create_task(_watch(receive, presence))
+            async with while_present(receive):
                 await self._send_all(send, is_head=scope["method"] == "HEAD")
-        except TimeoutError:
-            if not presence.expired():
-                raise
         except _Stalled:
             log.info("a reader took nothing for %g s and is given up", SEND_TIMEOUT)
         finally:
-            if watching is not None:
-                watching.cancel()
             # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
             await self._content.aclose()
             self._on_close()
@@ -104,9 +98,3 @@ async def _put(send: Send, message: Message) -> None:
             await send(message)
     except TimeoutError:
         raise _Stalled from None
-
-
-async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    presence.reschedule(asyncio.get_running_loop().time())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -149,30 +149,21 @@ class StreamLog:
         """No more; nothing, where it is not."""
         self.followers = tuple(other for other in self.followers if other is not follower)
 
-    async def read(self, after: int = 0) -> AsyncGenerator[list[Item], None]:
-        """All there is behind record `after`, then what comes, until the log is closed. Each item is everything that
-        became available since the last one, so a reader that falls behind catches up in one go."""
-        with Reader(self, after) as reader:
-            while True:
-                if items := reader.take():
-                    yield items
-                elif reader.is_done:
-                    return
-                else:
-                    await self._growth()
+    async def closed(self) -> None:
+        """Wait, as one who reads it, until the last record is written."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def _growth(self) -> None:
-        grown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        def look() -> None:
+            if self.is_closed and not ended.done():
+                ended.set_result(None)
 
-        def wake() -> None:
-            if not grown.done():
-                grown.set_result(None)
-
-        self.follow(wake)
+        self.follow(look)
         try:
-            await grown
+            with Reader(self, 0):
+                look()
+                await ended
         finally:
-            self.unfollow(wake)
+            self.unfollow(look)
 
 
 class Reader:

@@ -14,6 +14,7 @@ from app import sse
 from app.errors import ApiError
 from app.following import SLICE, pieces
 from app.generation import Generation
+from app.presence import while_present
 from app.sse import EventStream
 from app.streams import Failure, StreamLog
 
@@ -49,18 +50,13 @@ async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
 async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
     """Wait for the end and answer with `body()`, which raises `ApiError` for an answer that failed. A client that
     leaves meanwhile frees its slot."""
-    reading = asyncio.create_task(_drain(generation))
-    leaving = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-        has_left = not reading.done()
-    finally:
-        for task in (reading, leaving):
-            task.cancel()
-        await asyncio.gather(reading, leaving, return_exceptions=True)
-        generation.reader_left()
     log = generation.log
-    if has_left:
+    try:
+        async with while_present(request.receive):
+            await log.closed()
+    finally:
+        generation.reader_left()
+    if not log.is_closed:
         return Response(status_code=499)  # nobody reads it: the client is gone
     if len(log.records) <= SLICE:
         content = msgspec.json.encode(body())
@@ -71,13 +67,3 @@ async def whole(request: Request, generation: Generation, body: Callable[[], dic
 
 def _headers(log: StreamLog) -> dict[str, str]:
     return {"X-Request-Id": log.id, "X-Carousel-Stream": log.id}
-
-
-async def _drain(generation: Generation) -> None:
-    async for _ in generation.log.read():
-        pass
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -7,7 +7,7 @@ import contextlib
 import gc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.client import EngineClient
@@ -16,7 +16,7 @@ from app.registry import EACH, StreamRegistry
 from app.schemas.chat import ChatFormat
 from app.streams import Cursor, CursorRefused, Delta, Failure, Finished, Numbered, StreamLog, TokenInfo, Usage
 from engine.config import EngineConfig
-from engine.types import Alternative, EndEvent, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import Alternative, EndEvent, FinishReason, Request, SamplingParams, TokenEvent
 from tests.app.test_text import byte_level
 
 
@@ -51,78 +51,22 @@ def test_no_token_brings_the_garbage_collector_nearer():
         gc.enable()
 
 
-async def collect(log: StreamLog, after: int = 0, leave_after: int | None = None) -> list[Numbered]:
-    """What one reader sees of the log; it may leave early."""
-    seen: list[Numbered] = []
-    reading = log.read(after)
-    try:
-        async for items in reading:
-            seen += [item for item in items if isinstance(item, Numbered)]
-            if leave_after is not None and len(seen) >= leave_after:
-                break
-    finally:
-        await reading.aclose()
-    return seen
-
-
-@given(
-    writes=st.lists(st.integers(1, 5), max_size=12),
-    readers=st.lists(st.lists(st.integers(1, 8), max_size=4), min_size=1, max_size=4),
-)
-@settings(deadline=None, max_examples=100)
-def test_every_reader_sees_every_record_once_in_order_however_often_it_leaves(writes, readers):
-    """Readers follow while the log grows, leave, and come back behind the last record they saw."""
-
-    async def write(log: StreamLog) -> None:
-        for burst in writes:
-            for _ in range(burst):
-                log.append(Delta(0, "x", 1))
-            log.announce()
-            await asyncio.sleep(0)
-        log.append(Usage(1, 1, 0))
-        log.announce()
-
-    async def read(log: StreamLog, visits: list[int]) -> list[int]:
-        seen: list[Numbered] = []
-        for visit in [*visits, None]:
-            after = seen[-1].seq if seen else 0
-            seen += await asyncio.wait_for(collect(log, after, visit), 10)
-        return [item.seq for item in seen]
-
-    async def play() -> None:
-        log = StreamLog("s", "e", "")
-        results = await asyncio.gather(*(read(log, visits) for visits in readers), write(log))
-        total = sum(writes) + 1
-        assert all(seqs == list(range(1, total + 1)) for seqs in results[:-1])
-        assert log.readers == 0
-
-    asyncio.run(play())
-
-
-async def test_a_reader_that_is_cancelled_does_not_disturb_another():
-    """Both wait for the same record; one goes away."""
+async def test_whoever_waits_for_the_end_is_not_woken_before_and_counts_as_a_reader():
+    """Who has asked for a whole answer has no use for its tokens one by one."""
     log = StreamLog("s", "e", "")
-    staying = asyncio.create_task(collect(log))
-    leaving = asyncio.create_task(collect(log))
+    waiting = asyncio.create_task(log.closed())
     await asyncio.sleep(0)
-    leaving.cancel()
-    await asyncio.sleep(0)
+    assert log.readers == 1
+    (look,) = log.followers
+    woken = waiting._fut_waiter  # type: ignore[attr-defined]
+    log.append(Delta(0, "x", 1))
+    log.announce()
+    assert not woken.done() and log.followers == (look,)
     log.append(Usage(1, 0, 0))
     log.announce()
-    assert len(await asyncio.wait_for(staying, 5)) == 1
-    assert log.readers == 0
-
-
-async def test_a_late_reader_is_told_how_things_stand_not_how_they_stood():
-    """Only the newest status is given, and none of a finished request."""
-    log = StreamLog("s", "e", "")
-    for position in (3, 2, 1):
-        log.status = StatusEvent("s", 0, Phase.QUEUED, position)
-    items = await anext(log.read())
-    assert [item.position for item in items] == [1]
-    log.append(Usage(1, 0, 0))
-    items = await anext(log.read())
-    assert [type(item) for item in items] == [Numbered]
+    await asyncio.wait_for(waiting, 5)
+    assert (log.readers, log.followers) == (0, ())
+    await asyncio.wait_for(log.closed(), 5)  # which it is already
 
 
 def test_nothing_is_written_behind_the_end():
