@@ -44,24 +44,27 @@ class LogitEdits:
         self._stops: Tensor | None = None  # ids that cannot be sampled before min_tokens
 
     def join(self, joins: Iterable[Join]) -> None:
-        """Fill the rows of those who joined and ask for edits; other rows are never read."""
+        """Fill the rows of those who joined and ask for edits; other rows are never read. Nothing here waits for a GPU:
+        a number assigned to chosen columns would be copied there from ordinary memory, and `bincount` asks it how far
+        to count."""
         for join in joins:
             sampling, slot = join.sampling, join.slot
             if sampling.penalises:
                 self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
                 generated = self._tensor(np.array(join.tokens[join.prompt_len :], np.int64))
-                self._counts[slot] = torch.bincount(generated, minlength=self._size[1])
-                self._in_prompt[slot] = False
-                self._in_prompt[slot, self._tensor(np.array(join.tokens[: join.prompt_len], np.int64))] = True
+                once = torch.ones_like(generated, dtype=torch.float32)
+                self._counts[slot].fill_(0.0).index_add_(0, generated, once)
+                prompt = self._tensor(np.array(join.tokens[: join.prompt_len], np.int64))
+                self._in_prompt[slot].fill_(False).index_fill_(0, prompt, True)
             if sampling.logit_bias:
                 self._bias = self._table(self._bias)
                 ids, values = zip(*sampling.logit_bias.items(), strict=True)
-                self._bias[slot] = 0.0
-                self._bias[slot, self._tensor(np.array(ids, np.int64))] = self._tensor(np.array(values, np.float32))
+                biases = self._tensor(np.array(values, np.float32))
+                self._bias[slot].fill_(0.0).index_copy_(0, self._tensor(np.array(ids, np.int64)), biases)
             if sampling.min_tokens:
                 self._stops = self._table(self._stops, torch.bool)
-                self._stops[slot] = False
-                self._stops[slot, self._tensor(np.array(sampling.stop_token_ids, np.int64))] = True
+                stops = self._tensor(np.array(sampling.stop_token_ids, np.int64))
+                self._stops[slot].fill_(False).index_fill_(0, stops, True)
 
     def wanted(self, slots: Ints) -> Wanted | None:
         """What those in slots[R] ask to be done to their next logits; None: nobody asks for anything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import torch
 
 from app.text import TextModel
 from engine.engine import Engine
+from engine.scheduling.batch import Batch, Outcome
 from engine.types import Mechanism, Request, SamplingParams, TokenEvent
 from tests.engine.same import make_engine, run
 
@@ -34,6 +36,11 @@ def wanted(demo: Path) -> list[Request]:
     ]
 
 
+def on_device(model: Path, **options) -> Engine:
+    """An engine that pins little memory, which takes seconds for a whole GiB."""
+    return make_engine(model, device="cuda", swap_space=0.1, **options)
+
+
 def said(engine: Engine, wanted: list[Request]) -> dict[str, list[TokenEvent]]:
     """Every request's tokens with their log-probabilities."""
     tokens: dict[str, list[TokenEvent]] = {request.id: [] for request in wanted}
@@ -48,9 +55,9 @@ def said(engine: Engine, wanted: list[Request]) -> dict[str, list[TokenEvent]]:
 
 def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, wanted: list[Request]):
     """float32, greedy, four at once: same tokens up to the first near tie, log-probabilities within 0.01."""
-    on_cpu, on_device = (said(make_engine(demo, device=device), wanted) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = said(make_engine(demo), wanted), said(on_device(demo), wanted)
     for request in wanted:
-        for expected, got in zip(on_cpu[request.id], on_device[request.id], strict=False):
+        for expected, got in zip(on_cpu[request.id], on_gpu[request.id], strict=False):
             assert expected.logprob is not None and got.logprob is not None
             best, second = (alternative.logprob for alternative in expected.top[:2])
             if expected.token_id != got.token_id:
@@ -61,7 +68,7 @@ def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, wanted: l
 
 def test_a_swap_changes_no_text_on_a_device(demo: Path, wanted: list[Request]):
     """Swapped to pinned memory and back at every third step; float32, alone."""
-    quiet, disturbed = (make_engine(demo, device="cuda", max_num_seqs=2) for _ in range(2))
+    quiet, disturbed = (on_device(demo, max_num_seqs=2) for _ in range(2))
     steps = 0
 
     def pause_all() -> None:
@@ -85,7 +92,7 @@ def test_a_recorded_step_computes_what_single_operations_compute(demo: Path, wan
         )
         for request, temperature, asked in zip(wanted, (0.0, 0.8, 0.0, 1.0), (more, more, {}, {}), strict=True)
     ]
-    recorded, eager = (make_engine(demo, device="cuda", enforce_eager=which) for which in (False, True))
+    recorded, eager = (on_device(demo, enforce_eager=which) for which in (False, True))
     assert run(recorded, some) == run(eager, some)
     for request in some:
         assert run(recorded, [request]) == run(eager, [request])
@@ -97,8 +104,8 @@ def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wa
         msgspec.structs.replace(request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7))
         for request, temperature in zip(wanted, (0.0, 0.8, 0.0, 1.0), strict=True)
     ]
-    options = {"device": "cuda", "dtype": "bfloat16", "batch_invariant": True}
-    engine, disturbed = make_engine(demo, **options), make_engine(demo, **options)
+    options = {"dtype": "bfloat16", "batch_invariant": True}
+    engine, disturbed = on_device(demo, **options), on_device(demo, **options)
     alone = {key: text for request in some for key, text in run(engine, [request]).items()}
     assert run(engine, some) == alone
     steps = 0
@@ -110,3 +117,41 @@ def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wa
             disturbed.scheduler.pause(next(iter(disturbed.scheduler.running)), 0.0, mechanism=Mechanism.RECOMPUTE)
 
     assert run(disturbed, some, pause_one) == alone
+
+
+def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Request], monkeypatch: pytest.MonkeyPatch):
+    """Whatever those ask who join, and who come back from a pause: what is told to the device while it computes is told
+    without waiting for it (docs/decisions/0007)."""
+    sampling = SamplingParams(
+        max_tokens=TOKENS,
+        temperature=0.8,
+        seed=7,
+        top_k=30,
+        repetition_penalty=1.3,
+        logit_bias={7: -1.0},
+        min_tokens=20,
+        stop_token_ids=(5,),
+        logprobs=2,
+    )
+    some = [*wanted, *(msgspec.structs.replace(r, id=f"{r.id} again", sampling=sampling) for r in wanted)]
+    engine = on_device(demo, max_num_seqs=4)
+    run(engine, some)  # kernels and tables are made
+    launch, steps = engine._runner.launch, 0
+
+    def watched(batch: Batch) -> Callable[[], Outcome]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def pause_one() -> None:
+        nonlocal steps
+        steps += 1
+        if steps % 5 == 0 and engine.scheduler.running:
+            mechanism = (Mechanism.RECOMPUTE, Mechanism.SWAP)[steps // 5 % 2]
+            engine.scheduler.pause(next(iter(engine.scheduler.running)), 0.0, mechanism=mechanism)
+
+    monkeypatch.setattr(engine._runner, "launch", watched)
+    run(engine, some, pause_one)
+    assert steps > TOKENS
