@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.errors import error_body
 from app.following import AT_ONCE
+from app.presence import HANG_UP
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # that they may take
@@ -44,6 +45,12 @@ class Connection(HttpToolsProtocol):
         self._expect(None)
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        # Nothing more is sent to it. Left to the transport, whoever still had to take some of its answer would be
+        # served on until it had, by tokens that go nowhere.
+        if self._is_answering:
+            self._leave()
+
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
@@ -59,7 +66,8 @@ class Connection(HttpToolsProtocol):
             else:
                 self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if self._is_answering and not self.cycle.more_body:  # what came is too early, or nonsense
+            # What came is too early, or nonsense. A refusal would stand in the middle of an answer that has begun.
+            if self._is_answering and (self.cycle.response_started or not self.cycle.more_body):
                 self._is_deaf = True
                 self.cycle.keep_alive = False
             else:
@@ -82,7 +90,10 @@ class Connection(HttpToolsProtocol):
         if sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError("more than one Host")  # as above; RFC 9112, 3.2
         super().on_headers_complete()
-        self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
+        self.scope["extensions"] = {
+            AT_ONCE: {"write": partial(write, self.transport)},
+            HANG_UP: {"hang_up": self.transport.abort},
+        }
         self._expect(BODY_SECONDS)
 
     def on_message_complete(self) -> None:
@@ -123,12 +134,17 @@ class Connection(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle  # None at first, whatever its annotation says
         return cycle is not None and not cycle.response_complete
 
+    def _leave(self) -> None:
+        """Tell whoever answers that nobody hears it."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+
     def _refuse(self, status: int, message: str, code: str) -> None:
         self._expect(None)
         self._is_deaf = True
-        if self._is_answering:  # whoever waits for the body need not any more
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        if self._is_answering:  # whoever waits for the body need not any more, and nothing is written behind this
+            self.scope["extensions"] = {}
+            self._leave()
         body = json.dumps(error_body(status, message, code=code)).encode()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

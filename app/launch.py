@@ -32,6 +32,7 @@ UNREAD_MILLISECONDS = 60_000  # a peer may leave bytes unread before its connect
 MADE_BETWEEN_WALKS = 10_000
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
+GOODBYE_SECONDS = 1.0  # that tasks without clients may take to end
 HANG_UP_SECONDS = 9.0  # after which nobody is waited for who has not read his goodbye; below uvicorn's own limit
 
 
@@ -81,13 +82,15 @@ class _Server(uvicorn.Server):
         await self._service.drain(DRAIN_SECONDS, lambda: self.force_exit)
         await super().shutdown(sockets)
         hanging_up.cancel()
-        # Here too: after a second signal uvicorn leaves the lifespan where it is, and the signal ends the process next.
-        await asyncio.to_thread(self._service.close)
+        if self.force_exit:  # uvicorn leaves all of this in the middle, and the signal ends the process next
+            self._hang_up()
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=GOODBYE_SECONDS)
+            await self.lifespan.shutdown()
 
     def _hang_up(self) -> None:
         for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.transport.abort()
+            connection.transport.abort()
 
 
 async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:

@@ -1,4 +1,4 @@
-"""Doing something for a client for as long as it is there."""
+"""Doing something for a client for as long as it is there, and being done with one that takes nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
+
+# A scope's extension with one function: hang_up() ends the connection at once, whatever it has not sent yet.
+HANG_UP = "carousel.hang_up"
 
 
 @asynccontextmanager
@@ -31,3 +34,13 @@ async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     presence.reschedule(asyncio.get_running_loop().time())
+
+
+async def hang_up(scope: Scope, receive: Receive) -> None:
+    """End the connection, where the server can. A server that only ends the answer would keep it, and what has not been
+    taken of it, for as long as the client likes."""
+    end = (scope.get("extensions") or {}).get(HANG_UP, {}).get("hang_up")
+    if end is not None:
+        end()
+        while (await receive())["type"] != "http.disconnect":  # which the server then knows too
+            pass

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.following import write_of
-from app.presence import while_present
+from app.presence import hang_up, while_present
 from app.status import status_view
 from app.streams import StreamLog
 from engine.types import StatusEvent
@@ -70,22 +70,32 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.write = write_of(scope)
+        if scope["method"] == "HEAD":
+            await self._content.aclose()
+            await self._send(send)
+            return
         try:
             async with while_present(receive):
-                await self._send_all(send, is_head=scope["method"] == "HEAD")
+                await self._send(send)
         except _Stalled:
-            log.info("a reader took nothing for %g s and is given up", SEND_TIMEOUT)
+            await give_up(scope, receive)
         finally:
             # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
             await self._content.aclose()
             self._on_close()
 
-    async def _send_all(self, send: Send, *, is_head: bool) -> None:
+    async def _send(self, send: Send) -> None:
+        """Head, content and end."""
         await _put(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if not is_head:
-            async for data in self._content:
-                await _put(send, {"type": "http.response.body", "body": data, "more_body": True})
+        async for data in self._content:
+            await _put(send, {"type": "http.response.body", "body": data, "more_body": True})
         await _put(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def give_up(scope: Scope, receive: Receive) -> None:
+    """For a reader that has taken nothing for `SEND_TIMEOUT`."""
+    log.info("a reader took nothing for %g s and is given up", SEND_TIMEOUT)
+    await hang_up(scope, receive)
 
 
 class _Stalled(Exception):

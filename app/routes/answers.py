@@ -54,9 +54,10 @@ async def whole(request: Request, generation: Generation, body: Callable[[], dic
     try:
         async with while_present(request.receive):
             await log.closed()
+        has_left = not log.is_closed
     finally:
         generation.reader_left()
-    if not log.is_closed:
+    if has_left:
         return Response(status_code=499)  # nobody reads it: the client is gone
     if len(log.records) <= SLICE:
         content = msgspec.json.encode(body())

@@ -8,20 +8,25 @@ from typing import Any
 
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from app import sse
 from app.routes import service_of, tenant_of
 from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
 
+LOOKS_EVERY = 0.25  # seconds between looks whether the server stops, where no picture comes
+ENDS_WITHIN = 2.0  # seconds, when it does
 SHORT = 6  # characters of a request's id: enough to follow it, not enough to ask for it
 
 
 async def engine_events(request: Request) -> Response:
     """Server-sent snapshots; several a second while something runs. Tells nobody's words and nobody's key."""
     tenant_of(request)
-    client, recent = service_of(request).client, service_of(request).metrics.recent
+    service = service_of(request)
+    client, recent = service.client, service.metrics.recent
     newest: asyncio.Queue[tuple[Snapshot, Load]] = asyncio.Queue(maxsize=1)
 
     def take(snapshot: Snapshot, load: Load) -> None:
@@ -34,8 +39,12 @@ async def engine_events(request: Request) -> Response:
         loop = asyncio.get_running_loop()
         client.watch(take)
         try:
-            while True:
-                snapshot, load = await newest.get()
+            while not service.draining:
+                try:
+                    async with asyncio.timeout(LOOKS_EVERY):
+                        snapshot, load = await newest.get()
+                except TimeoutError:
+                    continue
                 now = loop.time()
                 view = _view(snapshot, load, now, before) | {"felt": recent.view()}
                 yield b"data: %s\n\n" % msgspec.json.encode(view)
@@ -43,13 +52,24 @@ async def engine_events(request: Request) -> Response:
         finally:
             client.unwatch(take)
 
-    return EventSourceResponse(  # which also ends when the server is told to stop: here that is all there is to end it
+    return _Live(
         content(),
         headers=sse.HEADERS,
         ping=sse.PING_SECONDS,
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
         send_timeout=sse.SEND_TIMEOUT,
+        shutdown_grace_period=ENDS_WITHIN,
     )
+
+
+class _Live(EventSourceResponse):
+    """Pictures without an end but the server's, and but for a reader that takes none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
+            await sse.give_up(scope, receive)
 
 
 def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load] | None) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from app import sse
 from app.following import AT_ONCE
-from app.routes import answers
+from app.presence import HANG_UP
+from app.routes import answers, live
 from app.schemas.chat import ChatFormat
 from app.streams import Delta, StreamLog, Usage
 from engine.types import Phase, StatusEvent
@@ -77,13 +78,17 @@ class Socket:
         self.has_left = asyncio.Event()
         self.scope: dict = {"type": "http", "method": "POST"}
         if extensions:
-            self.scope["extensions"] = {AT_ONCE: {"write": self.write}}
+            self.scope["extensions"] = {AT_ONCE: {"write": self.write}, HANG_UP: {"hang_up": self.leave}}
 
     async def send(self, message) -> None:
         await asyncio.sleep(0) if message["type"] == "http.response.start" else None
         if not self.has_room.is_set():
             await self.has_room.wait()
         self.sent += message.get("body", b"")
+
+    async def send_body_slowly(self, message) -> None:
+        if message["type"] == "http.response.body":
+            await self.send(message)
 
     def write(self, piece: bytes) -> bool:
         if not self.has_room.is_set():
@@ -159,7 +164,7 @@ async def test_a_token_is_sent_before_announce_returns():
 
 
 async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    """Its socket stays full; whoever writes the log never waits for it."""
+    """Its socket stays full; whoever writes the log never waits for it, and its connection does not outlive this."""
     monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.05)
     answer, socket = Answer(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
@@ -167,8 +172,31 @@ async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytes
     socket.has_room.clear()
     answer.say(1)
     await asyncio.wait_for(serving, 5)
+    assert socket.has_left.is_set()
     assert not socket.sent.endswith(b"data: [DONE]\n\n")
     assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
+
+
+async def test_a_watcher_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    """The live page's stream has no end of its own: it is hung up on too, and nobody is told of an exception."""
+    socket = Socket()
+    socket.has_room.clear()
+
+    async def pictures():
+        yield b"data: {}\n\n"
+
+    response = live._Live(pictures(), send_timeout=0.05)
+    async with asyncio.timeout(10):
+        await response(socket.scope | {"method": "GET"}, socket.receive, socket.send_body_slowly)
+    assert socket.has_left.is_set()
+
+
+async def test_who_asks_for_the_head_alone_is_no_reader():
+    """It neither takes the answer with it when it goes, nor lets an answer that nobody reads go on for longer."""
+    answer, socket = Answer(), Socket()
+    socket.scope["method"] = "HEAD"
+    await asyncio.wait_for(socket.serve(answer), 5)
+    assert (answer.left, socket.sent) == (0, b"")
 
 
 @pytest.mark.parametrize("is_full", [False, True])

@@ -129,6 +129,35 @@ def texts_of(answer: bytes) -> dict[int, str]:
     return texts
 
 
+def test_nonsense_for_a_body_is_no_refusal_in_the_middle_of_an_answer(server: Server):
+    """A stream is read by GET, and begins before the body that came with it is complete."""
+    with closing(connect(server)) as reader, closing(connect(server)) as other:
+        reader.sendall(asked(600, stream=True))
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += reader.recv(1 << 16)
+        name = re.search(rb"x-carousel-stream: (\S+)", answer)[1]
+        chunked = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        other.sendall(b"GET /v1/streams/%s HTTP/1.1\r\n%s" % (name, chunked))
+        answer = other.recv(300)
+        other.sendall(b"zz\r\nnonsense")
+        answer += heard(other)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_who_sends_no_more_is_gone_even_with_much_to_take(server: Server):
+    """What still waits for room in its socket would hide from us that it has left."""
+    before = generated(server)
+    with closing(connect(server)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(asked(1900, stream=True, n=6, logprobs=True, top_logprobs=20))  # 19 MB
+        assert until(lambda: generated(server) - before > 4000, 60)  # of which sockets keep four
+        connection.shutdown(socket.SHUT_WR)
+        assert until(lambda: not taken(server), 60)
+    assert generated(server) - before < 6 * 1900
+
+
 def test_the_head_of_a_stream_has_no_body(server: Server):
     """While the answer is spoken, too: it would stand where the connection's next answer is looked for."""
     with closing(connect(server)) as reader, closing(connect(server)) as other:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -10,7 +11,9 @@ import time
 import httpx
 import psutil
 import pytest
+from websockets.client import ClientProtocol
 from websockets.sync.client import connect
+from websockets.uri import parse_uri
 
 from tests.conftest import Server
 
@@ -34,6 +37,7 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
             with (
                 http.stream("POST", "/v1/chat/completions", json=endless) as first,
                 http.stream("POST", "/v1/chat/completions", json=short) as second,
+                http.stream("GET", "/v1/engine/events") as watching,
             ):
                 lines = first.iter_lines()
                 while not next(lines).startswith("data: "):
@@ -42,11 +46,13 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
                 data = [line[6:] for line in second.iter_lines() if line.startswith("data: ")]
                 assert data[-1] == "[DONE]"
                 data = [line[6:] for line in lines if line.startswith("data: ")]
+                watching.read()  # its body has an end too
         last = data[-1]
         assert last == "[DONE]" or json.loads(last)["error"]["code"] == "server_shutdown"
         # uvicorn raises the signal again when all is done, so that a supervisor sees what ended it.
         assert server.process.wait(30) in (0, -signal.SIGTERM)
         assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert [line for line in server.log if "ERROR" in line] == []
     finally:
         server.process.kill()
         server.process.wait()
@@ -89,8 +95,9 @@ def test_a_websocket_hears_the_end_of_its_answer_and_newcomers_are_told(server: 
     server.process.wait(30)
 
 
-def test_a_second_signal_does_not_wait_for_answers(server: Server):
-    """The stream still ends with its error, long before the time that answers are given."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait_for_answers(server: Server, number: signal.Signals):
+    """The stream still ends with its error, long before the time that answers are given, and nobody is shown how."""
     endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000, "service_tier": "flex"}
     with (
         httpx.Client(base_url=server.url, timeout=60) as http,
@@ -99,17 +106,20 @@ def test_a_second_signal_does_not_wait_for_answers(server: Server):
         lines = response.iter_lines()
         while not next(lines).startswith("data: "):
             pass
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         while http.get("/health").status_code == 200:
             time.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         data = [line[6:] for line in lines if line.startswith("data: ")]
     assert json.loads(data[-1])["error"]["code"] == "server_shutdown"
     server.process.wait(30)
+    server._follower.join(10)
+    assert server.log[2:] == []
 
 
 def test_a_reader_that_takes_nothing_does_not_hold_up_the_end():
-    """Its socket is full, and it has not said that it leaves: the server hangs up, and its log has nothing to say."""
+    """Its socket is full, and it has not said that it leaves: the server hangs up, over WebSockets too, and its log has
+    nothing to say."""
     server = Server.start("--max-num-seqs", "2", "--max-model-len", "2048")
     try:
         with socket.socket() as stuck:
@@ -120,13 +130,31 @@ def test_a_reader_that_takes_nothing_does_not_hold_up_the_end():
             body = json.dumps(asked).encode()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
             stuck.sendall(head + body)
+            speaking = flood(url)
             while "vllm:request_success_total{" not in httpx.get(f"{server.url}/metrics").text:
                 time.sleep(0.05)
             server.stop()
+            speaking.close()
     finally:
         server.process.kill()
         server.process.wait()
     assert [line for line in server.log if "Traceback" in line or "Cancel" in line] == []
+
+
+def flood(url: httpx.URL) -> socket.socket:
+    """A WebSocket whose client has said what takes megabytes to answer, and reads nothing."""
+    client = ClientProtocol(parse_uri(f"ws://{url.host}:{url.port}/v1/realtime"))
+    client.send_request(client.connect())
+    speaking = socket.create_connection((url.host, url.port))
+    speaking.sendall(b"".join(client.data_to_send()))
+    client.receive_data(speaking.recv(4096))
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 300_000}]}
+    for _ in range(12):
+        client.send_text(json.dumps({"type": "conversation.item.create", "item": item}).encode())
+    speaking.settimeout(1)
+    with contextlib.suppress(TimeoutError):  # it is heard only as far as it can be answered
+        speaking.sendall(b"".join(client.data_to_send()))
+    return speaking
 
 
 def test_an_answer_that_nobody_reads_does_not_hold_up_the_end(server: Server):
