@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import msgspec
-
 from app.errors import ApiError
 from app.following import pieces
 from app.generation import Generation
@@ -35,84 +33,13 @@ from app.schemas.realtime import (
     parse_event,
 )
 from app.service import Service, new_stream_id
-from app.status import status_view
-from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
+from app.spoken import ConversationItem, SpokenResponse, Telling, encode
+from app.streams import Item, StreamLog
 from app.tenants import Tenant
 from engine.types import SamplingParams
 
-_encode = msgspec.json.Encoder().encode
-
 MAX_CHARACTERS = 4 << 20  # of a whole conversation
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
-
-
-@dataclass
-class _Item:
-    id: str
-    role: str
-    text: str
-    status: str = "completed"
-
-    def view(self) -> dict[str, Any]:
-        kind = "output_text" if self.role == "assistant" else "input_text"
-        return {
-            "id": self.id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": self.status,
-            "role": self.role,
-            "content": [{"type": kind, "text": self.text}],
-        }
-
-
-@dataclass
-class _Response:
-    id: str
-    item: _Item
-    fields: ResponseFields
-    limit: int | None  # of tokens; None: as many as fit
-    generation: Generation | None = None
-    task: asyncio.Task[None] | None = None
-    finish: str = ""
-    usage: Usage | None = None
-    failure: Failure | None = None
-    cancelled: bool = False
-
-    def view(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "realtime.response",
-            "status": status,
-            "status_details": self._details(status),
-            "output": output,
-            "output_modalities": ["text"],
-            "conversation_id": None,
-            "max_output_tokens": self.limit or "inf",
-            "metadata": self.fields.metadata,
-            "usage": self._usage(),
-        }
-
-    def _details(self, status: str) -> dict[str, Any] | None:
-        match status:
-            case "cancelled":
-                return {"type": "cancelled", "reason": "client_cancelled"}
-            case "incomplete":
-                return {"type": "incomplete", "reason": "max_output_tokens"}
-            case "failed" if self.failure is not None:
-                return {"type": "failed", "error": {"type": "server_error", "code": self.failure.code}}
-        return None
-
-    def _usage(self) -> dict[str, Any] | None:
-        if self.usage is None:
-            return None
-        prompt, completion, cached = self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens
-        return {
-            "total_tokens": prompt + completion,
-            "input_tokens": prompt,
-            "output_tokens": completion,
-            "input_token_details": {"text_tokens": prompt, "audio_tokens": 0, "cached_tokens": cached},
-            "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
-        }
 
 
 class _NoEncoder:
@@ -120,40 +47,6 @@ class _NoEncoder:
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         return b""
-
-
-class _Telling:
-    """Puts the log of a response into messages, and what it says into the response. Each record once: what is told is
-    remembered there."""
-
-    __slots__ = ("_delta", "_event_id", "_response")
-
-    def __init__(self, response: _Response, event_id: Callable[[], str]) -> None:
-        self._response = response
-        self._event_id = event_id
-        # All of a delta's message behind its event's id, but for the text: the same for every token.
-        self._delta = b'",%s,"delta":' % _encode(_place(response))[1:-1]
-
-    def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
-        return [message for item in items if (message := self._message(item)) is not None]
-
-    def _message(self, item: Item) -> bytes | None:
-        response = self._response
-        if not isinstance(item, Numbered):
-            status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
-            return _encode(status | status_view(item))
-        match item.record:
-            case Delta(_, text) if text:
-                response.item.text += text
-                start = b'{"type":"response.output_text.delta","event_id":"'
-                return b"%s%s%s%s}" % (start, self._event_id().encode(), self._delta, _encode(text))
-            case Finished(_, reason, _):
-                response.finish = reason
-            case Usage() as usage:
-                response.usage = usage
-            case Failure() as failure:
-                response.failure = failure
-        return None
 
 
 @dataclass
@@ -167,8 +60,8 @@ class Session:
     write: Callable[[list[bytes]], bool]
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
-    _items: list[_Item] = field(default_factory=list)
-    _responses: dict[str, _Response] = field(default_factory=dict)
+    _items: list[ConversationItem] = field(default_factory=list)
+    _responses: dict[str, SpokenResponse] = field(default_factory=dict)
     _writing: str | None = None  # the response that writes to the conversation
     _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
@@ -228,7 +121,7 @@ class Session:
             at = 0
         elif previous is not None:
             at = self._items.index(self._find(previous, "previous_item_id")) + 1
-        item = _Item(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
+        item = ConversationItem(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
         self._items.insert(at, item)
         before = self._items[at - 1].id if at else None
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
@@ -257,9 +150,9 @@ class Session:
             raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
         stream_id = new_stream_id()  # its account is found by the response's id
         limit = asked.max_output_tokens or self._fields.max_output_tokens
-        response = _Response(
+        response = SpokenResponse(
             f"resp_{stream_id}",
-            _Item(_new_id("item"), "assistant", "", "in_progress"),
+            ConversationItem(_new_id("item"), "assistant", "", "in_progress"),
             asked,
             None if limit == "inf" else limit,
         )
@@ -284,7 +177,7 @@ class Session:
             self.broken.set()
 
     def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
-        items = self._items if asked.input is None else [_Item("", i.role, i.text) for i in asked.input]
+        items = self._items if asked.input is None else [ConversationItem("", i.role, i.text) for i in asked.input]
         turns = [{"role": item.role, "content": item.text} for item in items if item.text]
         instructions = self._fields.instructions if asked.instructions is None else asked.instructions
         if instructions:
@@ -293,7 +186,7 @@ class Session:
             raise ApiError(400, "there is nothing to answer: create an item first", code="empty_conversation")
         return turns
 
-    async def _start(self, response: _Response, turns: list[dict[str, str]], stream_id: str) -> Generation:
+    async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
         asked = response.fields
         service_class = self.service.admit(self.tenant, self.tenant.highest)
         prompt = await self.service.encode_chat(turns)
@@ -330,11 +223,11 @@ class Session:
         response.cancelled = True
         response.generation.cancel()
 
-    async def _narrate(self, response: _Response, previous: str | None) -> None:
+    async def _narrate(self, response: SpokenResponse, previous: str | None) -> None:
         """Tell the life of one response, in the protocol's order."""
         item, generation = response.item, response.generation
         assert generation is not None
-        at = _place(response)
+        at = response.place
         try:
             await self._emit("response.created", response=response.view("in_progress", []))
             await self._emit(
@@ -347,12 +240,12 @@ class Session:
                 opened = {**item.view(), "content": []}
                 await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
             await self._emit("response.content_part.added", **at, part={"type": "text", "text": ""})
-            telling = _Telling(response, self._event_id)
+            telling = Telling(response, self._event_id)
             async with aclosing(pieces(generation.log, 0, telling, self)) as reading:
                 async for messages in reading:
                     for message in messages:
                         await self.send(message)
-            status = self._status(response)
+            status = response.status
             item.status = "completed" if status == "completed" else "incomplete"
             await self._emit("response.output_text.done", **at, text=item.text)
             await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
@@ -365,20 +258,12 @@ class Session:
             self._forget(response)
             generation.reader_left()
 
-    @staticmethod
-    def _status(response: _Response) -> str:
-        if response.failure is not None:
-            return "failed"
-        if response.cancelled:
-            return "cancelled"
-        return "incomplete" if response.finish == "length" else "completed"
-
-    def _forget(self, response: _Response) -> None:
+    def _forget(self, response: SpokenResponse) -> None:
         self._responses.pop(response.id, None)
         if self._writing == response.id:
             self._writing = None
 
-    def _find(self, item_id: str, param: str = "item_id") -> _Item:
+    def _find(self, item_id: str, param: str = "item_id") -> ConversationItem:
         for item in self._items:
             if item.id == item_id:
                 return item
@@ -406,17 +291,12 @@ class Session:
         await self._emit("error", error=body)
 
     async def _emit(self, kind: str, **content: Any) -> None:
-        message = _encode({"type": kind, "event_id": self._event_id(), **content})
+        message = encode({"type": kind, "event_id": self._event_id(), **content})
         if not self.write([message]):
             await self.send(message)
 
     def _event_id(self) -> str:
         return f"{self._event_prefix}{next(self._event_numbers)}"
-
-
-def _place(response: _Response) -> dict[str, Any]:
-    """Where in a session the words of a response stand."""
-    return {"response_id": response.id, "item_id": response.item.id, "output_index": 0, "content_index": 0}
 
 
 def _new_id(prefix: str) -> str:

@@ -16,8 +16,9 @@ from websockets.frames import Opcode
 from websockets.uri import parse_uri
 
 from app.following import AT_ONCE, pieces
-from app.realtime import Session, _Item, _Response, _Telling
+from app.realtime import Session
 from app.schemas.realtime import ResponseFields
+from app.spoken import ConversationItem, SpokenResponse, Telling
 from app.streams import Delta, Finished, StreamLog, Usage
 from app.websocket import WebSocketProtocol
 from engine.types import Phase, StatusEvent
@@ -41,8 +42,8 @@ class Socket:
         self.heard.append(json.loads(message))
 
 
-def response() -> _Response:
-    return _Response("resp_1", _Item("item_1", "assistant", ""), ResponseFields(), None)
+def response() -> SpokenResponse:
+    return SpokenResponse("resp_1", ConversationItem("item_1", "assistant", ""), ResponseFields(), None)
 
 
 @given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
@@ -55,7 +56,7 @@ def test_every_word_is_told_once_in_order_however_the_socket_stalls(script):
         session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
 
         async def tell() -> None:
-            async for messages in pieces(log, 0, _Telling(said, session._event_id), session):
+            async for messages in pieces(log, 0, Telling(said, session._event_id), session):
                 for message in messages:
                     await session.send(message)
 
@@ -93,7 +94,7 @@ def test_a_delta_says_where_it_belongs():
     reader = SimpleNamespace(write=lambda messages: False)
 
     async def first() -> list[bytes]:
-        return await anext(pieces(log, 0, _Telling(said, lambda: "event_7"), reader))
+        return await anext(pieces(log, 0, Telling(said, lambda: "event_7"), reader))
 
     (message,) = asyncio.run(first())
     assert json.loads(message) == {

@@ -49,6 +49,14 @@ def heard(connection: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
+def stream_of(connection: socket.socket) -> bytes:
+    """The id of the stream that begins there."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += connection.recv(1 << 16)
+    return re.search(rb"x-carousel-stream: (\S+)", answer)[1]
+
+
 def taken(server: Server) -> float:
     """Slots."""
     (line,) = re.findall(r'^carousel:slots\{.*state="taken"\} (\S+)$', httpx.get(f"{server.url}/metrics").text, re.M)
@@ -133,10 +141,7 @@ def test_nonsense_for_a_body_is_no_refusal_in_the_middle_of_an_answer(server: Se
     """A stream is read by GET, and begins before the body that came with it is complete."""
     with closing(connect(server)) as reader, closing(connect(server)) as other:
         reader.sendall(asked(600, stream=True))
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            answer += reader.recv(1 << 16)
-        name = re.search(rb"x-carousel-stream: (\S+)", answer)[1]
+        name = stream_of(reader)
         chunked = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         other.sendall(b"GET /v1/streams/%s HTTP/1.1\r\n%s" % (name, chunked))
         answer = other.recv(300)
@@ -162,15 +167,13 @@ def test_the_head_of_a_stream_has_no_body(server: Server):
     """While the answer is spoken, too: it would stand where the connection's next answer is looked for."""
     with closing(connect(server)) as reader, closing(connect(server)) as other:
         reader.sendall(asked(300, stream=True))
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            answer += reader.recv(1 << 16)
-        name = re.search(rb"x-carousel-stream: (\S+)", answer)[1]
+        name = stream_of(reader)
         other.sendall(b"HEAD /v1/streams/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % name)
         head = b""
         while b"\r\n\r\n" not in head:
             head += other.recv(1 << 16)
         assert head.startswith(b"HTTP/1.1 200 ")
+        answer = b""
         while not answer.endswith(b"\r\n0\r\n\r\n"):
             answer += reader.recv(1 << 16)
         time.sleep(0.1)

@@ -1,0 +1,144 @@
+"""What a realtime session tells of: the items of its conversation, its responses, and the words of one as they come.
+
+How they look on the wire; knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from app.generation import Generation
+from app.schemas.realtime import ResponseFields
+from app.status import status_view
+from app.streams import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class ConversationItem:
+    """What somebody said, or is saying."""
+
+    id: str
+    role: str
+    text: str
+    status: str = "completed"
+
+    def view(self) -> dict[str, Any]:
+        """As the protocol shows it."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": self.status,
+            "role": self.role,
+            "content": [{"type": kind, "text": self.text}],
+        }
+
+
+@dataclass
+class SpokenResponse:
+    """An answer on its way, and what is known of its end."""
+
+    id: str
+    item: ConversationItem
+    fields: ResponseFields
+    limit: int | None  # of tokens; None: as many as fit
+    generation: Generation | None = None
+    task: asyncio.Task[None] | None = None
+    finish: str = ""
+    usage: Usage | None = None
+    failure: Failure | None = None
+    cancelled: bool = False
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where in a session its words stand."""
+        return {"response_id": self.id, "item_id": self.item.id, "output_index": 0, "content_index": 0}
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        if self.failure is not None:
+            return "failed"
+        if self.cancelled:
+            return "cancelled"
+        return "incomplete" if self.finish == "length" else "completed"
+
+    def view(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """As the protocol shows it."""
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "status": status,
+            "status_details": self._details(status),
+            "output": output,
+            "output_modalities": ["text"],
+            "conversation_id": None,
+            "max_output_tokens": self.limit or "inf",
+            "metadata": self.fields.metadata,
+            "usage": self._usage(),
+        }
+
+    def _details(self, status: str) -> dict[str, Any] | None:
+        match status:
+            case "cancelled":
+                return {"type": "cancelled", "reason": "client_cancelled"}
+            case "incomplete":
+                return {"type": "incomplete", "reason": "max_output_tokens"}
+            case "failed" if self.failure is not None:
+                return {"type": "failed", "error": {"type": "server_error", "code": self.failure.code}}
+        return None
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self.usage is None:
+            return None
+        prompt, completion, cached = self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens
+        return {
+            "total_tokens": prompt + completion,
+            "input_tokens": prompt,
+            "output_tokens": completion,
+            "input_token_details": {"text_tokens": prompt, "audio_tokens": 0, "cached_tokens": cached},
+            "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
+        }
+
+
+class Telling:
+    """Puts the log of a response into messages, and what it says into the response. Each record once: what is told is
+    remembered there."""
+
+    __slots__ = ("_delta", "_event_id", "_response")
+
+    def __init__(self, response: SpokenResponse, event_id: Callable[[], str]) -> None:
+        self._response = response
+        self._event_id = event_id
+        # All of a delta's message behind its event's id, but for the text: the same for every token.
+        self._delta = b'",%s,"delta":' % encode(response.place)[1:-1]
+
+    def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
+        """One message for each item that says something."""
+        return [message for item in items if (message := self._message(item)) is not None]
+
+    def _message(self, item: Item) -> bytes | None:
+        response = self._response
+        if not isinstance(item, Numbered):
+            status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
+            return encode(status | status_view(item))
+        match item.record:
+            case Delta(_, text) if text:
+                response.item.text += text
+                start = b'{"type":"response.output_text.delta","event_id":"'
+                return b"%s%s%s%s}" % (start, self._event_id().encode(), self._delta, encode(text))
+            case Finished(_, reason, _):
+                response.finish = reason
+            case Usage() as usage:
+                response.usage = usage
+            case Failure() as failure:
+                response.failure = failure
+        return None
