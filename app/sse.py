@@ -70,10 +70,9 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.write = write_of(scope)
-        if scope["method"] == "HEAD":
+        has_reader = scope["method"] != "HEAD"
+        if not has_reader:
             await self._content.aclose()
-            await self._send(send)
-            return
         try:
             async with while_present(receive):
                 await self._send(send)
@@ -82,7 +81,8 @@ class EventStream(StreamingResponse):
         finally:
             # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
             await self._content.aclose()
-            self._on_close()
+            if has_reader:
+                self._on_close()
 
     async def _send(self, send: Send) -> None:
         """Head, content and end."""
