@@ -35,9 +35,12 @@ async def answer(port: int, text: str, tokens: int) -> str:
                 connection.sendall(data)
             await asyncio.sleep(0.0 if asked else LOOKS_EVERY)
             try:
-                client.receive_data(connection.recv(1 << 20))
+                data = connection.recv(1 << 20)
             except BlockingIOError:
                 continue
+            if not data:
+                raise RuntimeError("the server hung up before the answer was complete")
+            client.receive_data(data)
             heard += [json.loads(frame.data) for frame in client.events_received() if hasattr(frame, "data")]
             if (end := heard[-1] if heard else None) and end["type"] == "error":
                 raise RuntimeError(end["error"]["message"])
