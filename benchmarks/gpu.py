@@ -89,12 +89,13 @@ def _name(measure: Callable[..., None], shape: Shape, sizes: tuple[Any, ...]) ->
 
 def on_gpu(marks: Marks) -> None:
     """The marks of the project; what can hang or disturb others comes last."""
-    for shape, runs in ((LLAMA_1B, 5), (QWEN_06B, 3)):
+    for shape, runs in ((LLAMA_1B, 3), (QWEN_06B, 2)):
         kernels_of(marks, shape)
         steps_of(marks, Build(shape))
         prompts_of(marks, Build(shape), runs)
         # A step is as long there as the engine itself has it.
-        marks.engine(Build(shape, budget=None), marks.of_engines.people, 2048, 64, 10, (512, 2048))
+        for prompt in (512, 2048):
+            marks.engine(Build(shape, budget=None), marks.of_engines.people, prompt, 64, 20, (512, 2048))
     invariant, full = Build(LLAMA_1B, batch_invariant=True), Build(LLAMA_1B)
     for batch in (1, 32, 256):
         marks.engine(invariant, marks.of_engines.decode_step, batch, 512, 20)

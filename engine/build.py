@@ -203,8 +203,7 @@ def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
     """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
-    what a swapped page, a prefilled token and a decode step cost here while nobody asks for more than plain sampling.
-    The pages used are free again afterwards."""
+    what costs what here while nobody asks for more than plain sampling. The pages used are free again afterwards."""
     most = 2048 if runner.runs_ahead else 128  # a GPU is not filled by less
     length = min(most, max_len - 4, num_pages * config.page_size - 4)
     if length < 2:
@@ -226,6 +225,12 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     joins = tuple(replace(join, slot=slot) for slot in range(rows))
     runner.launch(Batch(step=0, joins=joins))()
     several = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
+    per_token, pass_seconds = seconds / length, 0.0
+    if rows > 1:
+        runner.launch(Batch(step=0, joins=joins))()
+        few = Chunk(1, 0, min(8, length), False)
+        both = _fastest(runner, Batch(step=0, decodes=(0,), chunks=(few,)))
+        pass_seconds = max(0.0, both - one - few.length * per_token)
     swapped = tuple((page, page) for page in pages[:host_pages])
     swap_seconds = 0.0
     for _ in range(2):  # the first touches fresh memory
@@ -236,9 +241,10 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
     return Costs(
         swap_pages_per_second=pages_per_second,
-        prefill_tokens_per_second=length / max(seconds, 1e-9),
+        prefill_tokens_per_second=1 / max(per_token, 1e-9),
         decode_seconds=one,
         row_seconds=max(0.0, several - one) / max(1, rows - 1),
+        pass_seconds=pass_seconds,
     )
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
+from engine.lead import Lead
 from engine.scheduling.batch import Batch, Outcome
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Event, Load, ModelInfo, Request
@@ -32,6 +33,11 @@ class Runner(Protocol):
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Begin: move pages, put the batch's tokens through the model, sample. Steps are computed in the order in which
         they were launched. Returns what waits for the outcome."""
+
+    @property
+    def ran_dry(self) -> bool:
+        """Whether all that was launched before was done when the first of the last launch reached the device; of
+        interest where it runs ahead."""
 
     def take_memory(self, pages: int) -> bool:
         """Have the system give some of the memory behind the first `pages` pages, which nobody has held yet: a step
@@ -58,6 +64,7 @@ class Engine:
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
         self._flying: deque[tuple[Batch, float, Callable[[], Outcome]]] = deque()  # launched at, oldest first
         self._landed_at = 0.0
+        self._lead = Lead()
         self._busy_seconds = 0.0
 
     def submit(self, request: Request) -> None:
@@ -77,7 +84,10 @@ class Engine:
         began = self._clock()
         batch = self.scheduler.schedule(began)
         if not batch.is_empty:
-            self._flying.append((batch, began, self._runner.launch(batch)))
+            outcome = self._runner.launch(batch)
+            if self._flying:
+                self._lead.observe(reads_prompts=bool(self._flying[-1][0].chunks), ran_dry=self._runner.ran_dry)
+            self._flying.append((batch, began, outcome))
         may_fly = 1 if self._runner.runs_ahead and not batch.is_empty else 0
         while len(self._flying) > may_fly:
             self._land(*self._flying.popleft())
@@ -96,10 +106,13 @@ class Engine:
         return self.scheduler.has_work or bool(self._flying)
 
     def seconds_to_step(self) -> float | None:
-        """How long nothing needs to be done: None while nobody is there, 0 while anybody runs."""
-        if self._flying:
-            return 0.0
+        """How long nothing needs to be done: None while nobody is there. While a step is computed elsewhere, until the
+        next one has to be decided: whoever arrives by then is in it (docs/decisions/0021)."""
         now = self._clock()
+        if self._flying:
+            batch, launched, _ = self._flying[-1]
+            ends_at = max(launched, self._landed_at) + self.scheduler.foresee(batch)
+            return max(0.0, ends_at - self._lead.seconds(reads_prompts=bool(batch.chunks)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
     def load(self) -> Load:
@@ -121,5 +134,5 @@ class Engine:
         seconds = now - max(launched, self._landed_at)
         self._last_step = (len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
         self._landed_at = now
-        self.scheduler.observe(batch, seconds)
         self._busy_seconds += seconds
+        self.scheduler.observe(batch, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
+import time
 from typing import Generic, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from engine.types import Event, Load, ModelInfo, Request, Snapshot
 MAX_FRAME = 256 << 20  # bytes; a million-token prompt is about 5 MB
 
 READ_AT_ONCE = 16 << 20  # bytes between two steps
+TICK = 0.001  # seconds, which a selector rounds up to
 
 _LENGTH = struct.Struct("<I")
 
@@ -147,7 +149,13 @@ class EngineChannel:
         self._flush()
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
-        """Messages that are here or come within `timeout` seconds (None: wait for some). Raises `ChannelClosed`."""
+        """Messages that are here or come within `timeout` seconds (None: wait for some); less than a millisecond of it
+        may be left when there were none. Raises `ChannelClosed`."""
+        if timeout is not None:
+            ticks = int(timeout / TICK)
+            if timeout and not ticks:  # a message is early enough afterwards
+                time.sleep(timeout)
+            timeout = max(0.0, ticks - 0.5) * TICK  # rounded up it is so many
         while True:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._pending else 0)
             self._selector.modify(self._socket, events)

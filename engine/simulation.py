@@ -31,6 +31,7 @@ class StepCost:
     context: float = 0.0  # for each token of context that a decode reads
     swapped_page: float = 0.0  # one way
     wake: float = 0.0  # before the first step for whoever finds an idle engine: threads to wake, caches to fill
+    host: float | None = None  # for deciding and launching, where a device computes meanwhile; None: nothing does
 
     def costs(self) -> Costs:
         """What the scheduler is told of such a machine at start."""
@@ -40,6 +41,7 @@ class StepCost:
             prefill_tokens_per_second=tokens / (self.step + self.chunk + tokens * self.prompt),
             decode_seconds=self.step + self.decode,
             row_seconds=self.decode,
+            pass_seconds=self.chunk,
         )
 
 
@@ -56,19 +58,20 @@ class Clock:
 class SimulatedRunner:
     """Samples one token over and over; its steps take what `cost` says, on `clock`."""
 
-    runs_ahead = False
-
     def __init__(self, slots: int, cost: StepCost, clock: Clock) -> None:
+        self.runs_ahead = cost.host is not None
+        self.ran_dry = True
         self._cost = cost
         self._clock = clock
         self._lengths = array("q", [0]) * slots
+        self._done_at = 0.0  # all that was launched
 
     def take_memory(self, pages: int) -> bool:
         """There is none to take."""
         return False
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """Time passes when the outcome is asked for."""
+        """The host's time passes now, the device's until the outcome is asked for."""
         cost, lengths = self._cost, self._lengths
         for join in batch.joins:
             lengths[join.slot] = len(join.tokens)
@@ -87,8 +90,12 @@ class SimulatedRunner:
                 lengths[chunk.slot] += 1
                 sampled += 1
 
+        self._clock.now += cost.host or 0.0
+        self.ran_dry = self._done_at < self._clock.now
+        self._done_at = done_at = max(self._done_at, self._clock.now) + seconds
+
         def outcome() -> Outcome:
-            self._clock.now += seconds
+            self._clock.now = max(self._clock.now, done_at)
             return Outcome((SOME_TOKEN,) * sampled)
 
         return outcome
@@ -104,9 +111,11 @@ def simulate(
     host_pages: int = 0,
     max_len: int = 4096,
     costs: Costs | None = None,
+    make: Callable[..., Engine] = Engine,
 ) -> Engine:
     """Serve `arrivals` (seconds, in order) to the end; `take` gets each step's events and the time at its end. Returns
-    the engine, for its books. `costs`: what the scheduler believes of the machine, where it is not what `cost` says."""
+    the engine, for its books. `costs`: what the scheduler believes of the machine, where it is not what `cost` says.
+    `make`: of the engine, where it is another."""
     clock = Clock()
     scheduler = Scheduler(
         config,
@@ -126,7 +135,7 @@ def simulate(
         dtype="none",
         parameters=0,
     )
-    engine = Engine(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
+    engine = make(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
     coming = iter(arrivals)
     upcoming = next(coming, None)
     while upcoming is not None or engine.has_work:

@@ -29,6 +29,7 @@ class MemoryRunner:
         nan_tokens: Collection[int] = (),
     ) -> None:
         self.runs_ahead = runs_ahead
+        self.ran_dry = True  # a step takes no time
         self.nan_tokens = frozenset(nan_tokens)
         self.page_size = page_size
         self.vocab_size = vocab_size

@@ -5,6 +5,7 @@
     python -m benchmarks.scheduling overload    # ten times more than fits: how soon is who told to come again
     python -m benchmarks.scheduling check       # the simulator against the live engine
     python -m benchmarks.scheduling million     # every policy through a million simulated requests, and a plot
+    python -m benchmarks.scheduling device      # people beside a backlog on a simulated device that computes by itself
 
 `live`: people come as a Poisson process, first on a server that has nothing else to do, then with a backlog that keeps
 every slot taken; bulk work alone is measured too. What people took of the machine is its busy time while they were
@@ -21,6 +22,7 @@ import signal
 from app.bench.workloads import WORKLOADS
 from benchmarks.peers.model import SHAPES
 from benchmarks.scheduling.check import CHECK_SCALE, CHECKED, check
+from benchmarks.scheduling.device import device
 from benchmarks.scheduling.live import live
 from benchmarks.scheduling.load import POLICIES, SHAPE
 from benchmarks.scheduling.million import million
@@ -61,6 +63,9 @@ def main() -> None:
     command.add_argument("--workload", choices=sorted(WORKLOADS), default="mixed")
     command.add_argument("--rate", type=float, default=150.0)
     command.set_defaults(run=million)
+    command = commands.add_parser("device")
+    command.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048], help="tokens of a person's")
+    command.set_defaults(run=device)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     run = options.run

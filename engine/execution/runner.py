@@ -50,6 +50,8 @@ class ModelRunner:
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: DecodeGraphs | None = None
         self._in_one_go: StepPass | None = None
+        self._last: Arriving | None = None  # of the last launch
+        self._ran_dry = True
         if capture is not None:
             mirror = DeviceSlots(self._slots, self._last_tokens)
             self._graphs = DecodeGraphs(model, cache, kernels, mirror, max_len, capture)
@@ -66,6 +68,11 @@ class ModelRunner:
     def runs_ahead(self) -> bool:
         """On a GPU, which computes while we go on."""
         return self._model.device.type == "cuda"
+
+    @property
+    def ran_dry(self) -> bool:
+        """See `engine.engine.Runner`."""
+        return self._ran_dry
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
         """Begin one step."""
@@ -103,13 +110,16 @@ class ModelRunner:
             if batch.decodes:
                 drawn.append(self._replay(self._graphs, batch.decodes))
                 batch = replace(batch, decodes=())
+        # Single operations are computed while they are told; a recorded step was told by now.
+        self._ran_dry = self._last is None or self._last.are_there
         wanted: list[Tensor] = []
         if batch.num_tokens:
             more, broken = self._compute(batch)
             drawn += more
             wanted += broken
         wanted += (tensor for some in drawn for tensor in some.tensors)
-        return _Step(Arriving(wanted, self._model.device), drawn, tuple(chunk.length for chunk in batch.chunks))
+        self._last = Arriving(wanted, self._model.device)
+        return _Step(self._last, drawn, tuple(chunk.length for chunk in batch.chunks))
 
     def take_memory(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache has its memory from the beginning."""

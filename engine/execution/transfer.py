@@ -50,6 +50,11 @@ class Arriving:
         ]
         self._landed = torch.cuda.current_stream(device).record_event()
 
+    @property
+    def are_there(self) -> bool:
+        """Whether `wait` would not."""
+        return self._landed is None or bool(self._landed.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> list[Tensor]:
         """All that the device was told before, the copies too, is done."""
         if self._landed is not None:

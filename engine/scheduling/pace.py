@@ -32,6 +32,7 @@ class Pace:
         self.row_seconds = costs.row_seconds
         self.lone_seconds = costs.decode_seconds  # of a step in which one decodes, mostly without its neighbours' noise
         self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
+        self.pass_seconds = costs.pass_seconds  # that prompts add to rows, however few their tokens
         self._base = costs.decode_seconds - costs.row_seconds
         # Sums over the steps seen, fading: their number, rows, seconds, rows squared, rows times seconds.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -51,9 +52,13 @@ class Pace:
         """What so many prompt tokens add to a step."""
         return tokens * self.token_seconds
 
+    def seconds(self, rows: int, tokens: int) -> float:
+        """Of a step in which `rows` decode and `tokens` of prompts are read."""
+        return self.step_seconds(rows) + self.prompt_seconds(tokens) + (self.pass_seconds if rows and tokens else 0.0)
+
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""
-        foreseen = self.step_seconds(rows) + self.prompt_seconds(tokens)
+        foreseen = self.seconds(rows, tokens)
         if seconds <= 0.0:
             return
         strays, kind = self._strays, bool(tokens)
@@ -61,7 +66,7 @@ class Pace:
         if 0 < strays[kind] <= STRAYS:
             return
         if tokens:
-            extra = max(0.0, seconds - self.step_seconds(rows))
+            extra = max(0.0, seconds - self.step_seconds(rows) - (self.pass_seconds if rows else 0.0))
             self._tt = FADE_PROMPTS * self._tt + tokens * tokens
             self._ts = FADE_PROMPTS * self._ts + tokens * extra
             self.token_seconds = self._ts / self._tt

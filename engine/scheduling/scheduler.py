@@ -199,6 +199,10 @@ class Scheduler:
         self.totals.add("computed_tokens", flight.num_tokens)
         self.totals.add("generated_tokens", len(served))
 
+    def foresee(self, batch: Batch) -> float:
+        """Seconds that a step will take, by those made so far; what it moves is not counted."""
+        return self.policy.pace.seconds(len(batch.decodes), sum(chunk.length for chunk in batch.chunks))
+
     def observe(self, batch: Batch, seconds: float) -> None:
         """How long a step took."""
         if not (batch.swap_in or batch.swap_out or batch.copies):

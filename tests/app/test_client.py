@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import struct
+from functools import partial
 
 import msgspec
 import pytest
@@ -27,13 +28,13 @@ from tests.fakes import MemoryRunner, text_alone
 PAGES = 4096  # room for an answer that no test waits for
 
 
-def fake_engine(config: EngineConfig, progress) -> Engine:
+def fake_engine(config: EngineConfig, progress, costs: Costs = Costs(1e9, 1.0), runs_ahead: bool = False) -> Engine:  # noqa: B008
     """An engine on a made-up model."""
-    policy = make_policy(config, Costs(1e9, 1.0))
+    policy = make_policy(config, costs)
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
     info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)
-    return Engine(config, info, scheduler, MemoryRunner(PAGES, 8, 4))
+    return Engine(config, info, scheduler, MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead))
 
 
 CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
@@ -67,6 +68,23 @@ async def follow(client: EngineClient, wanted: Request) -> list:
     client.submit(wanted, sink)
     await asyncio.wait_for(done.wait(), 10)
     return events
+
+
+async def test_an_engine_that_waits_for_its_device_says_the_same():
+    """A step is thought to take ten milliseconds for each row, and the next one is decided when it is over."""
+    costs = Costs(1e9, 1e3, 0.01, 0.01)
+    client = EngineClient(CONFIG, partial(fake_engine, costs=costs, runs_ahead=True))
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    gone = request("gone", PAGES)
+    client.submit(gone, lambda event: None)
+    results = await asyncio.gather(*(follow(client, request(f"r{i}", 3 + i % 5)) for i in range(40)))
+    for i, events in enumerate(results):
+        tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
+        assert tokens == text_alone([1, 2], 0, 3 + i % 5)
+    client.abort(gone.id)
+    await asyncio.wait_for(follow(client, request("last")), 10)
+    await client.stop()
 
 
 async def test_events_of_many_requests_reach_their_own_sinks(client):

@@ -119,6 +119,23 @@ def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wa
     assert run(disturbed, some, pause_one) == alone
 
 
+def test_a_device_runs_dry_when_nothing_is_told_to_it_in_time(demo: Path, wanted: list[Request]):
+    """And only then: a step that follows at once finds it at work."""
+    engine = on_device(demo, max_num_seqs=4)
+    run(engine, wanted)  # kernels and tables are made
+    for request in wanted:
+        engine.submit(request)
+    for _ in range(8):
+        engine.step()
+    torch.cuda._sleep(1_000_000_000)  # cycles: half a second before all that is told from here on
+    engine.step()
+    engine.step()
+    assert not engine._runner.ran_dry
+    torch.cuda.synchronize()
+    engine.step()
+    assert engine._runner.ran_dry
+
+
 def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Request], monkeypatch: pytest.MonkeyPatch):
     """Whatever those ask who join, and who come back from a pause: what is told to the device while it computes is told
     without waiting for it (docs/decisions/0007)."""

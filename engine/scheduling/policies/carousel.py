@@ -23,9 +23,12 @@
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
    a class share them by their tenants' turns.
-8. While anybody of a higher class is served, those of lower ones ride along as far as they stretch a step by no more
-   than `config.stretch`, by what rows were seen to cost (`engine.scheduling.pace`); at least one in `OVERDUE_SHARE`
-   does, in turn, and so do a few tokens of their prompts. Where a row costs next to nothing, as on a GPU, all ride.
+8. While anybody of a higher class is served, those of lower ones ride along as far as they do not make a step too
+   long, by what rows were seen to cost (`engine.scheduling.pace`): `config.stretch` times as long as for the people who
+   decode in it if somebody who waits is about to be overdue, `PATIENT` of the way there if nobody has waited; and by no
+   more where somebody's prompt is read in it. At least one in `RIDING_SHARE` does, in turn, and so do a few tokens of
+   their prompts: where prompts are a pass of their own, as on a GPU, those of many steps at once. Where a row costs
+   next to nothing, all ride.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ from engine.types import Cause, ServiceClass
 BATCH = ServiceClass.BATCH
 OVERDUE_SHARE = 8
 UNEVEN = 1024.0  # weighted tokens
-LEAST_RIDING = 8  # prompt tokens of theirs; a step that is made anyway reads them for little
+RIDING_SHARE = 16  # one in so many rows of lower classes rides whatever it costs
+PATIENT = 0.4  # of the stretch that there is for those who are about to be overdue
+LEAST_RIDING = 8  # prompt tokens of theirs for each step; one that is made anyway reads them for little
+WORTH = 5  # times what a pass costs, that the tokens read in it are to cost: on a GPU one step in a hundred has them
 
 
 def _order(sequence: Sequence) -> tuple[Any, ...]:
@@ -77,6 +83,7 @@ class Carousel(Policy):
         few = config.max_num_seqs < OVERDUE_SHARE
         self._claim_steps = math.ceil(config.min_share * OVERDUE_SHARE / config.max_num_seqs) if few else 0
         self._owed = 0  # steps until the next claim, as long as higher classes ask
+        self._unread = 0  # prompt tokens of lower classes that could have ridden
         self._lines = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
         self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
@@ -175,10 +182,13 @@ class Carousel(Policy):
         are_served = bool(first) or len(lower) < len(decodes)  # those of the highest class
         if is_free or not are_served or not (lower or after):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
-        tokens = min(budget, sum(s.num_uncomputed for s in first))
-        people = self.pace.step_seconds(len(decodes) - len(lower)) + self.pace.prompt_seconds(tokens)
-        rows, tokens = self._riding(len(lower), (self.config.stretch - 1) * people, budget)
-        prompts.append((self._in_turn(after), tokens))
+        row = self.pace.row_seconds
+        stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
+        spare = stretch * self.pace.step_seconds(len(decodes) - len(lower))
+        rows = max(-(-len(lower) // RIDING_SHARE), int(min(spare / row, len(lower))))
+        if after:
+            has_pass = bool(first or overdue)
+            prompts.append((self._in_turn(after), self._riding_tokens(spare - rows * row, budget, has_pass=has_pass)))
         if rows == len(lower):
             return Shares(decodes, [], prompts)
         lower.sort(key=lambda s: (s.rode, s.service_class))
@@ -187,12 +197,26 @@ class Carousel(Policy):
         waits = {id(s) for s in lower[rows:]}
         return Shares([s for s in decodes if id(s) not in waits], lower[rows:], prompts)
 
-    def _riding(self, lower: int, spare: float, budget: int) -> tuple[int, int]:
-        """Rule 8: how many of the `lower` rows ride along, and how many tokens of such prompts, where a step may take
-        `spare` seconds more for them."""
-        row, token = self.pace.row_seconds, max(self.pace.token_seconds, 1e-9)
-        rows = max(-(-lower // OVERDUE_SHARE), int(min(spare / row, lower)))
-        return rows, max(LEAST_RIDING, int(min((spare - rows * row) / token, budget)))
+    def _urgency(self, now: float) -> float:
+        """How near to being overdue the nearest is who waits, from 0 to 1."""
+        if self._overdue:
+            return 1.0
+        if not self._alarms:
+            return 0.0
+        due, _, sequence = self._alarms[0]  # of one who waits: the others were dropped when the step began
+        return max(0.0, 1.0 - (due - now) / self._max_wait[sequence.service_class])
+
+    def _riding_tokens(self, spare: float, budget: int, *, has_pass: bool) -> int:
+        """Rule 8: how many prompt tokens of lower classes ride in a step that may take `spare` seconds more for them.
+        has_pass: there are others."""
+        token = max(self.pace.token_seconds, 1e-9)
+        of_a_pass = 0.0 if has_pass else self.pace.pass_seconds / token
+        self._unread += LEAST_RIDING
+        tokens = int(min(max(spare / token - of_a_pass, self._unread), budget))
+        if tokens < min(WORTH * of_a_pass, budget):
+            return 0
+        self._unread = 0
+        return tokens
 
     def _in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Classes in order, in each whose tenant had least."""

@@ -32,6 +32,7 @@ class History:
         host: int = 8,
         swap_speed: float = 1e9,
         row_seconds: float = 0.0,
+        pass_seconds: float = 0.0,
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
         **options,
@@ -39,7 +40,7 @@ class History:
         options = {"max_num_batched_tokens": slots + 4, "page_size": SIZE, "min_share": 2} | options
         self.config = EngineConfig(model="fake", max_num_seqs=slots, **options).validate()
         self.now = 0.0
-        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds))
+        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds, pass_seconds))
         self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=64)
         runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
         self.engine = Engine(self.config, model_info(pages, slots), self.scheduler, runner, clock=lambda: self.now)
@@ -106,7 +107,8 @@ class History:
         for _ in range(4000):  # every step computes at least one token, and there are not that many
             if not self.engine.has_work:
                 break
-            self.now += self.engine.seconds_to_step() or 0.0
+            if self.scheduler.has_work:
+                self.now = self.scheduler.next_step_at(self.now)
             self.step()
         self.step()
         assert not self.engine.has_work, "no progress although arrivals stopped"

@@ -35,6 +35,17 @@ def test_a_first_guess_that_was_wrong_is_put_right_by_the_steps_that_follow():
     assert pace.step_seconds(8) == pytest.approx(0.0044, rel=0.1)
 
 
+def test_what_a_pass_costs_is_not_laid_to_the_tokens_read_in_it():
+    """Where prompts are computed apart from rows, a few of them cost nearly as much as many."""
+    pace = Pace(Costs(1e4, 1e3, 0.010, 0.0, pass_seconds=0.050))
+    for tokens in (8, 200) * 300:
+        pace.observe(2, tokens, 0.010 + 0.050 + 0.002 * tokens)
+    assert pace.token_seconds == pytest.approx(0.002, rel=0.01)
+    assert pace.seconds(2, 8) == pytest.approx(0.076, rel=0.01)
+    assert pace.seconds(0, 8) == pytest.approx(0.026, rel=0.01), "there is one pass where nobody decodes"
+    assert pace.seconds(2, 0) == pytest.approx(0.010)
+
+
 def test_a_step_that_was_held_up_by_something_else_teaches_nothing():
     """Nor one that took no time, as in a test."""
     pace = Pace(costs(0.010, 0.001))

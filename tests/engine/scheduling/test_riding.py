@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.scheduling.policies.carousel import OVERDUE_SHARE, UNEVEN
+from engine.scheduling.policies.carousel import RIDING_SHARE, UNEVEN
 from engine.types import Cause, Mechanism, Phase, ServiceClass
 from tests.engine.scheduling.history import STEP, History
 
@@ -27,8 +27,8 @@ def said(history: History, names: list[str]) -> list[int]:
 
 
 def test_rows_of_bulk_work_that_would_hold_a_person_up_wait_for_their_turn():
-    """A step may last 1.4 times as long for them: none fits, and one in eight rides all the same."""
-    history, names = crowd(16, stretch=1.4)
+    """A step may last 1.4 times as long for them: none fits, and one in sixteen rides all the same."""
+    history, names = crowd(32, stretch=1.4)
     person = history.arrive([7], 9, service_class=I)
     history.step()
     before = said(history, names)
@@ -36,7 +36,7 @@ def test_rows_of_bulk_work_that_would_hold_a_person_up_wait_for_their_turn():
         history.step()
     gained = [after - b for after, b in zip(said(history, names), before, strict=True)]
     assert len(history.texts[person, 0]) == 5
-    assert sum(gained) == 4 * 16 // OVERDUE_SHARE
+    assert sum(gained) == 4 * 32 // RIDING_SHARE
     assert max(gained) == 1, "they take turns"
     history.end()
 
@@ -88,6 +88,77 @@ def test_a_long_bulk_prompt_is_read_in_small_bites_beside_a_person_and_still_is_
         assert said(history, [bulk]) == [0]
         history.step()
     assert said(history, [person, bulk]) == [6, 1]
+    history.end()
+
+
+def riding(history: History, names: list[str]) -> int:
+    """How many of them get a token in a step."""
+    before = sum(said(history, names))
+    history.step()
+    return sum(said(history, names)) - before
+
+
+def test_somebodys_prompt_makes_no_room_for_rows_of_bulk_work():
+    """The first token would wait for them: as many ride as beside one who decodes."""
+    history = History(slots=17, pages=128, row_seconds=STEP / 10, max_num_batched_tokens=200, stretch=2.5)
+    names = [history.arrive([number, 2], 20, service_class=B) for number in range(16)]
+    history.step()
+    history.step()
+    history.arrive(list(range(40)), 9, service_class=I)
+    assert riding(history, names) in (5, 6), "two fifths of one and a half steps"
+    assert riding(history, names) in (5, 6)
+    history.end()
+
+
+def test_more_bulk_work_rides_the_nearer_somebody_who_waits_is_to_being_overdue():
+    """Of the stretch there is two fifths for it at first, and all of it in the end."""
+    history = History(slots=17, pages=128, row_seconds=STEP / 10, max_num_batched_tokens=200, stretch=2.0)
+    names = [history.arrive([number, 2], 40, service_class=B) for number in range(16)]
+    history.step()
+    history.step()
+    history.arrive([7], 30, service_class=I)
+    history.step()
+    assert riding(history, names) == 4
+    for number in range(5):
+        history.arrive([99, number], 9, service_class=B)
+    history.now += 0.5 * history.config.max_wait_batch
+    assert riding(history, names) == 7
+    history.now += 0.48 * history.config.max_wait_batch
+    assert riding(history, names) == 9
+    history.now += 0.1 * history.config.max_wait_batch
+    history.step()
+    assert riding(history, names) == 12, "beside three who are served, two of whom were overdue"
+    history.end()
+
+
+def test_bulk_prompts_ride_seldom_and_in_large_pieces_where_they_are_a_pass_of_their_own():
+    """As on a GPU: a piece is read when as much may be as is worth the pass, eight tokens for each step."""
+    costs = {"row_seconds": STEP, "pass_seconds": 4.8 * STEP}  # a token takes as long as a row
+    history = History(slots=2, pages=64, max_num_batched_tokens=200, stretch=1.0, **costs)
+    person = history.arrive([7], 30, service_class=I)
+    history.step()
+    bulk = history.arrive(list(range(48)), 2, service_class=B)
+    sequence = history.scheduler.requests[bulk][0]
+    computed = []
+    for _ in range(7):
+        history.step()
+        computed.append(sequence.num_computed)
+    assert computed == [0, 0, 24, 24, 24, 48, 49]
+    assert said(history, [person, bulk]) == [8, 2]
+    history.end()
+
+
+def test_bulk_prompts_ride_with_somebodys_who_pays_for_the_pass():
+    """The next few tokens of them."""
+    history = History(
+        slots=3, pages=64, max_num_batched_tokens=200, stretch=1.0, row_seconds=STEP, pass_seconds=4.8 * STEP
+    )
+    history.arrive([7], 30, service_class=I)
+    history.step()
+    bulk = history.arrive(list(range(48)), 2, service_class=B)
+    history.arrive([8] * 20, 5, service_class=I)
+    history.step()
+    assert history.scheduler.requests[bulk][0].num_computed == 8
     history.end()
 
 

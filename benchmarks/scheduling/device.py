@@ -1,0 +1,89 @@
+"""People beside a backlog on a device that computes by itself, simulated: what they feel against what they feel alone,
+by how soon a step is decided and by policy. The costs are those that a GPU could have, not those of one that was
+measured; what is compared is what the rules make of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.results import save
+from benchmarks.tally import Tally
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.simulation import StepCost, simulate
+from engine.types import Request, SamplingParams, ServiceClass
+
+# Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units; prompts are a pass of their own.
+GIVEN = StepCost(
+    step=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, host=0.0006, swapped_page=1e-6
+)
+SLOTS, PAGES, PAGE = 256, 10_240, 64
+BULK, SHORTEST, LONGEST = 2500, 100, 1024  # requests; tokens of a prompt and of an answer
+PEOPLE, ANSWER = 200, 64
+
+
+class AtOnce(Engine):
+    """A step is decided as soon as the one before has ended."""
+
+    def seconds_to_step(self) -> float | None:
+        """Never later than now while anything is under way."""
+        return 0.0 if self._flying else super().seconds_to_step()
+
+
+WAYS: dict[str, tuple[dict[str, Any], Callable[..., Engine]]] = {
+    "carousel": ({}, Engine),
+    "carousel, decided at once": ({}, AtOnce),
+    "carousel, --stretch inf": ({"stretch": float("inf")}, Engine),
+    "vllm": ({"scheduling_policy": "vllm"}, Engine),
+    "vllm, decided at once": ({"scheduling_policy": "vllm"}, AtOnce),
+}
+
+
+def _arrivals(tally: Tally, prompt: int, bulk: int) -> Iterator[tuple[float, Request]]:
+    """Bulk work that stands there from the beginning, and people from the third second on, one after another."""
+    dice = random.Random(0)
+
+    def ask(name: str, at: float, tokens: int, answer: int, of: ServiceClass) -> tuple[float, Request]:
+        ids = tuple(dice.choices(range(1000), k=tokens))
+        sampling = SamplingParams(max_tokens=answer)
+        return tally.arrive(at, Request(id=name, prompt=ids, sampling=sampling, service_class=of))
+
+    for number in range(bulk):
+        sizes = dice.randint(SHORTEST, LONGEST), dice.randint(SHORTEST, LONGEST)
+        yield ask(f"b{number}", 0.0, *sizes, ServiceClass.BATCH)
+    at = 3.0
+    for number in range(PEOPLE):
+        at += dice.uniform(0.2, 0.25)
+        yield ask(f"p{number}", at, prompt, ANSWER, ServiceClass.INTERACTIVE)
+
+
+def _served(way: str, prompt: int, bulk: int) -> dict[str, Any]:
+    options, make = WAYS[way]
+    config = EngineConfig(model="none", max_num_seqs=SLOTS, page_size=PAGE, **options).validate()
+    tally = Tally()
+    engine = simulate(
+        config, GIVEN, _arrivals(tally, prompt, bulk), tally.take, num_pages=PAGES, host_pages=PAGES, make=make
+    )
+    return tally.figures(engine.load().busy_seconds)
+
+
+def device(options: argparse.Namespace) -> None:
+    """A row for each way and length of a person's prompt."""
+    rows = []
+    for prompt in options.prompts:
+        alone = _served("carousel", prompt, 0)["interactive"]
+        for way in WAYS:
+            found = _served(way, prompt, BULK)
+            people = found["interactive"]
+            row = {"way": way, "prompt": prompt, "ttft_alone": alone["ttft_p50"], "itl_p99_alone": alone["itl_p99"]}
+            row |= {key: people[key] for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "itl_max")}
+            row |= {f"{key}_ratio": people[key] / alone[key] for key in ("ttft_p50", "itl_p50", "itl_p99")}
+            row["tokens_per_second"] = found["tokens_per_second"]
+            rows.append(row)
+            print(", ".join(f"{key} {one:.4g}" if isinstance(one, float) else f"{one}" for key, one in row.items()))
+    save("scheduling_device", vars(options) | {"cost": asdict(GIVEN), "slots": SLOTS}, rows, {})

@@ -1,0 +1,30 @@
+"""How long before the end of a step the next one is decided, where a device computes by itself.
+
+Whoever arrives after a step was decided waits for all of it; the device waits for whoever decides too late. So the lead
+is what keeps the device from running dry, and no more: it grows by half when that happened, shrinks by a hundredth when
+it did not, and so one step in forty is decided too late, by little. (Multiplicative increase and decrease: where it
+settles depends on how often, and on no model of what the host does.) It covers the host's time for deciding and
+launching, how late a sleeper wakes, and what was foreseen wrongly of the step under way. Knows no clock.
+"""
+
+from __future__ import annotations
+
+GROW, SHRINK = 1.5, 0.99
+LEAST, MOST = 1e-4, 0.1  # seconds
+FIRST = 0.02  # longer than most steps, which are decided as soon as they can be until more is known
+
+
+class Lead:
+    """Seconds; of steps that read prompts others than of those that do not, as they are foreseen less well."""
+
+    def __init__(self) -> None:
+        self._seconds = {True: FIRST, False: FIRST}
+
+    def seconds(self, *, reads_prompts: bool) -> float:
+        """Before the foreseen end of such a step."""
+        return self._seconds[reads_prompts]
+
+    def observe(self, *, reads_prompts: bool, ran_dry: bool) -> None:
+        """Whether the device was done with such a step when the next one reached it."""
+        seconds = self._seconds[reads_prompts] * (GROW if ran_dry else SHRINK)
+        self._seconds[reads_prompts] = min(max(seconds, LEAST), MOST)

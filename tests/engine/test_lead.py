@@ -1,0 +1,105 @@
+"""A step is decided as late as the device allows, where there is one (docs/decisions/0021). Time is a formula here."""
+
+from __future__ import annotations
+
+import random
+from statistics import mean
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.lead import FIRST, LEAST, MOST, Lead
+from engine.scheduling.costs import Costs
+from engine.simulation import StepCost, simulate
+from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
+
+AHEAD = StepCost(step=0.001, decode=0.0001, prompt=0.00001, chunk=0.001, host=0.0005)
+SLOTS = 32  # that decode in a step of 4.2 ms
+
+
+class AtOnce(Engine):
+    """As steps were decided before: as soon as the one before has ended."""
+
+    def seconds_to_step(self) -> float | None:
+        """Never later than now while there is anything to do."""
+        return 0.0 if self.has_work else None
+
+
+def serve(cost: StepCost, people: int, **more) -> tuple[list[float], float, Engine]:
+    """Bulk work that fills every slot with as much again waiting, and people who come now and then, one at a time.
+    Returns how long each waited for the first token, when the last token of all came, and the engine."""
+    dice, arrivals = random.Random(1), []
+    for number in range(2 * SLOTS):
+        sampling = SamplingParams(max_tokens=400)
+        request = Request(id=f"b{number}", prompt=(number,) * 9, sampling=sampling, service_class=ServiceClass.BATCH)
+        arrivals.append((0.0, request))
+    for number in range(people):
+        sampling = SamplingParams(max_tokens=2)
+        prompt = (9, number, *range(8))
+        request = Request(id=f"p{number}", prompt=prompt, sampling=sampling, service_class=ServiceClass.INTERACTIVE)
+        arrivals.append((1.0 + number * 0.03 + dice.uniform(0.0, 0.02), request))
+    came = {request.id: at for at, request in arrivals}
+    first: dict[str, float] = {}
+    last = 0.0
+
+    def take(events: list[Event], now: float) -> None:
+        nonlocal last
+        for event in events:
+            if isinstance(event, TokenEvent):
+                first.setdefault(event.request_id, now)
+                last = now
+
+    config = EngineConfig(model="none", max_num_seqs=SLOTS).validate()
+    engine = simulate(config, cost, arrivals, take, num_pages=64 * SLOTS, host_pages=0, **more)
+    return [at - came[name] for name, at in first.items() if name[0] == "p"], last, engine
+
+
+def test_who_comes_while_a_step_is_computed_is_in_the_next_one():
+    """And not in the one after that: half a step of bulk work sooner at least, on the mean."""
+    late, _, _ = serve(AHEAD, people=40)
+    soon, _, _ = serve(AHEAD, people=40, make=AtOnce)
+    assert len(late) == len(soon) == 40
+    assert mean(soon) - mean(late) > 0.5 * (AHEAD.step + AHEAD.decode * SLOTS)
+
+
+def test_the_device_hardly_waits_for_it():
+    """All that is to be computed takes no more than a hundredth longer."""
+    _, late, _ = serve(AHEAD, people=0)
+    _, soon, _ = serve(AHEAD, people=0, make=AtOnce)
+    assert soon < late < 1.01 * soon
+
+
+@pytest.mark.parametrize("believed", [0.3, 3.0])
+@pytest.mark.parametrize("host", [0.0001, 0.0005, 0.02])
+def test_what_steps_take_is_learnt_though_some_end_unseen(host: float, believed: float):
+    """Ever longer steps are foreseen else, as what is foreseen is waited for. Where the host is slower than the device,
+    a step takes what the host does."""
+    cost = StepCost(step=0.001, decode=0.0001, prompt=0.00001, host=host)
+    costs = Costs(1e9, 1e4, believed * 0.0011, believed * 0.0001)
+    _, _, engine = serve(cost, people=0, costs=costs)
+    takes = max(host, 0.001 + 0.0001 * SLOTS)
+    assert engine.scheduler.policy.pace.step_seconds(SLOTS) == pytest.approx(takes, rel=0.05)
+
+
+def test_it_settles_where_one_step_in_forty_comes_too_late():
+    """Whatever it has to cover: that may be twice as much at a time, and change for good."""
+    lead, dice = Lead(), random.Random(2)
+    for needed in (0.0004, 0.003):
+        dry = []
+        for _ in range(4000):
+            is_dry = lead.seconds(reads_prompts=False) < needed * dice.uniform(1.0, 2.0)
+            lead.observe(reads_prompts=False, ran_dry=is_dry)
+            dry.append(is_dry)
+        assert 0.01 < mean(dry[1000:]) < 0.04
+        assert needed < lead.seconds(reads_prompts=False) < 4 * needed
+    assert lead.seconds(reads_prompts=True) == FIRST, "nothing was seen of steps that read prompts"
+
+
+@pytest.mark.parametrize(("ran_dry", "bound"), [(True, MOST), (False, LEAST)])
+def test_it_has_bounds(ran_dry: bool, bound: float):
+    """A machine that is always late, or never."""
+    lead = Lead()
+    for _ in range(2000):
+        lead.observe(reads_prompts=True, ran_dry=ran_dry)
+    assert lead.seconds(reads_prompts=True) == bound
