@@ -274,6 +274,7 @@ class EngineMarks:
         self._add(
             "people", shape=shape.name, prompt=prompt, slots=slots, saturated=saturated, **row,
             ttft_ratio=row["loaded_ttft_ms"]["median"] / row["idle_ttft_ms"]["median"],
+            pass_ms=1000 * engine.scheduler.policy.costs.pass_seconds,
             itl_p99_ratio=row["loaded_itl_p99_ms"] / row["idle_itl_p99_ms"],
         )  # fmt: skip
 

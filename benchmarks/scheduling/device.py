@@ -18,10 +18,11 @@ from engine.engine import Engine
 from engine.simulation import StepCost, simulate
 from engine.types import Request, SamplingParams, ServiceClass
 
-# Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units; prompts are a pass of their own.
+# Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units; rows and prompts are a pass each.
 GIVEN = StepCost(
-    step=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, host=0.0006, swapped_page=1e-6
-)
+    step=0.0, decodes=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, host=0.0006,
+    swapped_page=1e-6,
+)  # fmt: skip
 SLOTS, PAGES, PAGE = 256, 10_240, 64
 BULK, SHORTEST, LONGEST = 2500, 100, 1024  # requests; tokens of a prompt and of an answer
 PEOPLE, ANSWER = 200, 64

@@ -23,7 +23,7 @@ def share_tokens(
     if not decodes and not prefilling:
         return [], [], []
     shares = policy.share(decodes, prefilling, step, now)
-    if not prefilling:
+    if not shares.prompts:
         return shares.decodes, [], shares.held_back
     budget = policy.prompt_tokens(len(shares.decodes))
     if config.max_num_batched_tokens is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from engine.scheduling.costs import Costs
 
+APART = 0.25  # of a lone step, that any prompt adds to it at least where it is a pass of its own
 FADE = 0.998  # of what is known, with each step of decodes alone: half of it is forgotten in 350
 FADE_PROMPTS = 0.98  # with each step that reads prompts, which are fewer
 GUESS = 20.0  # steps that the costs measured at start count for
@@ -55,6 +56,11 @@ class Pace:
     def seconds(self, rows: int, tokens: int) -> float:
         """Of a step in which `rows` decode and `tokens` of prompts are read."""
         return self.step_seconds(rows) + self.prompt_seconds(tokens) + (self.pass_seconds if rows and tokens else 0.0)
+
+    @property
+    def are_apart(self) -> bool:
+        """Whether rows and prompts are a pass over the weights each."""
+        return self.pass_seconds > APART * self.lone_seconds
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""

@@ -29,6 +29,9 @@
    more where somebody's prompt is read in it. At least one in `RIDING_SHARE` does, in turn, and so do a few tokens of
    their prompts: where prompts are a pass of their own, as on a GPU, those of many steps at once. Where a row costs
    next to nothing, all ride.
+9. Where rows and prompts are a pass each, nobody waits for a pass that is for bulk work alone if it can be another
+   step's: bulk work alone decodes and reads its prompts in steps by turns, and a step that reads people's prompts has
+   rows of theirs or none, but none no twice running.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ BATCH = ServiceClass.BATCH
 OVERDUE_SHARE = 8
 UNEVEN = 1024.0  # weighted tokens
 RIDING_SHARE = 16  # one in so many rows of lower classes rides whatever it costs
-PATIENT = 0.4  # of the stretch that there is for those who are about to be overdue
+PATIENT = 0.25  # of the stretch that there is for those who are about to be overdue
 LEAST_RIDING = 8  # prompt tokens of theirs for each step; one that is made anyway reads them for little
 WORTH = 5  # times what a pass costs, that the tokens read in it are to cost: on a GPU one step in a hundred has them
 
@@ -84,6 +87,8 @@ class Carousel(Policy):
         self._claim_steps = math.ceil(config.min_share * OVERDUE_SHARE / config.max_num_seqs) if few else 0
         self._owed = 0  # steps until the next claim, as long as higher classes ask
         self._unread = 0  # prompt tokens of lower classes that could have ridden
+        self._reads_next = False  # rule 9, of bulk work alone
+        self._went_without = -1  # the last step in which none of their rows rode
         self._lines = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
         self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
@@ -164,12 +169,17 @@ class Carousel(Policy):
         return (sequence.service_class, sequence.arrival, sequence.choice)
 
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
-        """Rules 6 to 8."""
+        """Rules 6 to 9."""
         if not prefilling and decodes[0].service_class == decodes[-1].service_class:  # as most steps are
             return Shares(decodes, [], [])
         highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # they come by class
         paced = [s for s in decodes if s.service_class < BATCH] if highest < BATCH else decodes
         budget = self.prompt_tokens(len(paced))
+        if highest is BATCH and decodes and self.pace.are_apart:
+            self._reads_next = not self._reads_next
+            if self._reads_next:
+                return Shares(decodes, [], [])
+            decodes = []
         # Who was let in in time is not overdue for a while: most steps have nobody in this list.
         overdue = [s for s in prefilling if s.is_protected or now >= s.due]
         others = [s for s in prefilling if not (s.is_protected or now >= s.due)] if overdue else prefilling
@@ -182,13 +192,13 @@ class Carousel(Policy):
         are_served = bool(first) or len(lower) < len(decodes)  # those of the highest class
         if is_free or not are_served or not (lower or after):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
-        row = self.pace.row_seconds
         stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
         spare = stretch * self.pace.step_seconds(len(decodes) - len(lower))
-        rows = max(-(-len(lower) // RIDING_SHARE), int(min(spare / row, len(lower))))
+        rows = self._riding_rows(len(lower), spare, step, has_pass=len(lower) < len(decodes))
         if after:
-            has_pass = bool(first or overdue)
-            prompts.append((self._in_turn(after), self._riding_tokens(spare - rows * row, budget, has_pass=has_pass)))
+            spare -= rows * self.pace.row_seconds
+            tokens = self._riding_tokens(spare, budget, has_pass=bool(first or overdue))
+            prompts.append((self._in_turn(after), tokens))
         if rows == len(lower):
             return Shares(decodes, [], prompts)
         lower.sort(key=lambda s: (s.rode, s.service_class))
@@ -206,11 +216,21 @@ class Carousel(Policy):
         due, _, sequence = self._alarms[0]  # of one who waits: the others were dropped when the step began
         return max(0.0, 1.0 - (due - now) / self._max_wait[sequence.service_class])
 
+    def _riding_rows(self, lower: int, spare: float, step: int, *, has_pass: bool) -> int:
+        """Rules 8 and 9: how many of the `lower` rows ride in a step that may take `spare` seconds more for them.
+        has_pass: others decode in it."""
+        if not has_pass and self.pace.are_apart and self._went_without != step - 1:
+            self._went_without = step
+            return 0
+        return max(-(-lower // RIDING_SHARE), int(min(spare / self.pace.row_seconds, lower)))
+
     def _riding_tokens(self, spare: float, budget: int, *, has_pass: bool) -> int:
         """Rule 8: how many prompt tokens of lower classes ride in a step that may take `spare` seconds more for them.
         has_pass: there are others."""
         token = max(self.pace.token_seconds, 1e-9)
-        of_a_pass = 0.0 if has_pass else self.pace.pass_seconds / token
+        if has_pass:
+            return int(min(max(spare / token, LEAST_RIDING), budget))
+        of_a_pass = self.pace.pass_seconds / token
         self._unread += LEAST_RIDING
         tokens = int(min(max(spare / token - of_a_pass, self._unread), budget))
         if tokens < min(WORTH * of_a_pass, budget):
