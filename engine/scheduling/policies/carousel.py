@@ -213,8 +213,8 @@ class Carousel(Policy):
             return 1.0
         if not self._alarms:
             return 0.0
-        due, _, sequence = self._alarms[0]  # of one who waits: the others were dropped when the step began
-        return max(0.0, 1.0 - (due - now) / self._max_wait[sequence.service_class])
+        due, _, sequence = self._alarms[0]  # of one who waited when the step began, or has been paused since
+        return max(0.0, 1.0 - (due - now) / (self._max_wait[sequence.service_class] or math.inf))
 
     def _riding_rows(self, lower: int, spare: float, step: int, *, has_pass: bool) -> int:
         """Rules 8 and 9: how many of the `lower` rows ride in a step that may take `spare` seconds more for them.
