@@ -226,7 +226,7 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     runner.launch(Batch(step=0, joins=joins))()
     several = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
     per_token, pass_seconds = seconds / length, 0.0
-    if rows > 1 and runner.runs_ahead:  # a CPU puts rows and prompts through in one pass
+    if rows > 1 and runner.is_recorded:  # else rows and prompts go through the model in one pass
         runner.launch(Batch(step=0, joins=joins))()
         few = Chunk(1, 0, min(8, length), False)
         both = _fastest(runner, Batch(step=0, decodes=(0,), chunks=(few,)))

@@ -41,7 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # Promises to those who are not first in line: engine/scheduling/policies/carousel.py says how they are kept.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
-    stretch: float = 2.0  # times longer that a step may take for those of lower classes who ride along
+    stretch: float = 2.0  # times longer that a step may take for those of lower classes who ride along, at most
     min_share: int = 64  # tokens a sequence may generate once it has its slot back, before it is paused again
 
     def validate(self) -> EngineConfig:

@@ -36,8 +36,7 @@ class Runner(Protocol):
 
     @property
     def ran_dry(self) -> bool:
-        """Whether all that was launched before was done when the first of the last launch reached the device; of
-        interest where it runs ahead."""
+        """Whether all that was launched before was done by the end of the last launch; asked where it runs ahead."""
 
     def take_memory(self, pages: int) -> bool:
         """Have the system give some of the memory behind the first `pages` pages, which nobody has held yet: a step
@@ -86,7 +85,12 @@ class Engine:
         if not batch.is_empty:
             outcome = self._runner.launch(batch)
             if self._flying:
-                self._lead.observe(reads_prompts=bool(self._flying[-1][0].chunks), ran_dry=self._runner.ran_dry)
+                before = self._flying[-1][0]
+                self._lead.observe(
+                    reads_prompts=bool(before.chunks),
+                    foreseen=self.scheduler.foresee(before),
+                    ran_dry=self._runner.ran_dry,
+                )
             self._flying.append((batch, began, outcome))
         may_fly = 1 if self._runner.runs_ahead and not batch.is_empty else 0
         while len(self._flying) > may_fly:

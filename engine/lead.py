@@ -4,13 +4,15 @@ Whoever arrives after a step was decided waits for all of it; the device waits f
 is what keeps the device from running dry, and no more: it grows by half when that happened, shrinks by a hundredth when
 it did not, and so one step in forty is decided too late, by little. (Multiplicative increase and decrease: where it
 settles depends on how often, and on no model of what the host does.) It covers the host's time for deciding and
-launching, how late a sleeper wakes, and what was foreseen wrongly of the step under way. Knows no clock.
+launching, how late a sleeper wakes, and what was foreseen wrongly of the step under way. As long as that step it helps
+all it can: where the host is slower than the device, steps are decided at once, and what the lead has grown to then is
+soon forgotten. Knows no clock.
 """
 
 from __future__ import annotations
 
 GROW, SHRINK = 1.5, 0.99
-LEAST, MOST = 1e-4, 0.1  # seconds
+LEAST = 1e-4  # seconds
 FIRST = 0.02  # longer than most steps, which are decided as soon as they can be until more is known
 
 
@@ -24,7 +26,8 @@ class Lead:
         """Before the foreseen end of such a step."""
         return self._seconds[reads_prompts]
 
-    def observe(self, *, reads_prompts: bool, ran_dry: bool) -> None:
-        """Whether the device was done with such a step when the next one reached it."""
-        seconds = self._seconds[reads_prompts] * (GROW if ran_dry else SHRINK)
-        self._seconds[reads_prompts] = min(max(seconds, LEAST), MOST)
+    def observe(self, *, reads_prompts: bool, foreseen: float, ran_dry: bool) -> None:
+        """Whether the device was done with such a step, of `foreseen` seconds, by the time the next was launched."""
+        seconds = self._seconds[reads_prompts]
+        grown = min(GROW * seconds, max(seconds, foreseen)) if ran_dry else SHRINK * seconds
+        self._seconds[reads_prompts] = max(grown, LEAST)

@@ -33,6 +33,7 @@ class StepCost:
     swapped_page: float = 0.0  # one way
     wake: float = 0.0  # before the first step for whoever finds an idle engine: threads to wake, caches to fill
     host: float | None = None  # for deciding and launching, where a device computes meanwhile; None: nothing does
+    host_prompts: float = 0.0  # besides, for launching the many operations that read prompts
 
     def costs(self) -> Costs:
         """What the scheduler is told of such a machine at start."""
@@ -94,8 +95,11 @@ class SimulatedRunner:
                 sampled += 1
 
         self._clock.now += cost.host or 0.0
+        begun_at = max(self._done_at, self._clock.now)
+        if batch.chunks:  # it is computed while it is told
+            self._clock.now += cost.host_prompts
         self.ran_dry = self._done_at < self._clock.now
-        self._done_at = done_at = max(self._done_at, self._clock.now) + seconds
+        self._done_at = done_at = max(begun_at + seconds, self._clock.now)
 
         def outcome() -> Outcome:
             self._clock.now = max(self._clock.now, done_at)
@@ -146,7 +150,7 @@ def simulate(
             engine.submit(upcoming[1])
             upcoming = next(coming, None)
         seconds = engine.seconds_to_step()
-        if seconds:  # it waits for a batch to be complete
+        if seconds:  # it waits for a batch to be complete, or for its device
             clock.now += seconds
             if upcoming is not None:
                 clock.now = min(clock.now, max(upcoming[0], clock.now - seconds))

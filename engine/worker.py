@@ -72,7 +72,7 @@ class Worker:
                 self._channel.send(Stepped(tuple(events), self._engine.load(), view))
 
     def _patience(self) -> float | None:
-        """How long the inbox may be waited for: not at all while there is work, for ever while nobody looks."""
+        """How long the inbox may be waited for: until there is something to do, for ever if nobody looks."""
         if self._takes_memory:
             return 0.0
         seconds = self._engine.seconds_to_step()

@@ -27,9 +27,10 @@ class MemoryRunner:
         vocab_size: int = 1000,
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
+        ran_dry: bool = True,  # a step takes no time
     ) -> None:
         self.runs_ahead = runs_ahead
-        self.ran_dry = True  # a step takes no time
+        self.ran_dry = ran_dry
         self.nan_tokens = frozenset(nan_tokens)
         self.page_size = page_size
         self.vocab_size = vocab_size

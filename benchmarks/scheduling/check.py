@@ -74,8 +74,11 @@ def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tal
     return tally, steps, ended - began
 
 
+FITTED = ("step", "decode", "prompt", "chunk", "context", "swapped_page", "wake")  # as `_work` has them
+
+
 def _work(batch: Batch, contexts: dict[int, int]) -> list[float]:
-    """What a step did, in the order of the fields of `StepCost`."""
+    """What a step did; whether it found an idle engine comes last."""
     return [
         1.0,
         len(batch.decodes),
@@ -102,7 +105,7 @@ def fit(steps: list[list[float]]) -> StepCost:
             continue
         weight = np.abs(seconds - table[:, kept] @ found).clip(min=1e-6) ** -0.5
     by_column = dict(zip(kept, map(float, found), strict=True))
-    return StepCost(*(by_column.get(column, 0.0) for column in range(table.shape[1])))
+    return StepCost(**{name: by_column.get(column, 0.0) for column, name in enumerate(FITTED)})
 
 
 def check(options: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import argparse
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from benchmarks.results import save
@@ -20,12 +21,13 @@ from engine.types import Request, SamplingParams, ServiceClass
 
 # Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units; rows and prompts are a pass each.
 GIVEN = StepCost(
-    step=0.0, decodes=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, host=0.0006,
-    swapped_page=1e-6,
+    step=0.0, decodes=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, swapped_page=1e-6,
+    host=0.0006, host_prompts=0.0015,
 )  # fmt: skip
 SLOTS, PAGES, PAGE = 256, 10_240, 64
-BULK, SHORTEST, LONGEST = 2500, 100, 1024  # requests; tokens of a prompt and of an answer
-PEOPLE, ANSWER = 200, 64
+SHORTEST, LONGEST = 100, 1024  # tokens of a prompt and of an answer of bulk work
+PEOPLE, ANSWER = 100, 64
+BACKLOGS = {"young": (1600, 3.0), "overdue": (12_000, 125.0)}  # requests, and when people begin to come, in seconds
 
 
 class AtOnce(Engine):
@@ -45,8 +47,8 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[..., Engine]]] = {
 }
 
 
-def _arrivals(tally: Tally, prompt: int, bulk: int) -> Iterator[tuple[float, Request]]:
-    """Bulk work that stands there from the beginning, and people from the third second on, one after another."""
+def _arrivals(tally: Tally, prompt: int, bulk: int, at: float) -> Iterator[tuple[float, Request]]:
+    """Bulk work that stands there from the beginning, and people from `at` on, one after another."""
     dice = random.Random(0)
 
     def ask(name: str, at: float, tokens: int, answer: int, of: ServiceClass) -> tuple[float, Request]:
@@ -57,34 +59,35 @@ def _arrivals(tally: Tally, prompt: int, bulk: int) -> Iterator[tuple[float, Req
     for number in range(bulk):
         sizes = dice.randint(SHORTEST, LONGEST), dice.randint(SHORTEST, LONGEST)
         yield ask(f"b{number}", 0.0, *sizes, ServiceClass.BATCH)
-    at = 3.0
     for number in range(PEOPLE):
         at += dice.uniform(0.2, 0.25)
         yield ask(f"p{number}", at, prompt, ANSWER, ServiceClass.INTERACTIVE)
 
 
-def _served(way: str, prompt: int, bulk: int) -> dict[str, Any]:
+def _served(way: str, prompt: int, bulk: int, at: float) -> dict[str, Any]:
     options, make = WAYS[way]
     config = EngineConfig(model="none", max_num_seqs=SLOTS, page_size=PAGE, **options).validate()
     tally = Tally()
     engine = simulate(
-        config, GIVEN, _arrivals(tally, prompt, bulk), tally.take, num_pages=PAGES, host_pages=PAGES, make=make
+        config, GIVEN, _arrivals(tally, prompt, bulk, at), tally.take, num_pages=PAGES, host_pages=PAGES, make=make
     )
     return tally.figures(engine.load().busy_seconds)
 
 
 def device(options: argparse.Namespace) -> None:
-    """A row for each way and length of a person's prompt."""
+    """A row for each way, length of a person's prompt and age of the backlog."""
     rows = []
-    for prompt in options.prompts:
-        alone = _served("carousel", prompt, 0)["interactive"]
+    for prompt, (backlog, (bulk, at)) in product(options.prompts, BACKLOGS.items()):
+        alone = _served("carousel", prompt, 0, at)["interactive"]
         for way in WAYS:
-            found = _served(way, prompt, BULK)
+            found = _served(way, prompt, bulk, at)
             people = found["interactive"]
-            row = {"way": way, "prompt": prompt, "ttft_alone": alone["ttft_p50"], "itl_p99_alone": alone["itl_p99"]}
+            row = {"way": way, "backlog": backlog, "prompt": prompt}
+            row |= {"ttft_alone": alone["ttft_p50"], "itl_p99_alone": alone["itl_p99"]}
             row |= {key: people[key] for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "itl_max")}
             row |= {f"{key}_ratio": people[key] / alone[key] for key in ("ttft_p50", "itl_p50", "itl_p99")}
             row["tokens_per_second"] = found["tokens_per_second"]
             rows.append(row)
-            print(", ".join(f"{key} {one:.4g}" if isinstance(one, float) else f"{one}" for key, one in row.items()))
+            shown = (f"{key} {one:.4g}" if isinstance(one, float) else str(one) for key, one in row.items())
+            print(", ".join(shown), flush=True)
     save("scheduling_device", vars(options) | {"cost": asdict(GIVEN), "slots": SLOTS}, rows, {})

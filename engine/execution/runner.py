@@ -70,6 +70,11 @@ class ModelRunner:
         return self._model.device.type == "cuda"
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether decode rows are a recorded step, and what else is in a step is computed apart from them."""
+        return self._graphs is not None
+
+    @property
     def ran_dry(self) -> bool:
         """See `engine.engine.Runner`."""
         return self._ran_dry
@@ -110,14 +115,13 @@ class ModelRunner:
             if batch.decodes:
                 drawn.append(self._replay(self._graphs, batch.decodes))
                 batch = replace(batch, decodes=())
-        # Single operations are computed while they are told; a recorded step was told by now.
-        self._ran_dry = self._last is None or self._last.are_there
         wanted: list[Tensor] = []
         if batch.num_tokens:
             more, broken = self._compute(batch)
             drawn += more
             wanted += broken
         wanted += (tensor for some in drawn for tensor in some.tensors)
+        self._ran_dry = self._last is None or self._last.are_there
         self._last = Arriving(wanted, self._model.device)
         return _Step(self._last, drawn, tuple(chunk.length for chunk in batch.chunks))
 

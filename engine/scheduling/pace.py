@@ -72,7 +72,11 @@ class Pace:
         if 0 < strays[kind] <= STRAYS:
             return
         if tokens:
-            extra = max(0.0, seconds - self.step_seconds(rows) - (self.pass_seconds if rows else 0.0))
+            extra = max(0.0, seconds - self.step_seconds(rows))
+            if rows:
+                if extra < self.pass_seconds:  # it was thought to cost too much: a pass has tokens in it
+                    self.pass_seconds += FALL * (extra - self.pass_seconds)
+                extra = max(0.0, extra - self.pass_seconds)
             self._tt = FADE_PROMPTS * self._tt + tokens * tokens
             self._ts = FADE_PROMPTS * self._ts + tokens * extra
             self.token_seconds = self._ts / self._tt

@@ -34,7 +34,7 @@ def fake_engine(config: EngineConfig, progress, costs: Costs = Costs(1e9, 1.0), 
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
     info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)
-    return Engine(config, info, scheduler, MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead))
+    return Engine(config, info, scheduler, MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, ran_dry=False))
 
 
 CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
@@ -71,7 +71,7 @@ async def follow(client: EngineClient, wanted: Request) -> list:
 
 
 async def test_an_engine_that_waits_for_its_device_says_the_same():
-    """A step is thought to take ten milliseconds for each row, and the next one is decided when it is over."""
+    """Four rows are thought to take 40 ms, and half of that is waited for before the next step is decided."""
     costs = Costs(1e9, 1e3, 0.01, 0.01)
     client = EngineClient(CONFIG, partial(fake_engine, costs=costs, runs_ahead=True))
     await client.start()

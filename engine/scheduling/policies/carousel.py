@@ -18,8 +18,9 @@
    the steps, as long as higher classes ask: a flood of old batch jobs cannot shut people out. One may pause running
    ones of its own class too, and has a claim on its slot for `min_share` tokens. When its turn has come and the pages
    it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
-   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others. The clock of a paused sequence goes on
-   unless it had generated its share: being let in and thrown out again is no service.
+   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others, or all tokens of one step in so many where
+   prompts are a pass of their own. The clock of a paused sequence goes on unless it had generated its share: being let
+   in and thrown out again is no service.
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
    a class share them by their tenants' turns.
@@ -28,10 +29,10 @@
    decode in it if somebody who waits is about to be overdue, `PATIENT` of the way there if nobody has waited; and by no
    more where somebody's prompt is read in it. At least one in `RIDING_SHARE` does, in turn, and so do a few tokens of
    their prompts: where prompts are a pass of their own, as on a GPU, those of many steps at once. Where a row costs
-   next to nothing, all ride.
-9. Where rows and prompts are a pass each, nobody waits for a pass that is for bulk work alone if it can be another
-   step's: bulk work alone decodes and reads its prompts in steps by turns, and a step that reads people's prompts has
-   rows of theirs or none, but none no twice running.
+   nothing, all do; with an infinite stretch all of all.
+9. Where rows and prompts are a pass each, people wait for none that is made for lower classes if another step can make
+   it: bulk work alone decodes and reads its prompts by turns, and a step that reads people's prompts when none of them
+   decodes leaves rows of lower classes out, though not twice running.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Carousel(Policy):
         # Whoever is in it keeps its place in its class, so that it can only help.
         self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
         # When each becomes overdue, soonest first. Entries of those who left are dropped when they come to the top.
-        self._alarms: list[tuple[float, int, Sequence]] = []
+        self._alarms: dict[ServiceClass, list[tuple[float, int, Sequence]]] = {c: [] for c in ServiceClass}
         self._serial = count()
 
     # Who waits ----------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class Carousel(Policy):
         sequence.account = self._lines[sequence.service_class].push(sequence)
         sequence.due = sequence.waiting_since + self._max_wait[sequence.service_class]
         if sequence.due < math.inf:
-            heapq.heappush(self._alarms, (sequence.due, next(self._serial), sequence))
+            heapq.heappush(self._alarms[sequence.service_class], (sequence.due, next(self._serial), sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """From its class, and from those who are overdue."""
@@ -136,15 +137,16 @@ class Carousel(Policy):
     def begin_step(self, now: float) -> None:
         """Rule 6: let whoever has waited past its class's bound into the overdue line."""
         self._owed = max(0, self._owed - 1)
-        while self._alarms:
-            due, _, sequence = self._alarms[0]
-            waits = sequence.state in (State.WAITING, State.PAUSED)
-            if waits and not sequence.is_overdue and due == sequence.due:
-                if due > now:
-                    return
-                sequence.is_overdue = True
-                self._overdue.push(sequence)
-            heapq.heappop(self._alarms)
+        for alarms in self._alarms.values():
+            while alarms:
+                due, _, sequence = alarms[0]
+                waits = sequence.state in (State.WAITING, State.PAUSED)
+                if waits and not sequence.is_overdue and due == sequence.due:
+                    if due > now:
+                        break
+                    sequence.is_overdue = True
+                    self._overdue.push(sequence)
+                heapq.heappop(alarms)
 
     def admit(self, stage: Stage, now: float) -> None:
         """Next first, until one does not fit. Nobody overtakes the one who does not fit: whatever becomes free is its.
@@ -185,19 +187,18 @@ class Carousel(Policy):
         others = [s for s in prefilling if not (s.is_protected or now >= s.due)] if overdue else prefilling
         first = [s for s in others if s.service_class == highest]
         after = others[len(first) :]
-        prompts = [(overdue, max(1, budget // OVERDUE_SHARE) if others else budget)] if overdue else []
+        prompts = [(overdue, self._overdue_tokens(budget, step, decodes, others))] if overdue else []
         prompts.append((self._in_turn(first), budget))
         lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
-        is_free = not self.pace.row_seconds or math.isinf(self.config.stretch)
         are_served = bool(first) or len(lower) < len(decodes)  # those of the highest class
-        if is_free or not are_served or not (lower or after):
+        if not are_served or not (lower or after) or math.isinf(self.config.stretch):
             return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
         stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
         spare = stretch * self.pace.step_seconds(len(decodes) - len(lower))
         rows = self._riding_rows(len(lower), spare, step, has_pass=len(lower) < len(decodes))
         if after:
-            spare -= rows * self.pace.row_seconds
-            tokens = self._riding_tokens(spare, budget, has_pass=bool(first or overdue))
+            has_pass = any(group and most for group, most in prompts)
+            tokens = self._riding_tokens(spare - rows * self.pace.row_seconds, budget, has_pass=has_pass)
             prompts.append((self._in_turn(after), tokens))
         if rows == len(lower):
             return Shares(decodes, [], prompts)
@@ -211,18 +212,28 @@ class Carousel(Policy):
         """How near to being overdue the nearest is who waits, from 0 to 1."""
         if self._overdue:
             return 1.0
-        if not self._alarms:
-            return 0.0
-        due, _, sequence = self._alarms[0]  # of one who waited when the step began, or has been paused since
-        return max(0.0, 1.0 - (due - now) / (self._max_wait[sequence.service_class] or math.inf))
+        # The first alarm is of one who waited when the step began, or has been paused since.
+        waited = (
+            1.0 - (alarms[0][0] - now) / (self._max_wait[service_class] or math.inf)
+            for service_class, alarms in self._alarms.items()
+            if alarms
+        )
+        return min(1.0, max((0.0, *waited)))
+
+    def _overdue_tokens(self, budget: int, step: int, decodes: list[Sequence], others: list[Sequence]) -> int:
+        """Rule 6: of the prompts of those who are overdue."""
+        if self.pace.are_apart and decodes and not (others and others[0].service_class < BATCH):
+            return 0 if step % OVERDUE_SHARE else budget
+        return max(1, budget // OVERDUE_SHARE) if others else budget
 
     def _riding_rows(self, lower: int, spare: float, step: int, *, has_pass: bool) -> int:
         """Rules 8 and 9: how many of the `lower` rows ride in a step that may take `spare` seconds more for them.
         has_pass: others decode in it."""
-        if not has_pass and self.pace.are_apart and self._went_without != step - 1:
+        if lower and not has_pass and self.pace.are_apart and self._went_without != step - 1:
             self._went_without = step
             return 0
-        return max(-(-lower // RIDING_SHARE), int(min(spare / self.pace.row_seconds, lower)))
+        row = self.pace.row_seconds
+        return max(-(-lower // RIDING_SHARE), int(min(spare / row, lower)) if row else lower)
 
     def _riding_tokens(self, spare: float, budget: int, *, has_pass: bool) -> int:
         """Rule 8: how many prompt tokens of lower classes ride in a step that may take `spare` seconds more for them.

@@ -46,6 +46,15 @@ def test_what_a_pass_costs_is_not_laid_to_the_tokens_read_in_it():
     assert pace.seconds(2, 0) == pytest.approx(0.010)
 
 
+def test_a_pass_that_was_thought_to_cost_too_much_is_put_right():
+    """By steps that took less with prompts in them; or tokens would seem to be free."""
+    pace = Pace(Costs(1e4, 1e3, 0.010, 0.0, pass_seconds=0.5))
+    for tokens in (8, 200) * 300:
+        pace.observe(2, tokens, 0.010 + 0.050 + 0.002 * tokens)
+    assert 0.040 < pace.pass_seconds < 0.070
+    assert pace.token_seconds == pytest.approx(0.002, rel=0.05)
+
+
 def test_a_step_that_was_held_up_by_something_else_teaches_nothing():
     """Nor one that took no time, as in a test."""
     pace = Pace(costs(0.010, 0.001))

@@ -201,6 +201,71 @@ def test_a_first_token_does_not_wait_for_a_pass_of_bulk_rows_but_long_prompts_le
     history.end()
 
 
+def test_a_step_without_rows_is_none_in_which_they_went_without():
+    """Bulk work reads its prompt beside somebody's: its row is left out of the next step, as it would have been."""
+    history = History(
+        slots=2, pages=64, max_num_batched_tokens=200, prefill_chunk=8, row_seconds=STEP, pass_seconds=STEP
+    )
+    bulk = history.arrive([5] * 8, 30, service_class=B)
+    history.arrive([7] * 60, 3, service_class=I)
+    assert [riding(history, [bulk]) for _ in range(4)] == [1, 0, 1, 0]
+    history.end()
+
+
+def test_each_class_is_as_urgent_as_its_own_bound_has_it():
+    """Whose alarm comes first is not whose wait is nearest its end; and one that is long past is no more urgent."""
+    history = History(slots=1, pages=64, max_wait_standard=4.0, max_wait_batch=10.0)
+    policy = history.scheduler.policy
+    history.arrive([7], 60, service_class=I)
+    history.step()
+    history.arrive([8], 2, service_class=B)
+    history.now += 5.0
+    history.arrive([9], 2, service_class=S)
+    history.now += 1.0
+    history.step()
+    assert policy._urgency(history.now) == pytest.approx(0.6, abs=0.01)
+    history.now += 1.5
+    assert policy._urgency(history.now) == pytest.approx(0.75, abs=0.01)
+    assert policy._urgency(history.now + 100.0) == 1.0
+    history.end()
+
+
+def test_rows_that_cost_nothing_all_ride_and_prompts_that_are_a_pass_still_wait_to_be_worth_it():
+    """As on a GPU with few rows."""
+    history = History(slots=4, pages=64, max_num_batched_tokens=200, stretch=1.0, pass_seconds=4.8 * STEP)
+    names = [history.arrive([number, 2], 30, service_class=B) for number in range(2)]
+    history.step()
+    history.step()
+    history.step()
+    history.arrive([7], 30, service_class=I)
+    history.step()
+    history.step()
+    bulk = history.arrive(list(range(48)), 2, service_class=B)
+    assert riding(history, names) == 2
+    sequence = history.scheduler.requests[bulk][0]
+    assert sequence.num_computed == 0
+    history.step()
+    history.step()
+    assert sequence.num_computed == 24
+    history.end()
+
+
+def test_who_is_overdue_has_its_prompt_read_in_one_step_of_eight_where_that_is_a_pass():
+    """All that a step may read, in place of an eighth of it in every step."""
+    history = History(
+        slots=2, pages=64, max_num_batched_tokens=12, row_seconds=STEP, pass_seconds=STEP, max_wait_batch=0.05
+    )
+    history.arrive([7], 40, service_class=I)
+    bulk = history.arrive(list(range(20)), 2, service_class=B)
+    history.now += 0.1
+    computed = []
+    for _ in range(16):
+        history.step()
+        computed.append(history.scheduler.requests[bulk][0].num_computed)
+    assert computed == [0] * 7 + [11] * 8 + [20]
+    history.end()
+
+
 def test_a_claim_to_a_minimum_share_is_not_held_back():
     """It waited past its bound; its turn is its turn, and the others take theirs."""
     history = History(
