@@ -138,5 +138,5 @@ class Engine:
         seconds = now - max(launched, self._landed_at)
         self._last_step = (len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
         self._landed_at = now
-        self._busy_seconds += seconds
         self.scheduler.observe(batch, seconds)
+        self._busy_seconds += seconds

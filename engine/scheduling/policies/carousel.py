@@ -187,7 +187,7 @@ class Carousel(Policy):
         others = [s for s in prefilling if not (s.is_protected or now >= s.due)] if overdue else prefilling
         first = [s for s in others if s.service_class == highest]
         after = others[len(first) :]
-        prompts = [(overdue, self._overdue_tokens(budget, step, decodes, others))] if overdue else []
+        prompts = [(overdue, self._overdue_tokens(overdue, others, decodes, budget, step))] if overdue else []
         prompts.append((self._in_turn(first), budget))
         lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
         are_served = bool(first) or len(lower) < len(decodes)  # those of the highest class
@@ -220,9 +220,13 @@ class Carousel(Policy):
         )
         return min(1.0, max((0.0, *waited)))
 
-    def _overdue_tokens(self, budget: int, step: int, decodes: list[Sequence], others: list[Sequence]) -> int:
-        """Rule 6: of the prompts of those who are overdue."""
-        if self.pace.are_apart and decodes and not (others and others[0].service_class < BATCH):
+    def _overdue_tokens(
+        self, overdue: list[Sequence], others: list[Sequence], decodes: list[Sequence], budget: int, step: int
+    ) -> int:
+        """Rule 6: how many tokens of their prompts go into a step."""
+        theirs = overdue[0].service_class
+        is_read_anyway = bool(others) and others[0].service_class < theirs
+        if self.pace.are_apart and not is_read_anyway and decodes and decodes[0].service_class < theirs:
             return 0 if step % OVERDUE_SHARE else budget
         return max(1, budget // OVERDUE_SHARE) if others else budget
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -263,6 +264,37 @@ def test_who_is_overdue_has_its_prompt_read_in_one_step_of_eight_where_that_is_a
         history.step()
         computed.append(history.scheduler.requests[bulk][0].num_computed)
     assert computed == [0] * 7 + [11] * 8 + [20]
+    history.end()
+
+
+def test_who_is_overdue_is_read_with_somebodys_prompt_that_pays_for_the_pass():
+    """An eighth of the tokens, as where there is one pass."""
+    costs = {"row_seconds": STEP, "pass_seconds": STEP}
+    history = History(slots=3, pages=64, max_num_batched_tokens=25, max_wait_batch=0.05, **costs)
+    history.arrive([7], 40, service_class=I)
+    overdue = history.arrive(list(range(20)), 2, service_class=B)
+    history.step()
+    history.arrive([8] * 60, 2, service_class=I)
+    history.now += 0.1
+    computed = []
+    for _ in range(3):
+        computed.append(history.scheduler.requests[overdue][0].num_computed)
+        history.step()
+    assert [after - before for before, after in pairwise(computed)] == [3, 3]
+    history.end()
+
+
+def test_who_is_overdue_is_read_at_once_where_only_bulk_work_decodes():
+    """A pass of its own holds up nobody who goes before it."""
+    costs = {"row_seconds": STEP, "pass_seconds": STEP}
+    history = History(slots=2, pages=64, max_num_batched_tokens=12, max_wait_standard=0.05, **costs)
+    history.arrive([7], 40, service_class=B)
+    history.step()
+    overdue = history.arrive(list(range(20)), 2, service_class=S)
+    history.now += 0.1
+    history.step()
+    history.step()
+    assert history.scheduler.requests[overdue][0].num_computed == 20
     history.end()
 
 
