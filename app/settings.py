@@ -131,12 +131,7 @@ OPTIONS = (
     Option("threads", int, "CPU threads of the engine; default: one a core", engine=True),
     Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
     Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
-    Option(
-        "stretch",
-        float,
-        "most times longer that a step may take for lower classes that ride along",
-        engine=True,
-    ),
+    Option("stretch", float, "times longer that a step may take at most for who rides along", engine=True),
     Option("min-share", int, "tokens a resumed request may generate before it is paused again", engine=True),
 )
 

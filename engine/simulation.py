@@ -28,7 +28,7 @@ class StepCost:
     decode: float  # for each sequence that decodes
     prompt: float  # for each prompt token
     chunk: float = 0.0  # for each piece of a prompt, however short
-    decodes: float = 0.0  # for all sequences that decode together, where that is a pass of its own
+    decode_pass: float = 0.0  # for all sequences that decode together, where that is a pass of its own
     context: float = 0.0  # for each token of context that a decode reads
     swapped_page: float = 0.0  # one way
     wake: float = 0.0  # before the first step for whoever finds an idle engine: threads to wake, caches to fill
@@ -41,7 +41,7 @@ class StepCost:
         return Costs(
             swap_pages_per_second=1 / self.swapped_page if self.swapped_page else 1e9,
             prefill_tokens_per_second=tokens / (self.step + self.chunk + tokens * self.prompt),
-            decode_seconds=self.step + self.decodes + self.decode,
+            decode_seconds=self.step + self.decode_pass + self.decode,
             row_seconds=self.decode,
             pass_seconds=self.chunk,
         )
@@ -79,7 +79,7 @@ class SimulatedRunner:
             lengths[join.slot] = len(join.tokens)
         seconds = cost.step + cost.decode * len(batch.decodes)
         if batch.decodes:
-            seconds += cost.decodes
+            seconds += cost.decode_pass
         if batch.chunks:
             seconds += cost.chunk * len(batch.chunks) + cost.prompt * sum(chunk.length for chunk in batch.chunks)
         if batch.swap_in or batch.swap_out:

@@ -21,7 +21,7 @@ from engine.types import Request, SamplingParams, ServiceClass
 
 # Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units; rows and prompts are a pass each.
 GIVEN = StepCost(
-    step=0.0, decodes=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, swapped_page=1e-6,
+    step=0.0, decode_pass=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, swapped_page=1e-6,
     host=0.0006, host_prompts=0.0015,
 )  # fmt: skip
 SLOTS, PAGES, PAGE = 256, 10_240, 64
