@@ -26,7 +26,9 @@ from benchmarks.shapes import Shape
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.execution.graphs import PromptTokens
 from engine.types import Event, Mechanism, Request, SamplingParams, ServiceClass, TokenEvent
+from kernels.query_tiles import query_tiles
 
 MOST_STEPS = 20_000  # that anything here takes, and several times more; beyond that nothing moves
 SETTLING_STEPS = 3  # after the last prompt, part of which one may still be under way
@@ -132,22 +134,30 @@ class EngineMarks:
             tokens_per_second=spread([batch / one for one in seconds]),
         )  # fmt: skip
 
-    def recorded_step(self, engine: Engine, shape: Shape, rows: int, context: int, replays: int = 50) -> None:
+    def recorded_step(
+        self, engine: Engine, shape: Shape, rows: int, context: int, prompt: int = 0, replays: int = 50
+    ) -> None:
         """The recorded step of nobody, again and again: what a device takes that never waits for the host, without the
-        keys and values. The bound is that of a step without them."""
+        keys and values of its rows; and what `prompt` tokens of a prompt add that ride in it. The bound is that of a
+        step without keys and values, whose multiplications hide behind reading the weights, or the other way round."""
         graphs = engine._runner._graphs
-        nobody = np.full(rows, graphs.slots.nobody, np.int64)
+        nobody, riding = np.full(rows, graphs.slots.nobody, np.int64), None
+        if prompt:
+            positions, zeros = np.arange(prompt), np.zeros(prompt, np.int64)
+            riding = PromptTokens(zeros + graphs.slots.nobody, positions, zeros, query_tiles([(rows, rows, prompt, 0)]))
+        found = graphs.find(rows + prompt, context, False, len(riding.tiles) if riding else None)
 
         def replay() -> None:
             for _ in range(replays):
-                graphs.run(nobody, context, filtered=False)
+                graphs.run(found, nobody, riding)
 
         with torch.inference_mode():
             replay()
             times = [self._on.elapsed(replay) / replays for _ in range(5)]
-        bound = shape.decode_bytes(rows, 0.0) / self._on.ceilings.bytes_per_second
+        ceilings, flops = self._on.ceilings, 2 * (rows + prompt) * shape.linear_weights + 2 * rows * shape.head_weights
+        bound = max(shape.decode_bytes(rows, 0.0) / ceilings.bytes_per_second, flops / ceilings.flops_per_second)
         self._add(
-            "recorded step", **_which(engine, shape), rows=rows, width_for=context,
+            "recorded step", **_which(engine, shape), rows=rows, prompt=prompt, width_for=context,
             ms=spread([1000 * seconds for seconds in times]), bound_ms=1000 * bound, of_bound=bound / median(times),
         )  # fmt: skip
 
@@ -253,7 +263,8 @@ class EngineMarks:
             seconds[way].append(time.perf_counter() - began)
         for way, took in seconds.items():
             self._add(
-                "mixed", shape=shape.name, decided=way, sequences=sequences, output_tokens=generated,
+                "mixed", shape=shape.name, budget=engine.config.max_num_batched_tokens, decided=way,
+                sequences=sequences, output_tokens=generated,
                 seconds=spread(took), tokens_per_second=spread([generated / one for one in took]),
                 of_bound=spread([bound / one for one in took]),
             )  # fmt: skip
@@ -274,7 +285,6 @@ class EngineMarks:
         self._add(
             "people", shape=shape.name, prompt=prompt, slots=slots, saturated=saturated, **row,
             ttft_ratio=row["loaded_ttft_ms"]["median"] / row["idle_ttft_ms"]["median"],
-            pass_ms=1000 * engine.scheduler.policy.costs.pass_seconds,
             itl_p99_ratio=row["loaded_itl_p99_ms"] / row["idle_itl_p99_ms"],
         )  # fmt: skip
 

@@ -197,8 +197,10 @@ def _free_memory() -> int:
 
 
 def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
-    """How decode steps are recorded: on a GPU as CUDA graphs, unless told not to."""
-    return CudaCapture(device) if device.type == "cuda" and not config.enforce_eager else None
+    """How steps are recorded: on a GPU as CUDA graphs, unless told not to. Torch's references ask the device for
+    lengths in the middle of a step, which cannot be recorded."""
+    is_recorded = device.type == "cuda" and config.kernels != "torch" and not config.enforce_eager
+    return CudaCapture(device) if is_recorded else None
 
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
@@ -225,12 +227,6 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     joins = tuple(replace(join, slot=slot) for slot in range(rows))
     runner.launch(Batch(step=0, joins=joins))()
     several = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
-    per_token, pass_seconds = seconds / length, 0.0
-    if rows > 1 and runner.is_recorded:  # else rows and prompts go through the model in one pass
-        runner.launch(Batch(step=0, joins=joins))()
-        few = Chunk(1, 0, min(8, length), False)
-        both = _fastest(runner, Batch(step=0, decodes=(0,), chunks=(few,)))
-        pass_seconds = max(0.0, both - one - few.length * per_token)
     swapped = tuple((page, page) for page in pages[:host_pages])
     swap_seconds = 0.0
     for _ in range(2):  # the first touches fresh memory
@@ -241,10 +237,10 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
     return Costs(
         swap_pages_per_second=pages_per_second,
-        prefill_tokens_per_second=1 / max(per_token, 1e-9),
+        prefill_tokens_per_second=length / max(seconds, 1e-9),
         decode_seconds=one,
         row_seconds=max(0.0, several - one) / max(1, rows - 1),
-        pass_seconds=pass_seconds,
+        recorded_tokens=runner.recorded_tokens,
     )
 
 

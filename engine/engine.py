@@ -87,7 +87,7 @@ class Engine:
             if self._flying:
                 before = self._flying[-1][0]
                 self._lead.observe(
-                    reads_prompts=bool(before.chunks),
+                    is_recorded=self.scheduler.is_recorded(before),
                     foreseen=self.scheduler.foresee(before),
                     ran_dry=self._runner.ran_dry,
                 )
@@ -116,7 +116,7 @@ class Engine:
         if self._flying:
             batch, launched, _ = self._flying[-1]
             ends_at = max(launched, self._landed_at) + self.scheduler.foresee(batch)
-            return max(0.0, ends_at - self._lead.seconds(reads_prompts=bool(batch.chunks)) - now)
+            return max(0.0, ends_at - self._lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
     def load(self) -> Load:
@@ -136,7 +136,7 @@ class Engine:
         now = self._clock()
         self.scheduler.commit(sampled, now)
         seconds = now - max(launched, self._landed_at)
-        self._last_step = (len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
+        self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
         self._landed_at = now
         self.scheduler.observe(batch, seconds)
         self._busy_seconds += seconds

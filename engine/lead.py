@@ -17,17 +17,18 @@ FIRST = 0.02  # longer than most steps, which are decided as soon as they can be
 
 
 class Lead:
-    """Seconds; of steps that read prompts others than of those that do not, as they are foreseen less well."""
+    """Seconds; of recorded steps others than of those that are launched operation by operation, which takes long and is
+    foreseen less well."""
 
     def __init__(self) -> None:
         self._seconds = {True: FIRST, False: FIRST}
 
-    def seconds(self, *, reads_prompts: bool) -> float:
+    def seconds(self, *, is_recorded: bool) -> float:
         """Before the foreseen end of such a step."""
-        return self._seconds[reads_prompts]
+        return self._seconds[is_recorded]
 
-    def observe(self, *, reads_prompts: bool, foreseen: float, ran_dry: bool) -> None:
+    def observe(self, *, is_recorded: bool, foreseen: float, ran_dry: bool) -> None:
         """Whether the device was done with such a step, of `foreseen` seconds, by the time the next was launched."""
-        seconds = self._seconds[reads_prompts]
+        seconds = self._seconds[is_recorded]
         grown = min(GROW * seconds, max(seconds, foreseen)) if ran_dry else SHRINK * seconds
-        self._seconds[reads_prompts] = max(grown, LEAST)
+        self._seconds[is_recorded] = max(grown, LEAST)

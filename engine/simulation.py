@@ -27,13 +27,14 @@ class StepCost:
     step: float  # whatever is in it
     decode: float  # for each sequence that decodes
     prompt: float  # for each prompt token
-    chunk: float = 0.0  # for each piece of a prompt, however short
+    chunk: float = 0.0  # for each piece of a prompt, however short, but for those in a recorded step
     decode_pass: float = 0.0  # for all sequences that decode together, where that is a pass of its own
     context: float = 0.0  # for each token of context that a decode reads
     swapped_page: float = 0.0  # one way
     wake: float = 0.0  # before the first step for whoever finds an idle engine: threads to wake, caches to fill
     host: float | None = None  # for deciding and launching, where a device computes meanwhile; None: nothing does
-    host_prompts: float = 0.0  # besides, for launching the many operations that read prompts
+    host_prompts: float = 0.0  # besides, for launching the many operations that read prompts, unless it is recorded
+    recorded: int = 0  # tokens, of rows and prompts, up to which a step is a recorded one
 
     def costs(self) -> Costs:
         """What the scheduler is told of such a machine at start."""
@@ -43,7 +44,7 @@ class StepCost:
             prefill_tokens_per_second=tokens / (self.step + self.chunk + tokens * self.prompt),
             decode_seconds=self.step + self.decode_pass + self.decode,
             row_seconds=self.decode,
-            pass_seconds=self.chunk,
+            recorded_tokens=self.recorded,
         )
 
 
@@ -77,11 +78,12 @@ class SimulatedRunner:
         cost, lengths = self._cost, self._lengths
         for join in batch.joins:
             lengths[join.slot] = len(join.tokens)
-        seconds = cost.step + cost.decode * len(batch.decodes)
-        if batch.decodes:
+        is_recorded = batch.num_tokens <= cost.recorded
+        seconds = cost.step + cost.decode * len(batch.decodes) + cost.prompt * batch.prompt_tokens
+        if batch.decodes or (batch.chunks and is_recorded):
             seconds += cost.decode_pass
-        if batch.chunks:
-            seconds += cost.chunk * len(batch.chunks) + cost.prompt * sum(chunk.length for chunk in batch.chunks)
+        if not is_recorded:
+            seconds += cost.chunk * len(batch.chunks)
         if batch.swap_in or batch.swap_out:
             seconds += cost.swapped_page * (len(batch.swap_in) + len(batch.swap_out))
         if cost.context:
@@ -96,7 +98,7 @@ class SimulatedRunner:
 
         self._clock.now += cost.host or 0.0
         begun_at = max(self._done_at, self._clock.now)
-        if batch.chunks:  # it is computed while it is told
+        if batch.chunks and not is_recorded:  # it is computed while it is told
             self._clock.now += cost.host_prompts
         self.ran_dry = self._done_at < self._clock.now
         self._done_at = done_at = max(begun_at + seconds, self._clock.now)

@@ -11,7 +11,7 @@ from kernels.decode_step import gather_slots
 from kernels.decoder import Linear
 from kernels.few_rows import DenseLinear
 from kernels.plans import DecodePlan, RopePlan
-from kernels.prefill_attention import prefill_attention
+from kernels.prefill_attention import attend_tiles, prefill_attention
 from kernels.reference.log_probs import log_probs
 from kernels.rms_norm import rms_norm
 from kernels.rope_and_cache import rope_and_cache, write_cache
@@ -30,6 +30,7 @@ class TritonKernels(Composed):
     write_cache = staticmethod(write_cache)
     decode_attention = staticmethod(decode_attention)
     prefill_attention = staticmethod(prefill_attention)
+    attend_tiles = staticmethod(attend_tiles)
     gather_slots = staticmethod(gather_slots)
     sample = staticmethod(sample)
     sample_slots = staticmethod(sample_slots)

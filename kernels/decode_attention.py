@@ -138,6 +138,8 @@ def _combine_kernel(
     row = tl.program_id(0).to(tl.int64)
     out_row = row * QUERY_HEADS + tl.program_id(1)
     context = tl.load(context_lens + row)
+    if context == 0:
+        return
     if context > LONG:
         split_size = SPLIT
     first = 0

@@ -1,4 +1,4 @@
-"""What a decode step reads of the slots it computes, gathered by one kernel."""
+"""What a recorded step reads of the slots it computes, gathered by one kernel."""
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.slots import DecodeRows, SlotTensors
+from kernels.slots import PromptRows, SlotTensors, StepRows
 
 BLOCK = 256  # pages copied at a time
 NUM_WARPS = 1
@@ -23,6 +23,8 @@ def _gather_slots_kernel(
     last_tokens,  # [slots + 1] int64
     lengths,  # [slots + 1] int64
     page_table,  # [slots + 1, P] int32
+    prompt_positions,  # [B] int64, read when HAS_PROMPTS
+    prompt_ids,  # [B] int64, read when HAS_PROMPTS
     token_ids,  # [B] int64
     positions,  # [B] int64
     places,  # [B] int64
@@ -31,6 +33,7 @@ def _gather_slots_kernel(
     slots_stride,
     width,
     nobody,
+    HAS_PROMPTS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -39,9 +42,16 @@ def _gather_slots_kernel(
     slot = tl.load(which + row)
     length = tl.load(lengths + slot)
     position = length - 1
+    token_id = tl.load(last_tokens + slot)
+    if HAS_PROMPTS:
+        of_prompt = tl.load(prompt_positions + row)
+        if of_prompt >= 0:
+            position = of_prompt
+            token_id = tl.load(prompt_ids + row)
+            length = tl.zeros_like(length)
     page_table += slot * slots_stride
     page = tl.load(page_table + position // PAGE_SIZE).to(tl.int64)
-    tl.store(token_ids + row, tl.load(last_tokens + slot))
+    tl.store(token_ids + row, token_id)
     tl.store(positions + row, position)
     tl.store(places + row, tl.where(slot == nobody, -1, page * PAGE_SIZE + position % PAGE_SIZE))
     tl.store(context_lens + row, length.to(tl.int32))
@@ -51,7 +61,7 @@ def _gather_slots_kernel(
         tl.store(table + row * width + columns, tl.load(page_table + columns, mask=inside), mask=inside)
 
 
-def gather_slots(slots: SlotTensors, which: Tensor, width: int, page_size: int) -> DecodeRows:
+def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int) -> StepRows:
     """which[B] int64 -> their rows; see `kernels.interface.Kernels.gather_slots`."""
     B = len(which)
     token_ids, positions, places = (torch.empty_like(which) for _ in range(3))
@@ -62,6 +72,8 @@ def gather_slots(slots: SlotTensors, which: Tensor, width: int, page_size: int) 
         slots.last_tokens,
         slots.lengths,
         slots.page_table,
+        prompts.positions if prompts else None,
+        prompts.token_ids if prompts else None,
         token_ids,
         positions,
         places,
@@ -70,8 +82,9 @@ def gather_slots(slots: SlotTensors, which: Tensor, width: int, page_size: int) 
         slots.page_table.stride(0),
         width,
         slots.nobody,
+        HAS_PROMPTS=prompts is not None,
         PAGE_SIZE=page_size,
         BLOCK=BLOCK,
         num_warps=NUM_WARPS,
     )
-    return DecodeRows(token_ids, positions, places, table, context_lens)
+    return StepRows(token_ids, positions, places, table, context_lens)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.plans import DecodePlan, RopePlan
-from kernels.slots import DecodeRows, SlotTensors, StepState
+from kernels.slots import PromptRows, SlotTensors, StepRows, StepState
 
 log = logging.getLogger("carousel.kernels")
 
@@ -120,7 +120,7 @@ class Kernels(Protocol):
         [B, Hq, D].
 
         window: 0, or how many last positions (own included) are attended to. Entries of `page_table` behind the pages
-        that hold a row's context are not looked at.
+        that hold a row's context are not looked at. Of a row without context nothing comes that is of use.
         """
 
     def prefill_attention(
@@ -140,6 +140,21 @@ class Kernels(Protocol):
         sequence up to and with this chunk, so the first query of chunk c stands at position context_lens[c] - (its
         number of queries).
         """
+
+    def attend_tiles(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        tiles: Tensor,
+        out: Tensor,
+        scale: float,
+        window: int,
+    ) -> None:
+        """`prefill_attention` of queries that a table on the device names: tiles[tiles, 4] int32 as
+        `kernels.query_tiles` has them, some of no queries. q[T, Hq, D], page_table[C, P] int32. Writes their rows of
+        out[T, Hq, D], the same bits whatever the tiles, and no other."""
 
     def sample(
         self,
@@ -165,9 +180,11 @@ class Kernels(Protocol):
         noise), see `kernels.reference.noise`.
         """
 
-    def gather_slots(self, slots: SlotTensors, which: Tensor, width: int, page_size: int) -> DecodeRows:
-        """What a decode step of the slots which[B] int64 reads of them, their page tables cut to `width` pages, which
-        hold the contexts of all."""
+    def gather_slots(
+        self, slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int
+    ) -> StepRows:
+        """What a step with rows of the slots which[B] int64 reads of them, their page tables cut to `width` pages,
+        which hold the contexts of all. prompts: which rows are not their slots' last tokens."""
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
         """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes

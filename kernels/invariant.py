@@ -171,5 +171,7 @@ class InvariantKernels(TritonKernels):
     ) -> Tensor:
         """As a chunk of one query for each row, so that a token computed again in a chunk has the same bits."""
         rows = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
-        tiles = torch.stack((rows, rows, torch.ones_like(rows), context_lens - 1), dim=1)
-        return attend_tiles(q, k_cache, v_cache, page_table, tiles, scale, window)
+        tiles = torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        attend_tiles(q, k_cache, v_cache, page_table, tiles, out, scale, window)
+        return out

@@ -9,6 +9,7 @@ rows.
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 
 import torch
 import triton
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
+from kernels.query_tiles import QUERIES, query_tiles
 
-BLOCK_M = 64  # queries of one program
 BLOCK_N = 64  # positions of one product
 BLOCK_N_WIDE = 32  # the same for float32, whose tiles take twice the shared memory
 LEAST_COLUMNS = 16  # of tl.dot
@@ -34,7 +35,7 @@ def _prefill_kernel(
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     page_table,  # [C, P] int32
-    tiles,  # [tiles, 4] int32: chunk, first query row, number of queries, position of the first query
+    tiles,  # [tiles, 4] int32: row of the page table, first query row, number of queries, position of the first query
     out,  # [T, Hq, D]
     q_stride,
     table_stride,
@@ -50,12 +51,14 @@ def _prefill_kernel(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One query head of one tile of queries, over all positions these may see."""
+    """One query head of one tile of queries, over all positions these may see. A tile of no queries writes nothing."""
     tile = tiles + tl.program_id(1) * 4
     head = tl.program_id(0)
-    chunk = tl.load(tile).to(tl.int64)
+    table_row = tl.load(tile).to(tl.int64)
     first_row = tl.load(tile + 1).to(tl.int64)
     queries = tl.load(tile + 2)
+    if queries == 0:
+        return
     position = tl.load(tile + 3)
     kv_head = head // (QUERY_HEADS // KV_HEADS)
     rows = tl.arange(0, BLOCK_M)
@@ -77,7 +80,7 @@ def _prefill_kernel(
     for block in range(begin, end, BLOCK_N):
         positions = block + tl.arange(0, BLOCK_N)
         known = positions < end
-        places = cache_rows(page_table + chunk * table_stride, block, known, kv_head, page_rows, PAGE_SIZE, BLOCK_N)
+        places = cache_rows(page_table + table_row * table_stride, block, known, kv_head, page_rows, PAGE_SIZE, BLOCK_N)
         keys = tl.load(
             k_cache + places[None, :] * HEAD_DIM + dims[:, None],
             mask=known[None, :] & dim_inside[:, None],
@@ -116,17 +119,25 @@ def prefill_attention(
     window: int,
 ) -> Tensor:
     """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D]; see `kernels.interface.Kernels`."""
-    return attend_tiles(q, k_cache, v_cache, page_table, _tiles(query_starts, context_lens, q.device), scale, window)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    attend_tiles(q, k_cache, v_cache, page_table, _tiles(query_starts, context_lens, q.device), out, scale, window)
+    return out
 
 
 def attend_tiles(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, tiles: Tensor, scale: float, window: int
-) -> Tensor:
-    """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32, tiles[tiles, 4] int32 as `_tiles` lays them out ->
-    [T, Hq, D]. A query's result does not depend on the tile it is in."""
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int,
+) -> None:
+    """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32, tiles[tiles, 4] int32; writes their rows of
+    out[T, Hq, D]. See `kernels.interface.Kernels`."""
     query_heads, head_dim = q.shape[1:]
-    assert q.stride(2) == 1 and q.stride(1) == head_dim
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
     _prefill_kernel[(query_heads, len(tiles))](
         q,
         k_cache,
@@ -144,27 +155,22 @@ def attend_tiles(
         HEAD_DIM=head_dim,
         HEAD_BLOCK=max(LEAST_COLUMNS, triton.next_power_of_2(head_dim)),
         PAGE_SIZE=k_cache.shape[2],
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=QUERIES,
         BLOCK_N=BLOCK_N_WIDE if q.dtype == torch.float32 else BLOCK_N,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
     )
-    return out
 
 
 @functools.lru_cache(maxsize=4)  # all layers of a step ask for the same
 def _tiles(query_starts: tuple[int, ...], context_lens: tuple[int, ...], device: torch.device) -> Tensor:
-    """[tiles, 4] int32: chunk, first query row, number of queries and position of the first query of every tile of at
-    most BLOCK_M queries. Those with most to look at come first: programs begin in order, and a long one that began last
-    would have the GPU to itself. Copied from pinned memory: from other memory a copy waits for all that the GPU has to
-    do.
-    """
-    tiles: list[tuple[int, int, int, int]] = []
-    for chunk, context in enumerate(context_lens):
-        first, last = query_starts[chunk], query_starts[chunk + 1]
-        position = context - (last - first)
-        tiles += [(chunk, row, min(BLOCK_M, last - row), position + row - first) for row in range(first, last, BLOCK_M)]
-    tiles.sort(key=lambda tile: tile[2] + tile[3], reverse=True)
+    """Those of chunks: [tiles, 4] int32. Copied from pinned memory: from other memory a copy waits for all that the GPU
+    has to do."""
+    sizes = (after - before for before, after in pairwise(query_starts))
+    tiles = query_tiles(
+        (chunk, row, queries, context - queries)
+        for chunk, (row, queries, context) in enumerate(zip(query_starts, sizes, context_lens, strict=False))
+    )
     pinned = torch.tensor(tiles, dtype=torch.int32, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

@@ -34,9 +34,20 @@ class SlotTensors:
 
 
 @dataclass(frozen=True)
-class DecodeRows:
-    """One token for each of B slots. token_ids, positions: [B] int64. places: [B] int64, where its keys and values go
-    (page * page size + offset), -1 for nobody. page_table: [B, width] int32. context_lens: [B] int32.
+class PromptRows:
+    """Which of B rows are tokens of prompts. positions: [B] int64 in their sequences; -1: it is not one, but its slot's
+    last token. token_ids: [B] int64, read where there is a position.
+    """
+
+    positions: Tensor
+    token_ids: Tensor
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """One token for each of B rows. token_ids, positions: [B] int64. places: [B] int64, where its keys and values go
+    (page * page size + offset), -1 for nobody. page_table: [B, width] int32. context_lens: [B] int32, what decode
+    attention looks at: 0 for tokens of prompts, which others attend for.
     """
 
     token_ids: Tensor

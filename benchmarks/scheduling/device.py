@@ -16,15 +16,16 @@ from benchmarks.results import save
 from benchmarks.tally import Tally
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.execution.graphs import PROMPT_ROWS
 from engine.simulation import StepCost, simulate
 from engine.types import Request, SamplingParams, ServiceClass
 
-# Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units; rows and prompts are a pass each.
+SLOTS, PAGES, PAGE = 256, 10_240, 64
+# Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units.
 GIVEN = StepCost(
     step=0.0, decode_pass=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, swapped_page=1e-6,
-    host=0.0006, host_prompts=0.0015,
+    host=0.0006, host_prompts=0.0015, recorded=SLOTS + PROMPT_ROWS,
 )  # fmt: skip
-SLOTS, PAGES, PAGE = 256, 10_240, 64
 SHORTEST, LONGEST = 100, 1024  # tokens of a prompt and of an answer of bulk work
 PEOPLE, ANSWER = 100, 64
 BACKLOGS = {"young": (1600, 3.0), "overdue": (12_000, 125.0)}  # requests, and when people begin to come, in seconds

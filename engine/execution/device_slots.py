@@ -1,4 +1,4 @@
-"""DeviceSlots: what a decode step reads of each slot, where it is computed.
+"""DeviceSlots: what a recorded step reads of each slot, where it is computed.
 
 Kept up by changes alone: who joined and which pages were added come with a batch, and every sampled token advances
 its slot there. So a step that only decodes needs nothing from the host but the list of slots, when it changed.
@@ -15,7 +15,7 @@ from engine.execution.slots import SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
 from kernels.interface import Kernels
-from kernels.slots import SlotTensors
+from kernels.slots import PromptRows, SlotTensors
 
 
 class DeviceSlots:
@@ -69,9 +69,18 @@ class DeviceSlots:
         """A token was sampled for each of slots[R] int64."""
         self.tensors.lengths.index_add_(0, slots, torch.ones_like(slots))
 
-    def decode_inputs(self, kernels: Kernels, slots: Tensor, width: int, page_size: int) -> ModelInputs:
-        """slots[B] int64, one decode row each, with page tables of `width` pages. Nothing here waits for the device."""
-        rows = kernels.gather_slots(self.tensors, slots, width, page_size)
+    def inputs(
+        self,
+        kernels: Kernels,
+        slots: Tensor,
+        width: int,
+        page_size: int,
+        prompts: PromptRows | None = None,
+        tiles: Tensor | None = None,
+    ) -> ModelInputs:
+        """A row for each of slots[B] int64, its last token or that of a prompt, with page tables of `width` pages.
+        Nothing here waits for the device."""
+        rows = kernels.gather_slots(self.tensors, slots, prompts, width, page_size)
         return ModelInputs(
             token_ids=rows.token_ids,
             positions=rows.positions,
@@ -83,4 +92,5 @@ class DeviceSlots:
             prefill_query_starts=(0,),
             prefill_context_lens=(),
             logit_rows=None,
+            tiles=tiles,
         )

@@ -1,14 +1,16 @@
-"""The decode step as one launch: from embedding to sampled token and the slots' new state (CUDA graphs).
+"""A step as one launch: from embedding to sampled token and the slots' new state (CUDA graphs).
 
 A step of few rows is hundreds of kernels of a few microseconds, which no host launches as fast as a GPU runs them. So
-they are recorded once for each number of rows and width of the page table that is worth one, and replayed.
+they are recorded once for each number of rows and width of the page table that is worth one, and replayed. Prompts ride
+in it as rows of their own, up to PROMPT_ROWS of them: the weights are read once for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, takewhile
+from itertools import chain, count, dropwhile, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +24,16 @@ from engine.execution.sampler import Drawn
 from engine.execution.slots import Ints
 from engine.execution.transfer import to_device
 from kernels.interface import Kernels
+from kernels.query_tiles import COLUMNS, QUERIES, Tile
+from kernels.slots import PromptRows
 
 # Turns a function that computes on fixed tensors into one that does it again.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 LEAST_WIDTH = 512  # tokens a row's page table holds at least; then twice as many, and so on
+PROMPT_ROWS = 512  # beside one for every slot; with as many a GPU multiplies for longer than it reads weights
+LEAST_PROMPT_ROWS = 16  # a step with fewer is filled up to it
+SHORT_TILES = 16  # of less than all their queries: as many prompts at least can be in a step
 
 
 class CudaCapture:
@@ -55,67 +62,140 @@ class Shape(NamedTuple):
     rows: int
     width: int  # of the page table
     filtered: bool  # whether the sampler looks for filters, which takes seven kernels
+    prompts: bool  # whether some rows are tokens of prompts; such a recording always looks for filters
+
+    @property
+    def tiles(self) -> int:
+        """Of queries of prompts, that it attends for."""
+        return -(-self.rows // QUERIES) + SHORT_TILES if self.prompts else 0
 
 
-class DecodeGraphs:
-    """Recorded decode steps for up to all slots at any context."""
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """P tokens of prompts that ride in a step, behind the rows that are sampled: their slots, positions and ids, each
+    [P] int64, and their tiles, whose rows count from the first of the step."""
+
+    slots: Ints
+    positions: Ints
+    token_ids: Ints
+    tiles: list[Tile]
+
+
+class StepGraphs:
+    """Recorded steps for up to all slots at any context."""
 
     def __init__(
         self, model: Model, cache: KVCache, kernels: Kernels, slots: DeviceSlots, max_len: int, capture: Capture
     ) -> None:
         self.slots = slots
         self._model, self._cache, self._kernels, self._capture = model, cache, kernels, capture
-        self._rows = row_counts(slots.nobody)
+        self.most_rows = slots.nobody + PROMPT_ROWS
+        self._rows = {
+            False: tuple(row_counts(1, slots.nobody)),
+            True: tuple(row_counts(LEAST_PROMPT_ROWS, self.most_rows)),
+        }
         self._widths = page_widths(max_len, cache.page_size)
-        most = self._rows[-1]
-        self._which = torch.full((most,), slots.nobody, dtype=torch.int64, device=model.device)
-        self._ids = torch.zeros_like(self._which)
-        self._sent: Ints = np.full(most, slots.nobody, np.int64)
+        # What a replay reads: of each row the slot, and the position and id of a prompt's token; whom the first rows
+        # are sampled for where others follow; and the tiles of prompts.
+        self._which, self._positions, self._token_ids = self._numbers(slots.nobody, -1, 0, size=self.most_rows)
+        self._drawn_for, self._ids = self._numbers(slots.nobody, 0, size=slots.nobody)
+        largest = Shape(self.most_rows, 0, True, True)
+        self._tiles = torch.zeros((largest.tiles, COLUMNS), dtype=torch.int32, device=model.device)
+        self._broken = torch.zeros(self.most_rows, dtype=torch.bool, device=model.device)
+        self._sent: Ints = np.full(slots.nobody, slots.nobody, np.int64)  # of the slots, where no prompts follow
         self._replay: dict[Shape, Callable[[], None]] = {}
         self._hidden: dict[Shape, Tensor] = {}  # each recording's own, which its replays write anew
 
     @torch.inference_mode()
     def record(self, progress: Callable[[int, int], None]) -> None:
         """All of them, the largest first, whose memory the others share."""
-        shapes = [
-            Shape(rows, width, filtered)
-            for rows in reversed(self._rows)
-            for width in reversed(self._widths)
-            for filtered in (True, False)
-        ]
+        kinds = ((True, True), (True, False), (False, False))  # filtered, prompts
+        shapes = [Shape(rows, width, *kind) for kind in kinds for rows in self._rows[kind[1]] for width in self._widths]
+        shapes.sort(reverse=True)
         for done, shape in enumerate(shapes):
             progress(done, len(shapes))
             self._replay[shape] = self._capture(partial(self._step, shape))
         progress(len(shapes), len(shapes))
 
-    def run(self, decodes: Ints, longest: int, filtered: bool) -> tuple[Drawn, Tensor]:
-        """One token for each of decodes[B], the longest of which has `longest` tokens, by their filters alone; and the
-        hidden states [B, H] it was drawn from, which the next replay overwrites. filtered: whether any has one."""
-        count = len(decodes)
-        rows = next(rows for rows in self._rows if rows >= count)
+    def find(self, rows: int, longest: int, filtered: bool, tiles: int | None) -> Shape | None:
+        """The smallest recording of so many rows, the longest of which has `longest` tokens, and `tiles` of prompts, if
+        there are any. None: there is none that is large enough."""
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
-        wanted = np.full(rows, self.slots.nobody, np.int64)
-        wanted[:count] = decodes
-        if not np.array_equal(wanted, self._sent[:rows]):
-            self._sent[:rows] = wanted
-            self._which[:rows].copy_(to_device((wanted,), self._which.device)[0])
-        shape = Shape(rows, width, filtered)
+        shapes = (
+            Shape(most, width, filtered or tiles is not None, tiles is not None)
+            for most in self._rows[tiles is not None]
+            if most >= rows
+        )
+        return next((shape for shape in shapes if shape.tiles >= (tiles or 0)), None)
+
+    def run(self, shape: Shape, sampled: Ints, prompts: PromptTokens | None) -> tuple[Drawn, Tensor, Tensor]:
+        """One token for each slot in sampled[S], whose last token is the only one not computed yet, by their filters
+        alone; and the tokens of prompts, for which nothing is sampled. Also returns the hidden states [S, H] that was
+        drawn from, and of each of the P tokens whether it has a NaN, [P] bool; both are overwritten by the next
+        replay."""
+        count = len(sampled)
+        total = count
+        if prompts is None:
+            wanted = np.full(shape.rows, self.slots.nobody, np.int64)
+            wanted[:count] = sampled
+            if not np.array_equal(wanted, self._sent[: shape.rows]):
+                self._sent[: shape.rows] = wanted
+                self._which[: shape.rows].copy_(to_device((wanted,), self._which.device)[0])
+        else:
+            total += len(prompts.slots)
+            self._send(shape, sampled, prompts)
         self._replay[shape]()
-        return Drawn(self._which[:count], self._ids[:count]), self._hidden[shape][:count]
+        which = self._drawn_for if shape.prompts else self._which
+        return Drawn(which[:count], self._ids[:count]), self._hidden[shape][:count], self._broken[count:total]
+
+    def _send(self, shape: Shape, sampled: Ints, prompts: PromptTokens) -> None:
+        """All that a replay with prompts reads, in one copy."""
+        first, last = len(sampled), len(sampled) + len(prompts.slots)
+        which, positions, token_ids = (np.full(shape.rows, empty, np.int64) for empty in (self.slots.nobody, -1, 0))
+        drawn_for = np.full(min(shape.rows, self.slots.nobody), self.slots.nobody, np.int64)
+        which[:first] = drawn_for[:first] = sampled
+        which[first:last], positions[first:last], token_ids[first:last] = (
+            prompts.slots,
+            prompts.positions,
+            prompts.token_ids,
+        )
+        tiles = np.zeros((shape.tiles, COLUMNS), np.int32)
+        tiles[: len(prompts.tiles)] = prompts.tiles
+        arrays = (which, positions, token_ids, drawn_for, tiles)
+        kept = (self._which, self._positions, self._token_ids, self._drawn_for, self._tiles)
+        for tensor, array in zip(kept, to_device(arrays, self._which.device), strict=True):
+            tensor[: len(array)].copy_(array)
+        self._sent[:] = -1  # whatever is in a recording without prompts next is sent
 
     def _step(self, shape: Shape) -> None:
-        """What is recorded: reads `_which`, writes `_ids`, `_hidden` and the slots."""
-        which, ids = self._which[: shape.rows], self._ids[: shape.rows]
-        inputs = self.slots.decode_inputs(self._kernels, which, shape.width, self._cache.page_size)
+        """What is recorded: reads what was sent, writes `_ids`, `_hidden`, `_broken` and the slots."""
+        which, size = self._which[: shape.rows], self._cache.page_size
+        if shape.prompts:
+            prompts = PromptRows(self._positions[: shape.rows], self._token_ids[: shape.rows])
+            inputs = self.slots.inputs(self._kernels, which, shape.width, size, prompts, self._tiles[: shape.tiles])
+        else:
+            inputs = self.slots.inputs(self._kernels, which, shape.width, size)
         hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
-        logits = self._model.compute_logits(hidden)
-        self._kernels.sample_slots(logits, self.slots.tensors, which, ids, shape.filtered)
+        if shape.prompts:
+            which = self._drawn_for[: shape.rows]  # no more than there are slots
+            self._broken[: shape.rows].copy_(hidden.amax(dim=1).isnan())  # of a row with NaN that is the largest
+        logits = self._model.compute_logits(hidden[: len(which)])
+        self._kernels.sample_slots(logits, self.slots.tensors, which, self._ids[: len(which)], shape.filtered)
+
+    def _numbers(self, *empty: int, size: int) -> Iterator[Tensor]:
+        return (torch.full((size,), value, dtype=torch.int64, device=self._model.device) for value in empty)
 
 
-def row_counts(slots: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then every doubling and the middle between two, up to the first that all slots fit in."""
-    doublings = chain((1, 2, 4), (size for power in range(3, 32) for size in (1 << power, 3 << power - 1)))
-    return (*takewhile(lambda size: size < slots, doublings), slots)
+def row_counts(least: int, most: int) -> Iterator[int]:
+    """From `least` on 1, 2, 4, 8, then every doubling and the middle between two, from 256 on, where rows are no longer
+    next to free, their quarters; and `most`, which is the last."""
+    doublings = (1 << power for power in count())
+    steps = chain.from_iterable(
+        (size * quarters // 4 for quarters in ((4,) if size < 8 else (4, 6) if size < 256 else (4, 5, 6, 7)))
+        for size in doublings
+    )
+    yield from takewhile(lambda size: size < most, dropwhile(lambda size: size < least, steps))
+    yield most
 
 
 def page_widths(max_len: int, page_size: int) -> tuple[int, ...]:

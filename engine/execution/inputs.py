@@ -24,3 +24,6 @@ class ModelInputs:
     prefill_query_starts: tuple[int, ...]  # C + 1 offsets, counted from row B
     prefill_context_lens: tuple[int, ...]  # C, tokens of the sequence up to and with this chunk
     logit_rows: Tensor | None  # [R] int64, rows of the hidden states to compute logits for; None: all of them
+    # [tiles, 4] int32, which of the decode rows are queries of prompts, as `kernels.query_tiles` has them, by their own
+    # page tables; None: none. In a recorded step, whose numbers of rows are fixed while what is in them is not.
+    tiles: Tensor | None = None

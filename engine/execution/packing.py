@@ -1,4 +1,5 @@
-"""pack: a batch of slots and chunks becomes flat tensors. `Rows` in kernels/cpu/source/step.cpp does the same."""
+"""A batch of slots and chunks becomes what a model is given: `pack` for operations one by one, which `Rows` in
+kernels/cpu/source/step.cpp does too, and `prompt_tokens` for recorded steps."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.execution.graphs import PromptTokens
 from engine.execution.inputs import ModelInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch
+from kernels.query_tiles import query_tiles
 
 NOTHING = np.zeros(0, np.int64)
 NO_TABLE = np.zeros((0, 0), np.int32)
@@ -65,6 +68,23 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
         prefill_context_lens=ends,
         logit_rows=wanted if batch.chunks else None,
     )
+
+
+def prompt_tokens(batch: Batch, slots: SlotState) -> PromptTokens | None:
+    """What a recorded step reads of prompts; None: nothing. The last token of a chunk that samples is like a decode
+    row's, known on the device, and is none of these."""
+    tiles, slot_of_row, positions = [], [NOTHING], [NOTHING]
+    first = row = len(batch.sampled)
+    for chunk in batch.chunks:
+        if length := chunk.length - chunk.samples:
+            tiles.append((row, row, length, chunk.start))
+            slot_of_row.append(np.full(length, chunk.slot, np.int64))
+            positions.append(np.arange(chunk.start, chunk.start + length))
+            row += length
+    if row == first:
+        return None
+    where, at = np.concatenate(slot_of_row), np.concatenate(positions)
+    return PromptTokens(where, at, slots.tokens[where, at], query_tiles(tiles))
 
 
 def _tables(slots: SlotState, which: Ints, context_lens: Ints, page_size: int) -> np.ndarray:

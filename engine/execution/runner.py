@@ -16,11 +16,11 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
-from engine.execution.graphs import Capture, DecodeGraphs
+from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
 from engine.execution.models.interface import Model
-from engine.execution.packing import pack
+from engine.execution.packing import pack, prompt_tokens
 from engine.execution.sampler import Drawn, Sampler
-from engine.execution.slots import SlotState
+from engine.execution.slots import Ints, SlotState
 from engine.execution.swap import Swap
 from engine.execution.transfer import Arriving, to_device
 from engine.scheduling.batch import Batch, Outcome, Sampled
@@ -38,7 +38,7 @@ class ModelRunner:
     def __init__(
         self, model: Model, cache: KVCache, kernels: Kernels, slots: int, max_len: int, capture: Capture | None = None
     ) -> None:
-        """capture: how decode steps are recorded; None: they are not, and what can be is computed in one go, the rest
+        """capture: how steps are recorded; None: they are not, and what can be is computed in one go, the rest
         operation by operation."""
         self._model = model
         self._cache = cache
@@ -48,19 +48,19 @@ class ModelRunner:
         self._taken = 0  # pages below this one have memory
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)  # the last one is nobody's
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         self._in_one_go: StepPass | None = None
         self._last: Arriving | None = None  # of the last launch
         self._ran_dry = True
         if capture is not None:
             mirror = DeviceSlots(self._slots, self._last_tokens)
-            self._graphs = DecodeGraphs(model, cache, kernels, mirror, max_len, capture)
+            self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture)
         else:
             state = StepState(self._slots, self._last_tokens, cache.k, cache.v)
             self._in_one_go = model.prepare_step(state, kernels)
 
     def record(self, progress: Callable[[int, int], None]) -> None:
-        """Record decode steps, where they are to be."""
+        """Record steps, where they are to be."""
         if self._graphs:
             self._graphs.record(progress)
 
@@ -70,9 +70,10 @@ class ModelRunner:
         return self._model.device.type == "cuda"
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether decode rows are a recorded step, and what else is in a step is computed apart from them."""
-        return self._graphs is not None
+    def recorded_tokens(self) -> int:
+        """Up to so many, rows and prompt tokens together, a step is a recorded one: one pass over the weights, launched
+        at once. Of a larger one only the rows are. 0: no step is."""
+        return self._graphs.most_rows if self._graphs else 0
 
     @property
     def ran_dry(self) -> bool:
@@ -108,22 +109,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """The recorded part of it, and the rest operation by operation."""
+        """What of it is recorded, and the rest operation by operation."""
         drawn: list[Drawn] = []
+        broken: list[Tensor] = []  # of each row that chunks have in it, whether it has a NaN
+        rows = [chunk.length for chunk in batch.chunks]
+        left = batch
         if self._graphs:
             self._graphs.slots.apply(batch)
-            if batch.decodes:
-                drawn.append(self._replay(self._graphs, batch.decodes))
-                batch = replace(batch, decodes=())
-        wanted: list[Tensor] = []
-        if batch.num_tokens:
-            more, broken = self._compute(batch)
-            drawn += more
-            wanted += broken
-        wanted += (tensor for some in drawn for tensor in some.tensors)
+            left = self._replay(self._graphs, batch, drawn, broken)
+            if not left.chunks:
+                rows = [chunk.length - chunk.samples for chunk in batch.chunks]
+        if left.num_tokens:
+            self._compute(left, drawn, broken)
+        wanted = [*broken, *(tensor for some in drawn for tensor in some.tensors)]
         self._ran_dry = self._last is None or self._last.are_there
         self._last = Arriving(wanted, self._model.device)
-        return _Step(self._last, drawn, tuple(chunk.length for chunk in batch.chunks))
+        return _Step(self._last, drawn, tuple(rows) if broken else ())
 
     def take_memory(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache has its memory from the beginning."""
@@ -135,40 +136,60 @@ class ModelRunner:
         self._cache.data[first : self._taken].zero_()
         return True
 
-    def _replay(self, graphs: DecodeGraphs, slots: tuple[int, ...]) -> Drawn:
-        """A recorded step. Who asks for more than it does is sampled again, from the same hidden states."""
-        decodes = np.array(slots, np.int64)
-        drawn, hidden = graphs.run(decodes, int(self._slots.lengths[decodes].max()), self._slots.are_filtered(decodes))
-        if len(rows := self._slots.demanding(slots)):
+    def _replay(self, graphs: StepGraphs, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> Batch:
+        """All of it, or else its decode rows, by a recording; returns what is left. Who asks for more than that does is
+        sampled again, from the same hidden states."""
+        sampled, prompts, left = np.array(batch.sampled, np.int64), None, Batch(step=batch.step)
+        shape = None
+        if batch.num_tokens <= graphs.most_rows:
+            prompts = prompt_tokens(batch, self._slots)
+            shape = self._find(graphs, sampled, prompts)
+        if shape is None:
+            sampled, prompts, left = np.array(batch.decodes, np.int64), None, replace(batch, decodes=())
+            shape = self._find(graphs, sampled, prompts)
+        if shape is None:
+            return batch
+        made, hidden, has_nan = graphs.run(shape, sampled, prompts)
+        if len(rows := self._slots.demanding(sampled.tolist())):
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
-            again = self._sampler.sample(logits, self._sampler.parameters(decodes[rows]))
+            again = self._sampler.sample(logits, self._sampler.parameters(sampled[rows]))
             self._last_tokens.index_copy_(0, again.slots, again.token_ids.clamp(min=0))
-            drawn = drawn.replaced(rows, where, again)
-        self._slots.advance(decodes)
-        return drawn
+            made = made.replaced(rows, where, again)
+        self._slots.advance(sampled)
+        drawn.append(made)
+        if prompts:
+            broken.append(has_nan)
+        return left
 
-    def _compute(self, batch: Batch) -> tuple[list[Drawn], list[Tensor]]:
-        """Operation by operation. Returns what was sampled, if anything was, and which rows of the chunks have a NaN in
-        them, if there are chunks."""
+    def _find(self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None) -> Shape | None:
+        """A recording for them, if there is one."""
+        rows, longest = len(sampled), int(self._slots.lengths[sampled].max(initial=1))
+        if prompts:
+            rows, longest = rows + len(prompts.slots), max(longest, 1 + int(prompts.positions.max()))
+        if not rows:
+            return None
+        return graphs.find(rows, longest, self._slots.are_filtered(sampled), len(prompts.tiles) if prompts else None)
+
+    def _compute(self, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> None:
+        """Operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled, np.int64)
         # Before the weights are read, after which nothing that we need is in a cache any more.
         parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
-        broken = []
         if batch.chunks:  # all of their rows: behind a window the last ones have numbers again
-            broken = [hidden[len(batch.decodes) :].amax(dim=1).isnan()]  # of a row with NaN that is the largest
+            broken.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # of a row with NaN that is the largest
         if parameters is None:
-            return [], broken
+            return
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
-        drawn = self._sampler.sample(self._model.compute_logits(hidden), parameters)
-        self._last_tokens.index_copy_(0, drawn.slots, drawn.token_ids.clamp(min=0))  # of a broken row any will do
+        made = self._sampler.sample(self._model.compute_logits(hidden), parameters)
+        self._last_tokens.index_copy_(0, made.slots, made.token_ids.clamp(min=0))  # of a broken row any will do
         self._slots.advance(sampled)
         if self._graphs:
-            self._graphs.slots.advance(drawn.slots)
-        return [drawn], broken
+            self._graphs.slots.advance(made.slots)
+        drawn.append(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +198,14 @@ class _Step:
 
     arriving: Arriving
     drawn: list[Drawn]
-    chunks: tuple[int, ...]  # rows of each
+    rows: tuple[int, ...]  # of each chunk, that are told of whether they are broken
 
     def __call__(self) -> Outcome:
         tensors = iter(self.arriving.wait())
         broken: tuple[bool, ...] = ()
-        if self.chunks:
-            rows = next(tensors).numpy()
-            broken = tuple(np.logical_or.reduceat(rows, np.cumsum((0, *self.chunks[:-1]))).tolist())
+        if self.rows:
+            of_chunk = np.repeat(np.arange(len(self.rows)), self.rows)
+            counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
+            broken = tuple((counts > 0).tolist())
         sampled = [one for some in self.drawn for one in some.read([next(tensors) for _ in some.tensors])]
         return Outcome(tuple(sampled), broken)

@@ -50,9 +50,14 @@ class Batch:
     chunks: tuple[Chunk, ...] = ()
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of chunks."""
+        return sum([chunk.length for chunk in self.chunks])
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that go through the model."""
-        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+        return len(self.decodes) + self.prompt_tokens
 
     @property
     def sampled(self) -> list[int]:
@@ -78,4 +83,6 @@ class Outcome:
     """What the forward pass yielded: one entry for each of `Batch.sampled`."""
 
     sampled: tuple[Sampled, ...]
-    broken: tuple[bool, ...] = ()  # which of the chunks have a NaN in them; empty: none
+    # Which of the chunks have a NaN in them; empty: none. A last token that samples may be left out, as its next one
+    # says it.
+    broken: tuple[bool, ...] = ()

@@ -17,7 +17,7 @@ class Costs:
     prefill_tokens_per_second: float
     decode_seconds: float = 0.0  # of a step in which one sequence decodes, the shortest there is
     row_seconds: float = 0.0  # that each further one adds; next to nothing where weights are what a step waits for
-    pass_seconds: float = 0.0  # that prompts add to rows, however few their tokens, where both are computed apart
+    recorded_tokens: int = 0  # of rows and prompts together, up to which a step is one launch; 0: none is
 
     def swap_seconds(self, pages: int) -> float:
         """Until `pages` are in host memory and back."""

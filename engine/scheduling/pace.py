@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from engine.scheduling.costs import Costs
 
-APART = 0.25  # of a lone step, that any prompt adds to it at least where it is a pass of its own
 FADE = 0.998  # of what is known, with each step of decodes alone: half of it is forgotten in 350
 FADE_PROMPTS = 0.98  # with each step that reads prompts, which are fewer
 GUESS = 20.0  # steps that the costs measured at start count for
 GUESS_TOKENS = 128  # in each of them
+MOSTLY = 2.0  # times what its rows are foreseen to take, below which a step with prompts tells of rows too
 STRAY = 4.0  # times what was foreseen, beyond which a step was held up by something else
 STRAYS = 50  # in a row, after which it is the machine that has become slower
 FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
 RISE = 0.02  # and to what a lone one took that was slower
 LONE = 2  # rows up to which a step says by itself what a lone one takes
+ANCHOR = 10.0  # steps of all that are known, that the lone one counts for
 REACH = 3.0  # standard deviations of the rows from their mean, as far as the line can be believed
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 
@@ -33,7 +34,6 @@ class Pace:
         self.row_seconds = costs.row_seconds
         self.lone_seconds = costs.decode_seconds  # of a step in which one decodes, mostly without its neighbours' noise
         self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
-        self.pass_seconds = costs.pass_seconds  # that prompts add to rows, however few their tokens
         self._base = costs.decode_seconds - costs.row_seconds
         # Sums over the steps seen, fading: their number, rows, seconds, rows squared, rows times seconds.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -55,12 +55,7 @@ class Pace:
 
     def seconds(self, rows: int, tokens: int) -> float:
         """Of a step in which `rows` decode and `tokens` of prompts are read."""
-        return self.step_seconds(rows) + self.prompt_seconds(tokens) + (self.pass_seconds if rows and tokens else 0.0)
-
-    @property
-    def are_apart(self) -> bool:
-        """Whether rows and prompts are a pass over the weights each."""
-        return self.pass_seconds > APART * self.lone_seconds
+        return self.step_seconds(rows) + self.prompt_seconds(tokens)
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""
@@ -72,11 +67,10 @@ class Pace:
         if 0 < strays[kind] <= STRAYS:
             return
         if tokens:
-            extra = max(0.0, seconds - self.step_seconds(rows))
-            if rows:
-                if extra < self.pass_seconds:  # it was thought to cost too much: a pass has tokens in it
-                    self.pass_seconds += FALL * (extra - self.pass_seconds)
-                extra = max(0.0, extra - self.pass_seconds)
+            for_rows = self.step_seconds(rows)
+            extra = max(0.0, seconds - for_rows)
+            if rows and foreseen < MOSTLY * for_rows:
+                self._learn_rows(rows, max(0.0, seconds - self.prompt_seconds(tokens)))
             self._tt = FADE_PROMPTS * self._tt + tokens * tokens
             self._ts = FADE_PROMPTS * self._ts + tokens * extra
             self.token_seconds = self._ts / self._tt
@@ -89,11 +83,15 @@ class Pace:
         self._n, self._x, self._y = FADE * self._n, FADE * self._x, FADE * self._y
         self._xx, self._xy = FADE * self._xx, FADE * self._xy
         self._add(rows, seconds, 1.0)
-        mean = self._x / self._n
-        variance = self._xx / self._n - mean * mean
+        # A lone step, which is known, holds the line where rows hardly differ and are many: by themselves they would
+        # say what one costs by how their contexts grow.
+        lone = ANCHOR * self.lone_seconds
+        n, x, y = self._n + ANCHOR, self._x + ANCHOR, self._y + lone
+        mean = x / n
+        variance = (self._xx + ANCHOR) / n - mean * mean
         if variance >= FEWEST:
-            self.row_seconds = max(0.0, (self._xy / self._n - mean * self._y / self._n) / variance)
-        self._base = self._y / self._n - mean * self.row_seconds
+            self.row_seconds = max(0.0, ((self._xy + lone) / n - mean * y / n) / variance)
+        self._base = y / n - mean * self.row_seconds
 
     def _learn_lone(self, rows: int, seconds: float) -> None:
         is_known = rows <= LONE or self._reaches_one

@@ -201,12 +201,16 @@ class Scheduler:
 
     def foresee(self, batch: Batch) -> float:
         """Seconds that a step will take, by those made so far; what it moves is not counted."""
-        return self.policy.pace.seconds(len(batch.decodes), sum(chunk.length for chunk in batch.chunks))
+        return self.policy.pace.seconds(len(batch.decodes), batch.prompt_tokens)
+
+    def is_recorded(self, batch: Batch) -> bool:
+        """Whether it is launched at once, where any step is."""
+        return not batch.chunks or batch.num_tokens <= self.policy.costs.recorded_tokens
 
     def observe(self, batch: Batch, seconds: float) -> None:
         """How long a step took."""
         if not (batch.swap_in or batch.swap_out or batch.copies):
-            self.policy.pace.observe(len(batch.decodes), sum(chunk.length for chunk in batch.chunks), seconds)
+            self.policy.pace.observe(len(batch.decodes), batch.prompt_tokens, seconds)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""

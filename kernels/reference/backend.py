@@ -37,6 +37,24 @@ class ReferenceKernels(Composed):
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
         sample_slots(self.sample, logits, slots, which, ids)
 
+    def attend_tiles(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        tiles: Tensor,
+        out: Tensor,
+        scale: float,
+        window: int,
+    ) -> None:
+        """Each as a chunk; asks the device for the table."""
+        for table_row, row, queries, position in tiles.tolist():
+            if queries:
+                rows, pages = slice(row, row + queries), page_table[table_row : table_row + 1]
+                chunk = ((0, queries), (position + queries,))
+                out[rows] = self.prefill_attention(q[rows], k_cache, v_cache, pages, *chunk, scale, window)
+
     @property
     def tolerates_neighbours(self) -> bool:
         return False

@@ -100,14 +100,14 @@ def _group(
     _, kv_heads, page_size, _ = k_cache.shape
     between = page_rows(k_cache)
     start = first_tile_position(max(0, min(lengths) - window), page_size) if window else 0
-    end = padded_length(max(lengths), page_size)
+    end = padded_length(max(1, *lengths), page_size)
     positions = torch.arange(start, end, dtype=torch.int32, device=page_table.device)
     ends = context_lens.unsqueeze(1)
     starts = (ends - window).clamp_(min=0) if window else torch.zeros_like(ends)
     hidden = (positions >= ends) | (positions < starts)
     # Whatever stands outside a context is another sequence's business and may be NaN, which a weight of zero does not
     # silence: hidden positions read the row's own first or last position instead.
-    own = positions.clamp(starts, ends - 1)
+    own = positions.clamp(starts, ends - 1).clamp_(min=0)  # of a row without context its first
     pages = page_table.gather(1, (own // page_size).to(torch.int64))
     heads = torch.arange(kv_heads, dtype=torch.int32, device=page_table.device).view(1, -1, 1)
     value_rows = (pages * between + own % page_size).unsqueeze(1) + heads * page_size

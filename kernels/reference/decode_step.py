@@ -7,18 +7,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.slots import DecodeRows, SlotTensors
+from kernels.slots import PromptRows, SlotTensors, StepRows
 
 
-def gather_slots(slots: SlotTensors, which: Tensor, width: int, page_size: int) -> DecodeRows:
+def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int) -> StepRows:
     """which[B] int64 -> their rows; see `kernels.interface.Kernels.gather_slots`."""
     lengths = slots.lengths.index_select(0, which)
+    token_ids, positions = slots.last_tokens.index_select(0, which), lengths - 1
+    if prompts is not None:
+        are_prompts = prompts.positions >= 0
+        token_ids = torch.where(are_prompts, prompts.token_ids, token_ids)
+        positions = torch.where(are_prompts, prompts.positions, positions)
+        lengths = lengths.masked_fill(are_prompts, 0)
     table = slots.page_table[:, :width].index_select(0, which)
-    positions = lengths - 1
     pages = table.gather(1, (positions // page_size).unsqueeze(1)).squeeze(1).to(torch.int64)
     places = pages * page_size + positions % page_size
-    return DecodeRows(
-        token_ids=slots.last_tokens.index_select(0, which),
+    return StepRows(
+        token_ids=token_ids,
         positions=positions,
         places=places.masked_fill(which == slots.nobody, -1),
         page_table=table,

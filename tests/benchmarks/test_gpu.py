@@ -108,9 +108,10 @@ def test_a_recorded_step_is_replayed_with_nobody_in_it(device: Device, monkeypat
     marks = EngineMarks(device, lambda what, **row: rows.append(what))
     engine = Engines(device).get(BUILD)
     marks.decode_step(engine, TINY, 3, 20, 2)
-    marks.recorded_step(engine, TINY, 4, 20, replays=3)
+    for prompt in (0, 100):
+        marks.recorded_step(engine, TINY, 4, 20, prompt, replays=3)
     marks.decode_step(engine, TINY, 3, 20, 2)
-    assert rows == ["decode step", "recorded step", "decode step"]
+    assert rows == ["decode step", "recorded step", "recorded step", "decode step"]
     assert not engine.has_work and engine.scheduler.memory.pool.held == 0
 
 

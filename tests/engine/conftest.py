@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from torch import Tensor
 
-from engine.execution.graphs import Shape
+from engine.execution.graphs import PROMPT_ROWS, Shape
 from engine.execution.runner import ModelRunner
 from engine.execution.sampler import Drawn
 from engine.scheduling.batch import Batch
@@ -17,7 +17,8 @@ from engine.scheduling.batch import Batch
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     """Shapes of the recorded steps that were replayed, as on a GPU: state that stays on the device, rows padded with
-    nobody, a step ahead; recording is left out. Nothing is decoded in another way."""
+    nobody, a step ahead; recording is left out. Nothing is decoded in another way, and prompts are read in another one
+    only where they are more than a recording holds."""
     replayed: list[Shape] = []
 
     def capture(step: partial[None]) -> Callable[[], None]:
@@ -30,9 +31,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     compute = ModelRunner._compute
 
-    def only_prompts(runner: ModelRunner, batch: Batch) -> tuple[list[Drawn], list[Tensor]]:
-        assert not batch.decodes
-        return compute(runner, batch)
+    def only_prompts(runner: ModelRunner, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> None:
+        assert not batch.decodes and batch.num_tokens > PROMPT_ROWS
+        compute(runner, batch, drawn, broken)
 
     monkeypatch.setattr("engine.build._capture", lambda config, device: capture)
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)

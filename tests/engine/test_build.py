@@ -98,7 +98,7 @@ class SlowUnlessPlain:
     """
 
     runs_ahead = False
-    is_recorded = False
+    recorded_tokens = 0
 
     def __init__(self, slots: int, max_len: int, page_size: int) -> None:
         self.slots = SlotState(slots, max_len, page_size)

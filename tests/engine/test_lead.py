@@ -84,30 +84,30 @@ def test_it_settles_where_one_step_in_forty_comes_too_late():
     for needed in (0.0004, 0.003):
         dry = []
         for _ in range(4000):
-            is_dry = lead.seconds(reads_prompts=False) < needed * dice.uniform(1.0, 2.0)
-            lead.observe(reads_prompts=False, foreseen=1.0, ran_dry=is_dry)
+            is_dry = lead.seconds(is_recorded=True) < needed * dice.uniform(1.0, 2.0)
+            lead.observe(is_recorded=True, foreseen=1.0, ran_dry=is_dry)
             dry.append(is_dry)
         assert 0.01 < mean(dry[1000:]) < 0.04
-        assert needed < lead.seconds(reads_prompts=False) < 4 * needed
-    assert lead.seconds(reads_prompts=True) == FIRST, "nothing was seen of steps that read prompts"
+        assert needed < lead.seconds(is_recorded=True) < 4 * needed
+    assert lead.seconds(is_recorded=False) == FIRST, "nothing was seen of others"
 
 
 def test_it_never_shrinks_to_nothing():
     """On a machine that is never late."""
     lead = Lead()
     for _ in range(2000):
-        lead.observe(reads_prompts=True, foreseen=1.0, ran_dry=False)
-    assert lead.seconds(reads_prompts=True) == LEAST
+        lead.observe(is_recorded=False, foreseen=1.0, ran_dry=False)
+    assert lead.seconds(is_recorded=False) == LEAST
 
 
 def test_it_does_not_grow_where_that_does_not_help():
     """A step that is decided at once and too late all the same; it would take long to forget."""
     lead = Lead()
     for _ in range(2000):
-        lead.observe(reads_prompts=True, foreseen=0.003, ran_dry=False)
+        lead.observe(is_recorded=False, foreseen=0.003, ran_dry=False)
     for _ in range(200):
-        lead.observe(reads_prompts=True, foreseen=0.003, ran_dry=True)
-    assert lead.seconds(reads_prompts=True) == 0.003
+        lead.observe(is_recorded=False, foreseen=0.003, ran_dry=True)
+    assert lead.seconds(is_recorded=False) == 0.003
 
 
 def test_short_steps_that_the_host_is_too_slow_for_do_not_spoil_the_long_ones_that_follow():
@@ -117,4 +117,4 @@ def test_short_steps_that_the_host_is_too_slow_for_do_not_spoil_the_long_ones_th
     arrivals += [(2.2, ask(f"b{number}", number, 400, ServiceClass.BATCH)) for number in range(SLOTS)]
     config = EngineConfig(model="none", max_num_seqs=SLOTS).validate()
     engine = simulate(config, cost, arrivals, lambda *_: None, num_pages=64 * SLOTS, host_pages=0)
-    assert engine._lead.seconds(reads_prompts=False) < 0.0025
+    assert engine._lead.seconds(is_recorded=True) < 0.0025

@@ -82,20 +82,38 @@ def test_a_swap_changes_no_text_on_a_device(demo: Path, wanted: list[Request]):
         assert run(disturbed, [request], pause_all) == run(quiet, [request])
 
 
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "batch_invariant": True}])
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3}, {"min_tokens": 20, "top_k": 30}])
-def test_a_recorded_step_computes_what_single_operations_compute(demo: Path, wanted: list[Request], more: dict):
-    """Greedy and seeded, some who ask for more than it does, rows for which there is a recording of just that many: the
-    same texts, bit for bit."""
+def test_a_recorded_step_computes_what_single_operations_compute(
+    demo: Path, wanted: list[Request], more: dict, options: dict
+):
+    """Greedy and seeded, prompts beside rows that decode, some who ask for more than it does: the same texts. Where
+    bits depend on no batch that is exact; in float32 a recording, which is filled up with nobody, is near enough."""
     some = [
         msgspec.structs.replace(
             request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7, **asked)
         )
         for request, temperature, asked in zip(wanted, (0.0, 0.8, 0.0, 1.0), (more, more, {}, {}), strict=True)
     ]
-    recorded, eager = (on_device(demo, enforce_eager=which) for which in (False, True))
+    recorded, eager = (on_device(demo, enforce_eager=which, **options) for which in (False, True))
     assert run(recorded, some) == run(eager, some)
     for request in some:
         assert run(recorded, [request]) == run(eager, [request])
+
+
+def test_prompts_beyond_a_recording_are_read_beside_recorded_rows(demo: Path, wanted: list[Request]):
+    """A long one comes while others speak: what fits is one launch, and what was told to be read at once is not."""
+    long = msgspec.structs.replace(wanted[0], id="long", prompt=wanted[0].prompt * (900 // len(wanted[0].prompt)))
+    options = {"dtype": "bfloat16", "batch_invariant": True, "max_num_seqs": 8}
+    texts = []
+    for budget, chunk in ((None, None), (1200, None), (1200, 40)):
+        engine = on_device(demo, max_num_batched_tokens=budget, prefill_chunk=chunk, **options)
+        for request in wanted:
+            engine.submit(request)
+        for _ in range(5):
+            engine.step()
+        texts.append(run(engine, [long])[long.id, 0])
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wanted: list[Request]):

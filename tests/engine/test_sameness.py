@@ -156,16 +156,39 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [7, None])
-def test_recorded_decode_steps_say_the_same(demo: Path, wanted, solo: Texts, chunk: int | None, replays: list[Shape]):
-    """Whoever asks for a penalty among them too; filters are looked for where somebody has one."""
+def test_recorded_steps_say_the_same(demo: Path, wanted, solo: Texts, chunk: int | None, replays: list[Shape]):
+    """Whoever asks for a penalty among them too; prompts are read in them, and filters are looked for where somebody
+    has one."""
     engine = make_engine(demo, max_num_seqs=24, prefill_chunk=chunk)
     assert run(engine, wanted) == solo
-    assert sum(shape.filtered for shape in replays) > TOKENS
+    assert sum(shape.prompts for shape in replays) > 1
+    replays[:] = [shape for shape in replays if not shape.prompts]
+    assert sum(shape.filtered for shape in replays) > TOKENS / 2
     replays.clear()
     simple = [one for one in wanted if (one.sampling.top_k, one.sampling.top_p, one.sampling.min_p) == (0, 1.0, 0.0)]
     texts = run(engine, simple)
     assert texts == {key: solo[key] for key in texts} and len(texts) == len(simple)
-    assert replays and not any(shape.filtered for shape in replays)
+    assert replays and not any(shape.filtered for shape in replays if not shape.prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", [Mechanism.SWAP, Mechanism.RECOMPUTE])
+def test_recorded_steps_say_the_same_to_whoever_is_paused(
+    demo: Path, wanted, solo: Texts, mechanism: Mechanism, replays: list[Shape]
+):
+    """Everybody, before every third step: what was said is read again as a prompt, or comes back."""
+    engine, steps = make_engine(demo, max_num_seqs=16, prefill_chunk=40), itertools.count()
+
+    def pause_all() -> None:
+        if next(steps) % 3 == 0:
+            for sequence in list(engine.scheduler.running):
+                engine.scheduler.pause(sequence, 0.0, mechanism=mechanism)
+
+    some = wanted[:24]
+    texts = run(engine, some, pause_all)
+    assert texts == {key: solo[key] for key in texts} and len(texts) == len(some)
+    assert engine.load().counters.paused_by(mechanism) > TOKENS
+    assert sum(shape.prompts for shape in replays) > (TOKENS if mechanism is Mechanism.RECOMPUTE else 1)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from kernels import (
     filters,
     invariant,
     prefill_attention,
+    query_tiles,
     rms_norm,
     rope_and_cache,
     sample,
@@ -145,7 +146,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | {"scale": "fp32", "window": "i32"},
             heads
             | {"QUERY_HEADS": 32, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
-            | {"BLOCK_M": prefill_attention.BLOCK_M, "BLOCK_N": wide},
+            | {"BLOCK_M": query_tiles.QUERIES, "BLOCK_N": wide},
             prefill_attention.NUM_WARPS,
             prefill_attention.NUM_STAGES,
         ),
@@ -213,6 +214,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "last_tokens": LONG,
                 "lengths": LONG,
                 "page_table": INT,
+                "prompt_positions": LONG,
+                "prompt_ids": LONG,
                 "token_ids": LONG,
                 "positions": LONG,
             }
@@ -224,7 +227,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "width": "i32",
                 "nobody": "i32",
             },
-            {"PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
+            {"HAS_PROMPTS": True, "PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
             decode_step.NUM_WARPS,
             STAGES,
         ),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
 from kernels.interface import Kernels
+from kernels.query_tiles import QUERIES, query_tiles
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 
 # kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split: of
@@ -88,6 +91,59 @@ def test_prefill_attention_equals_naive(
         rows = slice(starts[row], starts[row + 1])
         expected = naive_rows(q[rows], paged, row, range(context - queries, context), 0.3, window)
         torch.testing.assert_close(out[rows].cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim", "page_size", "window", "chunks"), PREFILL_SHAPES)
+def test_tiles_named_by_a_table_say_what_chunks_say(
+    kernels: Kernels,
+    device: torch.device,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    page_size: int,
+    window: int,
+    chunks: tuple[tuple[int, int], ...],
+) -> None:
+    """To the last bit, in any rows of a larger step, by a page table with a row for each of these; no other row is
+    written, by tiles without queries either."""
+    contexts = tuple(context for context, _ in chunks)
+    paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
+    starts = [0]
+    for _, queries in chunks:
+        starts.append(starts[-1] + queries)
+    before, behind, total = 3, 2, starts[-1]
+    torch.manual_seed(1)
+    q = torch.randn(before + total + behind, kv_heads * group, head_dim, device=device)
+    args = (paged.k_cache, paged.v_cache, paged.page_table, tuple(starts), contexts, 0.3, window)
+    expected = kernels.prefill_attention(q[before : before + total], *args)
+    of_row = torch.zeros(len(q), dtype=torch.int64)
+    for chunk, (first, last) in enumerate(pairwise(starts)):
+        of_row[before + first : before + last] = chunk
+    table = paged.page_table[of_row.to(device)]
+    tiles = query_tiles(
+        (before + first, before + first, last - first, context - (last - first))
+        for (first, last), context in zip(pairwise(starts), contexts, strict=True)
+    )
+    assert all(0 < queries <= QUERIES for _, _, queries, _ in tiles)
+    named = torch.tensor([*tiles, (0, 0, 0, 0), (0, 0, 0, 0)], dtype=torch.int32, device=device)
+    out = torch.full_like(q, 7.0)
+    kernels.attend_tiles(q, paged.k_cache, paged.v_cache, table, named, out, 0.3, window)
+    assert torch.equal(out[before : before + total], expected)
+    assert bool((out[:before] == 7.0).all()) and bool((out[before + total :] == 7.0).all())
+
+
+def test_a_row_without_context_disturbs_no_other(kernels: Kernels, device: torch.device) -> None:
+    """As tokens of prompts have none beside decode rows."""
+    paged = make_paged((9, 20, 70, 300), 2, 32, 8, device=device)
+    torch.manual_seed(1)
+    q = torch.randn(4, 4, 32, device=device)
+    expected = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.2, 0)
+    for without in ([1], [0, 2], [0, 1, 2, 3]):
+        lengths = paged.lengths.clone()
+        lengths[without] = 0
+        out = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, lengths, 0.2, 0)
+        others = [row for row in range(4) if row not in without]
+        assert torch.equal(out[others], expected[others])
 
 
 @pytest.mark.parametrize("window", [0, 300])

@@ -1,4 +1,4 @@
-"""What surrounds the model in a decode step, by all back ends."""
+"""What surrounds the model in a recorded step, by all back ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from kernels.interface import Kernels
 from kernels.reference.sample import BROKEN
-from kernels.slots import SlotTensors
+from kernels.slots import PromptRows, SlotTensors
 
 SLOTS, PAGES, PAGE_SIZE, V = 9, 700, 4, 2100
 
@@ -37,13 +37,30 @@ def test_a_row_is_its_slot(kernels: Kernels, device: torch.device, width: int):
     """Token, position, place and table of each, in any order; nobody's keys go nowhere."""
     slots = made(device)
     order = [3, SLOTS, 0, 7, 6, 1, SLOTS, 2, 5, 4]
-    rows = kernels.gather_slots(slots, torch.tensor(order, device=device), width, PAGE_SIZE)
+    rows = kernels.gather_slots(slots, torch.tensor(order, device=device), None, width, PAGE_SIZE)
     lengths = slots.lengths[order]
     assert torch.equal(rows.token_ids, slots.last_tokens[order])
     assert torch.equal(rows.positions, lengths - 1)
     assert torch.equal(rows.context_lens, lengths.to(torch.int32))
     assert torch.equal(rows.page_table, slots.page_table[order, :width])
     for slot, position, place in zip(order, rows.positions.tolist(), rows.places.tolist(), strict=True):
+        page = int(slots.page_table[slot, position // PAGE_SIZE])
+        assert place == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
+
+
+def test_a_row_of_a_prompt_is_the_token_it_is_told(kernels: Kernels, device: torch.device):
+    """At its own position, in its slot's pages; decode attention has nothing to look at. Rows beside it are their
+    slots' last tokens."""
+    slots = made(device)
+    which, positions = [7, 7, 2, 6, 7, SLOTS], [-1, 0, -1, 1001, 1198, -1]
+    given = torch.tensor([5, 11, 6, 12, 13, 8], device=device)
+    prompts = PromptRows(torch.tensor(positions, device=device), given)
+    rows = kernels.gather_slots(slots, torch.tensor(which, device=device), prompts, 301, PAGE_SIZE)
+    assert rows.token_ids.tolist() == [49, 11, 14, 12, 13, 7 * SLOTS]
+    assert rows.positions.tolist() == [1199, 0, 3, 1001, 1198, 0]
+    assert rows.context_lens.tolist() == [1200, 0, 4, 0, 0, 1]
+    assert torch.equal(rows.page_table, slots.page_table[which, :301])
+    for slot, position, place in zip(which, rows.positions.tolist(), rows.places.tolist(), strict=True):
         page = int(slots.page_table[slot, position // PAGE_SIZE])
         assert place == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 

@@ -42,12 +42,21 @@ class StepAttention:
     def __call__(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
         """q[T, Hq, D] -> [T, Hq, D]."""
         decodes = self.inputs.num_decodes
+        if self.inputs.tiles is not None:
+            return self._mixed(self.inputs.tiles, layer, q, scale, window)
         if decodes == q.shape[0]:
             return self._decode(layer, q, scale, window)
         if decodes == 0:
             return self._prefill(layer, q, scale, window)
         parts = (self._decode(layer, q[:decodes], scale, window), self._prefill(layer, q[decodes:], scale, window))
         return torch.cat(parts)
+
+    def _mixed(self, tiles: Tensor, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
+        """Queries of prompts have no context as decode rows, and what comes of that is overwritten."""
+        out = self._decode(layer, q, scale, window)
+        k, v = self.cache.k[layer], self.cache.v[layer]
+        self.kernels.attend_tiles(q, k, v, self.inputs.decode_page_table, tiles, out, scale, window)
+        return out
 
     def _decode(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
         return self.kernels.decode_attention(

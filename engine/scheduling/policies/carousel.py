@@ -18,21 +18,17 @@
    the steps, as long as higher classes ask: a flood of old batch jobs cannot shut people out. One may pause running
    ones of its own class too, and has a claim on its slot for `min_share` tokens. When its turn has come and the pages
    it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
-   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others, or all tokens of one step in so many where
-   prompts are a pass of their own. The clock of a paused sequence goes on unless it had generated its share: being let
-   in and thrown out again is no service.
+   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others, and no more beside higher classes. The clock
+   of a paused sequence goes on unless it had generated its share: being let in and thrown out again is no service.
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
-   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). The prompts of
-   a class share them by their tenants' turns.
+   because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). Nor does it
+   take more than can be recorded with the rows that decode, where steps are recorded. The prompts of a class share its
+   tokens by their tenants' turns.
 8. While anybody of a higher class is served, those of lower ones ride along as far as they do not make a step too
    long, by what rows were seen to cost (`engine.scheduling.pace`): `config.stretch` times as long as for the people who
    decode in it if somebody who waits is about to be overdue, `PATIENT` of the way there if nobody has waited; and by no
    more where somebody's prompt is read in it. At least one in `RIDING_SHARE` does, in turn, and so do a few tokens of
-   their prompts: where prompts are a pass of their own, as on a GPU, those of many steps at once. Where a row costs
-   nothing, all do; with an infinite stretch all of all.
-9. Where rows and prompts are a pass each, people wait for none that is made for lower classes if another step can make
-   it: bulk work alone decodes and reads its prompts by turns, and a step that reads people's prompts when none of them
-   decodes leaves rows of lower classes out, though not twice running.
+   their prompts. Where a row costs nothing, all do; with an infinite stretch all of all.
 """
 
 from __future__ import annotations
@@ -56,8 +52,7 @@ OVERDUE_SHARE = 8
 UNEVEN = 1024.0  # weighted tokens
 RIDING_SHARE = 16  # one in so many rows of lower classes rides whatever it costs
 PATIENT = 0.25  # of the stretch that there is for those who are about to be overdue
-LEAST_RIDING = 8  # prompt tokens of theirs for each step; one that is made anyway reads them for little
-WORTH = 5  # times what a pass costs, that the tokens read in it are to cost: on a GPU one step in a hundred has them
+LEAST_RIDING = 8  # prompt tokens of theirs in each step
 
 
 def _order(sequence: Sequence) -> tuple[Any, ...]:
@@ -87,9 +82,6 @@ class Carousel(Policy):
         few = config.max_num_seqs < OVERDUE_SHARE
         self._claim_steps = math.ceil(config.min_share * OVERDUE_SHARE / config.max_num_seqs) if few else 0
         self._owed = 0  # steps until the next claim, as long as higher classes ask
-        self._unread = 0  # prompt tokens of lower classes that could have ridden
-        self._reads_next = False  # rule 9, of bulk work alone
-        self._went_without = -1  # the last step in which none of their rows rode
         self._lines = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
         # Whoever is in it keeps its place in its class, so that it can only help.
         self._overdue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
@@ -171,35 +163,29 @@ class Carousel(Policy):
         return (sequence.service_class, sequence.arrival, sequence.choice)
 
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
-        """Rules 6 to 9."""
+        """Rules 6 to 8."""
         if not prefilling and decodes[0].service_class == decodes[-1].service_class:  # as most steps are
             return Shares(decodes, [], [])
         highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # they come by class
-        paced = [s for s in decodes if s.service_class < BATCH] if highest < BATCH else decodes
-        budget = self.prompt_tokens(len(paced))
-        if highest is BATCH and decodes and self.pace.are_apart:
-            self._reads_next = not self._reads_next
-            if self._reads_next:
-                return Shares(decodes, [], [])
-            decodes = []
         # Who was let in in time is not overdue for a while: most steps have nobody in this list.
         overdue = [s for s in prefilling if s.is_protected or now >= s.due]
         others = [s for s in prefilling if not (s.is_protected or now >= s.due)] if overdue else prefilling
         first = [s for s in others if s.service_class == highest]
         after = others[len(first) :]
-        prompts = [(overdue, self._overdue_tokens(overdue, others, decodes, budget, step))] if overdue else []
-        prompts.append((self._in_turn(first), budget))
         lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
-        are_served = bool(first) or len(lower) < len(decodes)  # those of the highest class
-        if not are_served or not (lower or after) or math.isinf(self.config.stretch):
-            return Shares(decodes, [], [*prompts, (self._in_turn(after), budget)])
-        stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
-        spare = stretch * self.pace.step_seconds(len(decodes) - len(lower))
-        rows = self._riding_rows(len(lower), spare, step, has_pass=len(lower) < len(decodes))
+        higher = len(decodes) - len(lower)
+        rows, spare = len(lower), math.inf
+        if (first or higher) and (lower or after) and not math.isinf(self.config.stretch):
+            stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
+            spare = stretch * self.pace.step_seconds(higher)
+            rows = self._riding_rows(len(lower), spare)
+        paced = sum([s.service_class < BATCH for s in decodes]) if highest < BATCH else len(decodes)
+        budget = self.prompt_tokens(paced, max(0, higher + rows - paced))
+        prompts = [(overdue, self._overdue_tokens(overdue, others, decodes, budget))] if overdue else []
+        prompts.append((self._in_turn(first), budget))
         if after:
-            has_pass = any(group and most for group, most in prompts)
-            tokens = self._riding_tokens(spare - rows * self.pace.row_seconds, budget, has_pass=has_pass)
-            prompts.append((self._in_turn(after), tokens))
+            in_time = (spare - rows * self.pace.row_seconds) / max(self.pace.token_seconds, 1e-9)
+            prompts.append((self._in_turn(after), int(min(max(in_time, LEAST_RIDING), budget))))
         if rows == len(lower):
             return Shares(decodes, [], prompts)
         lower.sort(key=lambda s: (s.rode, s.service_class))
@@ -220,38 +206,16 @@ class Carousel(Policy):
         )
         return min(1.0, max((0.0, *waited)))
 
-    def _overdue_tokens(
-        self, overdue: list[Sequence], others: list[Sequence], decodes: list[Sequence], budget: int, step: int
-    ) -> int:
+    @staticmethod
+    def _overdue_tokens(overdue: list[Sequence], others: list[Sequence], decodes: list[Sequence], budget: int) -> int:
         """Rule 6: how many tokens of their prompts go into a step."""
-        theirs = overdue[0].service_class
-        is_read_anyway = bool(others) and others[0].service_class < theirs
-        if self.pace.are_apart and not is_read_anyway and decodes and decodes[0].service_class < theirs:
-            return 0 if step % OVERDUE_SHARE else budget
-        return max(1, budget // OVERDUE_SHARE) if others else budget
+        has_people = bool(decodes) and decodes[0].service_class < overdue[0].service_class
+        return max(1, budget // OVERDUE_SHARE) if others or has_people else budget
 
-    def _riding_rows(self, lower: int, spare: float, step: int, *, has_pass: bool) -> int:
-        """Rules 8 and 9: how many of the `lower` rows ride in a step that may take `spare` seconds more for them.
-        has_pass: others decode in it."""
-        if lower and not has_pass and self.pace.are_apart and self._went_without != step - 1:
-            self._went_without = step
-            return 0
+    def _riding_rows(self, lower: int, spare: float) -> int:
+        """Rule 8: how many of the `lower` rows ride in a step that may take `spare` seconds more for them."""
         row = self.pace.row_seconds
         return max(-(-lower // RIDING_SHARE), int(min(spare / row, lower)) if row else lower)
-
-    def _riding_tokens(self, spare: float, budget: int, *, has_pass: bool) -> int:
-        """Rule 8: how many prompt tokens of lower classes ride in a step that may take `spare` seconds more for them.
-        has_pass: there are others."""
-        token = max(self.pace.token_seconds, 1e-9)
-        if has_pass:
-            return int(min(max(spare / token, LEAST_RIDING), budget))
-        of_a_pass = self.pace.pass_seconds / token
-        self._unread += LEAST_RIDING
-        tokens = int(min(max(spare / token - of_a_pass, self._unread), budget))
-        if tokens < min(WORTH * of_a_pass, budget):
-            return 0
-        self._unread = 0
-        return tokens
 
     def _in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
         """Classes in order, in each whose tenant had least."""

@@ -32,7 +32,6 @@ class History:
         host: int = 8,
         swap_speed: float = 1e9,
         row_seconds: float = 0.0,
-        pass_seconds: float = 0.0,
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
         **options,
@@ -40,7 +39,7 @@ class History:
         options = {"max_num_batched_tokens": slots + 4, "page_size": SIZE, "min_share": 2} | options
         self.config = EngineConfig(model="fake", max_num_seqs=slots, **options).validate()
         self.now = 0.0
-        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds, pass_seconds))
+        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds))
         self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=64)
         runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
         self.engine = Engine(self.config, model_info(pages, slots), self.scheduler, runner, clock=lambda: self.now)

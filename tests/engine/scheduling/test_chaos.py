@@ -27,7 +27,6 @@ def chaos(dice: random.Random) -> None:
         host=dice.choice([0, 2, 12]),
         swap_speed=dice.choice([1.0, 1e9]),
         row_seconds=dice.choice([0.0, 0.001, 0.01]),
-        pass_seconds=dice.choice([0.0, 0.02]),
         runs_ahead=dice.random() < 0.5,
         batching=batching,
         scheduling_policy=dice.choice(["carousel", "carousel", *POLICIES]),

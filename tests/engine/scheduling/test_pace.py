@@ -35,24 +35,26 @@ def test_a_first_guess_that_was_wrong_is_put_right_by_the_steps_that_follow():
     assert pace.step_seconds(8) == pytest.approx(0.0044, rel=0.1)
 
 
-def test_what_a_pass_costs_is_not_laid_to_the_tokens_read_in_it():
-    """Where prompts are computed apart from rows, a few of them cost nearly as much as many."""
-    pace = Pace(Costs(1e4, 1e3, 0.010, 0.0, pass_seconds=0.050))
-    for tokens in (8, 200) * 300:
-        pace.observe(2, tokens, 0.010 + 0.050 + 0.002 * tokens)
-    assert pace.token_seconds == pytest.approx(0.002, rel=0.01)
-    assert pace.seconds(2, 8) == pytest.approx(0.076, rel=0.01)
-    assert pace.seconds(0, 8) == pytest.approx(0.026, rel=0.01), "there is one pass where nobody decodes"
-    assert pace.seconds(2, 0) == pytest.approx(0.010)
+def test_steps_that_read_few_prompt_tokens_teach_what_rows_cost_too():
+    """Where some are read in every step there are no others; and what the tokens cost is not laid to the rows."""
+    pace, dice = Pace(costs(0.004, 0.0)), random.Random(5)
+    for _ in range(3000):
+        rows, tokens = dice.randint(1, 40), dice.randint(1, 30)
+        pace.observe(rows, tokens, 0.003 + 0.0003 * rows + 0.0001 * tokens)
+    assert pace.row_seconds == pytest.approx(0.0003, rel=0.1)
+    assert pace.token_seconds == pytest.approx(0.0001, rel=0.2)
+    assert pace.seconds(20, 10) == pytest.approx(0.010, rel=0.05)
 
 
-def test_a_pass_that_was_thought_to_cost_too_much_is_put_right():
-    """By steps that took less with prompts in them; or tokens would seem to be free."""
-    pace = Pace(Costs(1e4, 1e3, 0.010, 0.0, pass_seconds=0.5))
-    for tokens in (8, 200) * 300:
-        pace.observe(2, tokens, 0.010 + 0.050 + 0.002 * tokens)
-    assert 0.040 < pace.pass_seconds < 0.070
-    assert pace.token_seconds == pytest.approx(0.002, rel=0.05)
+def test_what_a_lone_step_takes_holds_the_line_where_rows_are_many_and_hardly_differ():
+    """Their contexts grow meanwhile, which is nothing that rows cost; a few rows are foreseen all the same."""
+    for drift in (-1, 1):
+        pace = Pace(costs(0.001, 0.00002))
+        for step in range(2000):
+            phase = step % 100 / 100
+            pace.observe(256 + drift * round(phase), 0, 0.0055 + 0.0005 * phase)
+        assert pace.row_seconds == pytest.approx(0.00002, rel=0.15)
+        assert pace.step_seconds(16) == pytest.approx(0.0013, rel=0.1)
 
 
 def test_a_step_that_was_held_up_by_something_else_teaches_nothing():
@@ -99,6 +101,18 @@ def test_rows_beyond_a_lone_one_leave_less_of_a_step_s_time_for_prompts_until_th
     policy = make_policy(EngineConfig(model="none", step_time=0.020).validate(), Costs(1e4, 10_000.0, 0.005, 0.001))
     assert [policy.prompt_tokens(rows) for rows in (1, 6, 8, 11, 50)] == [200, 150, 130, 150, 200]
     assert policy.prompt_tokens(0) == 400
+
+
+def test_prompts_beside_rows_are_as_long_as_can_be_recorded_with_them():
+    """Rows that ride and are not paced have their place in it too; where nobody decodes nothing is lost by a pass that
+    is not recorded, and what was configured is what is done."""
+    costs = Costs(1e4, 100_000.0, 0.005, 0.0, recorded_tokens=600)
+    policy = make_policy(EngineConfig(model="none").validate(), costs)
+    assert [policy.prompt_tokens(rows) for rows in (1, 100)] == [599, 500]
+    assert [policy.prompt_tokens(rows, riding=50) for rows in (0, 100)] == [550, 450]
+    assert policy.prompt_tokens(0) == 2048
+    told = make_policy(EngineConfig(model="none", max_num_batched_tokens=1000).validate(), costs)
+    assert told.prompt_tokens(100) == 900
 
 
 def test_a_neighbour_s_noise_makes_no_step_longer():

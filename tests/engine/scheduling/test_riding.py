@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
@@ -132,87 +131,6 @@ def test_more_bulk_work_rides_the_nearer_somebody_who_waits_is_to_being_overdue(
     history.end()
 
 
-def test_bulk_prompts_ride_seldom_and_in_large_pieces_where_they_are_a_pass_of_their_own():
-    """As on a GPU: a piece is read when as much may be as is worth the pass, eight tokens for each step."""
-    costs = {"row_seconds": STEP, "pass_seconds": 4.8 * STEP}  # a token takes as long as a row
-    history = History(slots=2, pages=64, max_num_batched_tokens=200, stretch=1.0, **costs)
-    person = history.arrive([7], 30, service_class=I)
-    history.step()
-    bulk = history.arrive(list(range(48)), 2, service_class=B)
-    sequence = history.scheduler.requests[bulk][0]
-    computed = []
-    for _ in range(7):
-        history.step()
-        computed.append(sequence.num_computed)
-    assert computed == [0, 0, 24, 24, 24, 48, 49]
-    assert said(history, [person, bulk]) == [8, 2]
-    history.end()
-
-
-def test_bulk_prompts_ride_with_somebodys_who_pays_for_the_pass():
-    """The next few tokens of them."""
-    history = History(
-        slots=3, pages=64, max_num_batched_tokens=200, stretch=1.0, row_seconds=STEP, pass_seconds=4.8 * STEP
-    )
-    history.arrive([7], 30, service_class=I)
-    history.step()
-    bulk = history.arrive(list(range(48)), 2, service_class=B)
-    history.arrive([8] * 20, 5, service_class=I)
-    history.step()
-    assert history.scheduler.requests[bulk][0].num_computed == 8
-    history.end()
-
-
-def test_bulk_work_alone_decodes_and_reads_by_turns_where_each_is_a_pass():
-    """Whoever comes meanwhile waits for one of them, and a token takes the same time as if both were in one step."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=11, row_seconds=STEP, pass_seconds=STEP)
-    first = history.arrive([1, 2], 30, service_class=B)
-    history.step()
-    history.arrive(list(range(40)), 2, service_class=B)
-    steps = []
-    for _ in range(6):
-        history.step()
-        load = history.engine.load()
-        steps.append((load.decode_rows, load.prefill_tokens))
-    assert steps == [(1, 0), (0, 10)] * 3
-    assert said(history, [first]) == [4]
-    history.end()
-
-
-def test_bulk_work_alone_does_both_at_once_where_that_is_one_pass():
-    """As on a CPU."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=11, row_seconds=STEP)
-    history.arrive([1, 2], 30, service_class=B)
-    history.step()
-    history.arrive(list(range(40)), 2, service_class=B)
-    history.step()
-    assert (history.engine.load().decode_rows, history.engine.load().prefill_tokens) == (1, 10)
-    history.end()
-
-
-def test_a_first_token_does_not_wait_for_a_pass_of_bulk_rows_but_long_prompts_let_them_have_every_other_step():
-    """Where rows and prompts are a pass each."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=12, row_seconds=STEP, pass_seconds=STEP)
-    bulk = [history.arrive([1, number], 30, service_class=B) for number in range(2)]
-    history.step()
-    history.step()
-    history.arrive(list(range(40)), 3, service_class=I)
-    assert [riding(history, bulk) for _ in range(4)] == [0, 1, 0, 1]
-    assert riding(history, bulk) > 0, "somebody decodes, who pays for the pass"
-    history.end()
-
-
-def test_a_step_without_rows_is_none_in_which_they_went_without():
-    """Bulk work reads its prompt beside somebody's: its row is left out of the next step, as it would have been."""
-    history = History(
-        slots=2, pages=64, max_num_batched_tokens=200, prefill_chunk=8, row_seconds=STEP, pass_seconds=STEP
-    )
-    bulk = history.arrive([5] * 8, 30, service_class=B)
-    history.arrive([7] * 60, 3, service_class=I)
-    assert [riding(history, [bulk]) for _ in range(4)] == [1, 0, 1, 0]
-    history.end()
-
-
 def test_each_class_is_as_urgent_as_its_own_bound_has_it():
     """Whose alarm comes first is not whose wait is nearest its end; and one that is long past is no more urgent."""
     history = History(slots=1, pages=64, max_wait_standard=4.0, max_wait_batch=10.0)
@@ -231,50 +149,38 @@ def test_each_class_is_as_urgent_as_its_own_bound_has_it():
     history.end()
 
 
-def test_rows_that_cost_nothing_all_ride_and_prompts_that_are_a_pass_still_wait_to_be_worth_it():
-    """As on a GPU with few rows."""
-    history = History(slots=4, pages=64, max_num_batched_tokens=200, stretch=1.0, pass_seconds=4.8 * STEP)
-    names = [history.arrive([number, 2], 30, service_class=B) for number in range(2)]
-    history.step()
-    history.step()
-    history.step()
+def test_bulk_prompts_ride_beside_somebodys():
+    """The next few tokens of them."""
+    history = History(slots=3, pages=64, max_num_batched_tokens=200, stretch=1.0, row_seconds=STEP)
     history.arrive([7], 30, service_class=I)
     history.step()
-    history.step()
     bulk = history.arrive(list(range(48)), 2, service_class=B)
-    assert riding(history, names) == 2
-    sequence = history.scheduler.requests[bulk][0]
-    assert sequence.num_computed == 0
+    history.arrive([8] * 20, 5, service_class=I)
     history.step()
-    history.step()
-    assert sequence.num_computed == 24
+    assert history.scheduler.requests[bulk][0].num_computed == 8
     history.end()
 
 
-def test_who_is_overdue_has_its_prompt_read_in_one_step_of_eight_where_that_is_a_pass():
-    """All that a step may read, in place of an eighth of it in every step."""
-    history = History(
-        slots=2, pages=64, max_num_batched_tokens=12, row_seconds=STEP, pass_seconds=STEP, max_wait_batch=0.05
-    )
-    history.arrive([7], 40, service_class=I)
-    bulk = history.arrive(list(range(20)), 2, service_class=B)
-    history.now += 0.1
-    computed = []
-    for _ in range(16):
-        history.step()
-        computed.append(history.scheduler.requests[bulk][0].num_computed)
-    assert computed == [0] * 7 + [11] * 8 + [20]
+def test_bulk_work_alone_decodes_and_reads_prompts_at_once():
+    """As one pass over the weights does both."""
+    history = History(slots=3, pages=64, max_num_batched_tokens=11, row_seconds=STEP)
+    history.arrive([1, 2], 30, service_class=B)
+    history.step()
+    history.arrive(list(range(40)), 2, service_class=B)
+    history.step()
+    assert (history.engine.load().decode_rows, history.engine.load().prefill_tokens) == (1, 10)
     history.end()
 
 
-def test_who_is_overdue_is_read_with_somebodys_prompt_that_pays_for_the_pass():
-    """An eighth of the tokens, as where there is one pass."""
-    costs = {"row_seconds": STEP, "pass_seconds": STEP}
-    history = History(slots=3, pages=64, max_num_batched_tokens=25, max_wait_batch=0.05, **costs)
+@pytest.mark.parametrize("theirs", [0, 60])
+def test_who_is_overdue_has_an_eighth_of_what_is_read_beside_people(theirs: int):
+    """Whether a prompt of theirs is read too or they only decode."""
+    history = History(slots=3, pages=64, max_num_batched_tokens=25, max_wait_batch=0.05, row_seconds=STEP)
     history.arrive([7], 40, service_class=I)
     overdue = history.arrive(list(range(20)), 2, service_class=B)
     history.step()
-    history.arrive([8] * 60, 2, service_class=I)
+    if theirs:
+        history.arrive([8] * theirs, 2, service_class=I)
     history.now += 0.1
     computed = []
     for _ in range(3):
@@ -285,9 +191,8 @@ def test_who_is_overdue_is_read_with_somebodys_prompt_that_pays_for_the_pass():
 
 
 def test_who_is_overdue_is_read_at_once_where_only_bulk_work_decodes():
-    """A pass of its own holds up nobody who goes before it."""
-    costs = {"row_seconds": STEP, "pass_seconds": STEP}
-    history = History(slots=2, pages=64, max_num_batched_tokens=12, max_wait_standard=0.05, **costs)
+    """It holds up nobody who goes before it."""
+    history = History(slots=2, pages=64, max_num_batched_tokens=12, max_wait_standard=0.05, row_seconds=STEP)
     history.arrive([7], 40, service_class=B)
     history.step()
     overdue = history.arrive(list(range(20)), 2, service_class=S)
@@ -455,11 +360,9 @@ def test_tokens_that_nobody_gets_are_not_counted():
 
 def test_rows_may_cost_what_they_like_where_the_line_through_their_costs_begins_below_nothing():
     """Many rows cost more than so many times one, and the line through what they cost foresees nothing for a few."""
-    history, dice = History(slots=8, pages=64, stretch=float("inf"), row_seconds=0.001), random.Random(1)
+    history = History(slots=8, pages=64, stretch=float("inf"), row_seconds=0.001)
     pace = history.scheduler.policy.pace
-    for _ in range(3000):
-        rows = dice.randint(24, 32)
-        pace.observe(rows, 0, 0.0002 * rows**1.25 * dice.uniform(0.98, 1.02))
+    pace._base = -0.1
     assert pace.step_seconds(1) == 0.0
     history.arrive([1], 9, service_class=I)
     history.arrive([2], 9, service_class=B)
