@@ -94,7 +94,7 @@ def on_gpu(marks: Marks) -> None:
         steps_of(marks, Build(shape))
         prompts_of(marks, Build(shape), runs)
         # A step is as long there as the engine itself has it.
-        marks.engine(Build(shape, budget=None), marks.of_engines.mixed, 256, 100, 1024, runs)
+        marks.engine(Build(shape, budget=None), marks.of_engines.mixed, 256, 100, 1024, 1)
         for prompt in (512, 2048):
             marks.engine(Build(shape, budget=None), marks.of_engines.people, prompt, 64, 20, (512, 2048))
     invariant, full = Build(LLAMA_1B, batch_invariant=True), Build(LLAMA_1B)
@@ -131,8 +131,9 @@ def steps_of(marks: Marks, build: Build) -> None:
     for batch in (1, 32, 256):
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, top_p=0.9)
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, demanding=1)
-        for prompt in (0, 128, 512):
-            marks.engine(build, marks.of_engines.recorded_step, batch, 512, prompt)
+        marks.engine(build, marks.of_engines.recorded_step, batch, 512)
+    for batch, prompt in product((1, 256), (128, 512)):
+        marks.engine(build, marks.of_engines.recorded_step, batch, 512, prompt)
 
 
 def prompts_of(marks: Marks, build: Build, runs: int) -> None:

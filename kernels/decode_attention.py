@@ -177,9 +177,12 @@ def decode_attention(
     scale: float,
     window: int,
     plan: DecodePlan | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]."""
-    assert q.is_contiguous()
+    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]; see
+    `kernels.interface.Kernels`."""
+    out = torch.empty_like(q) if out is None else out
+    assert q.is_contiguous() and out.is_contiguous()
     B, query_heads, head_dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads
@@ -217,7 +220,6 @@ def decode_attention(
         num_stages=NUM_STAGES,
         **early(q.device),
     )
-    out = torch.empty_like(q)
     _combine_kernel[(B, query_heads)](
         partial,
         weight,

@@ -115,12 +115,13 @@ class Kernels(Protocol):
         scale: float,
         window: int,
         plan: DecodePlan | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """One query per sequence: q[B, Hq, D], page_table[B, P] int32, context_lens[B] int32 (own token included) ->
-        [B, Hq, D].
+        [B, Hq, D], or written to `out`.
 
         window: 0, or how many last positions (own included) are attended to. Entries of `page_table` behind the pages
-        that hold a row's context are not looked at. Of a row without context nothing comes that is of use.
+        that hold a row's context are not looked at. For a row without context nothing is written.
         """
 
     def prefill_attention(

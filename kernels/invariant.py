@@ -168,10 +168,11 @@ class InvariantKernels(TritonKernels):
         scale: float,
         window: int,
         plan: DecodePlan | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """As a chunk of one query for each row, so that a token computed again in a chunk has the same bits."""
         rows = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
         tiles = torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty_like(q) if out is None else out
         attend_tiles(q, k_cache, v_cache, page_table, tiles, out, scale, window)
         return out

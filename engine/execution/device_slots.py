@@ -78,17 +78,18 @@ class DeviceSlots:
         prompts: PromptRows | None = None,
         tiles: Tensor | None = None,
     ) -> ModelInputs:
-        """A row for each of slots[B] int64, its last token or that of a prompt, with page tables of `width` pages.
-        Nothing here waits for the device."""
+        """A row for each of slots[T] int64, its last token or, with `prompts` and their tiles, that of a prompt; with
+        page tables of `width` pages. Nothing here waits for the device."""
         rows = kernels.gather_slots(self.tensors, slots, prompts, width, page_size)
+        decodes = min(len(slots), self.nobody)  # beyond one for each slot rows are prompts'
         return ModelInputs(
             token_ids=rows.token_ids,
             positions=rows.positions,
             slots=rows.places,
-            num_decodes=len(slots),
-            decode_page_table=rows.page_table,
-            decode_context_lens=rows.context_lens,
-            prefill_page_table=rows.page_table[:0],
+            num_decodes=decodes,
+            decode_page_table=rows.page_table[:decodes],
+            decode_context_lens=rows.context_lens[:decodes],
+            prefill_page_table=rows.page_table if prompts else rows.page_table[:0],
             prefill_query_starts=(0,),
             prefill_context_lens=(),
             logit_rows=None,

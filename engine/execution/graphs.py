@@ -33,7 +33,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 LEAST_WIDTH = 512  # tokens a row's page table holds at least; then twice as many, and so on
 PROMPT_ROWS = 512  # beside one for every slot; with as many a GPU multiplies for longer than it reads weights
 LEAST_PROMPT_ROWS = 16  # a step with fewer is filled up to it
-SHORT_TILES = 16  # of less than all their queries: as many prompts at least can be in a step
+SHORT_TILES = 32  # of less than all their queries: as many prompts at least can be in a step
 
 
 class CudaCapture:
@@ -154,17 +154,14 @@ class StepGraphs:
         which, positions, token_ids = (np.full(shape.rows, empty, np.int64) for empty in (self.slots.nobody, -1, 0))
         drawn_for = np.full(min(shape.rows, self.slots.nobody), self.slots.nobody, np.int64)
         which[:first] = drawn_for[:first] = sampled
-        which[first:last], positions[first:last], token_ids[first:last] = (
-            prompts.slots,
-            prompts.positions,
-            prompts.token_ids,
-        )
+        for array, values in ((which, prompts.slots), (positions, prompts.positions), (token_ids, prompts.token_ids)):
+            array[first:last] = values
         tiles = np.zeros((shape.tiles, COLUMNS), np.int32)
         tiles[: len(prompts.tiles)] = prompts.tiles
         arrays = (which, positions, token_ids, drawn_for, tiles)
         kept = (self._which, self._positions, self._token_ids, self._drawn_for, self._tiles)
-        for tensor, array in zip(kept, to_device(arrays, self._which.device), strict=True):
-            tensor[: len(array)].copy_(array)
+        for tensor, sent in zip(kept, to_device(arrays, self._which.device), strict=True):
+            tensor[: len(sent)].copy_(sent)
         self._sent[:] = -1  # whatever is in a recording without prompts next is sent
 
     def _step(self, shape: Shape) -> None:

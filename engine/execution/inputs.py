@@ -24,6 +24,7 @@ class ModelInputs:
     prefill_query_starts: tuple[int, ...]  # C + 1 offsets, counted from row B
     prefill_context_lens: tuple[int, ...]  # C, tokens of the sequence up to and with this chunk
     logit_rows: Tensor | None  # [R] int64, rows of the hidden states to compute logits for; None: all of them
-    # [tiles, 4] int32, which of the decode rows are queries of prompts, as `kernels.query_tiles` has them, by their own
-    # page tables; None: none. In a recorded step, whose numbers of rows are fixed while what is in them is not.
+    # [tiles, 4] int32, as `kernels.query_tiles` has them: which rows are queries of prompts, in a recorded step, whose
+    # number of rows is fixed while what is in them is not. Such rows have no context among the first B, the prefill
+    # page table has a row for each of the T, and there are no starts and lengths. None: it is not such a step.
     tiles: Tensor | None = None

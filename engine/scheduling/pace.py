@@ -1,19 +1,20 @@
 """What steps cost, learnt from those that were made: the costs measured at start are a first guess, from three steps on
 a machine that may have been busy just then.
 
-A step of decodes alone takes a base and so much for each row: a least-squares line whose memory fades (recursive least
-squares with a forgetting factor). What a step with prompts takes beyond that is laid to their tokens. What a lone row
-takes is a low expectile of what was seen (Newey and Powell, 1987): noise only ever adds to a step, but the fastest of
-all may have been a quiet moment's. Where nobody is alone, a step of many rows says it too, as far as the line reaches
-down to one. Nothing but how much rides along with whom depends on any of it; no text does.
+A step of decodes takes a base and so much for each row: a least-squares line whose memory fades (recursive least
+squares with a forgetting factor), through steps with few prompt tokens too, less what those take, and held by what a
+lone row takes. What a step with prompts takes beyond its rows is laid to their tokens. What a lone row takes is a low
+expectile of what was seen (Newey and Powell, 1987): noise only ever adds to a step, but the fastest of all may have
+been a quiet moment's. Where nobody is alone, a step of many rows says it too, as far as the line reaches down to one.
+Nothing but how much rides along with whom depends on any of it; no text does.
 """
 
 from __future__ import annotations
 
 from engine.scheduling.costs import Costs
 
-FADE = 0.998  # of what is known, with each step of decodes alone: half of it is forgotten in 350
-FADE_PROMPTS = 0.98  # with each step that reads prompts, which are fewer
+FADE = 0.998  # of what is known of rows, with each step that tells of them: half of it is forgotten in 350
+FADE_PROMPTS = 0.98  # of what is known of tokens, with each step that reads prompts
 GUESS = 20.0  # steps that the costs measured at start count for
 GUESS_TOKENS = 128  # in each of them
 MOSTLY = 2.0  # times what its rows are foreseen to take, below which a step with prompts tells of rows too
@@ -22,7 +23,7 @@ STRAYS = 50  # in a row, after which it is the machine that has become slower
 FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
 RISE = 0.02  # and to what a lone one took that was slower
 LONE = 2  # rows up to which a step says by itself what a lone one takes
-ANCHOR = 10.0  # steps of all that are known, that the lone one counts for
+ANCHOR = 10.0  # steps that what a lone one takes counts for, beside those that were seen
 REACH = 3.0  # standard deviations of the rows from their mean, as far as the line can be believed
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 

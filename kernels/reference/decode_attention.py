@@ -31,14 +31,23 @@ def decode_attention(
     scale: float,
     window: int,
     plan: DecodePlan | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]."""
+    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]; see
+    `kernels.interface.Kernels`."""
     plan = plan or plan_decode(page_table, context_lens, k_cache, window)
     if plan.order is not None:
         q = q.index_select(0, plan.order)
     parts = [_attend(q[group.first : group.last], k_cache, v_cache, group, scale) for group in plan.groups]
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out if plan.restore is None else out.index_select(0, plan.restore)
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    result = result if plan.restore is None else result.index_select(0, plan.restore)
+    return result if out is None else written(result, context_lens, out)
+
+
+def written(result: Tensor, context_lens: Tensor, out: Tensor) -> Tensor:
+    """result[B, Hq, D] of the rows that have a context, in `out`."""
+    rows = context_lens.nonzero().squeeze(1)
+    return out.index_copy_(0, rows, result.index_select(0, rows))
 
 
 def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:

@@ -132,8 +132,8 @@ def test_tiles_named_by_a_table_say_what_chunks_say(
     assert bool((out[:before] == 7.0).all()) and bool((out[before + total :] == 7.0).all())
 
 
-def test_a_row_without_context_disturbs_no_other(kernels: Kernels, device: torch.device) -> None:
-    """As tokens of prompts have none beside decode rows."""
+def test_for_a_row_without_context_nothing_is_written(kernels: Kernels, device: torch.device) -> None:
+    """Tokens of prompts have none beside decode rows, and others write theirs."""
     paged = make_paged((9, 20, 70, 300), 2, 32, 8, device=device)
     torch.manual_seed(1)
     q = torch.randn(4, 4, 32, device=device)
@@ -141,9 +141,12 @@ def test_a_row_without_context_disturbs_no_other(kernels: Kernels, device: torch
     for without in ([1], [0, 2], [0, 1, 2, 3]):
         lengths = paged.lengths.clone()
         lengths[without] = 0
-        out = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, lengths, 0.2, 0)
+        out = torch.full_like(q, 7.0)
+        args = (paged.k_cache, paged.v_cache, paged.page_table, lengths, 0.2, 0)
+        assert kernels.decode_attention(q, *args, out=out) is out
         others = [row for row in range(4) if row not in without]
         assert torch.equal(out[others], expected[others])
+        assert bool((out[without] == 7.0).all())
 
 
 @pytest.mark.parametrize("window", [0, 300])

@@ -52,13 +52,14 @@ class StepAttention:
         return torch.cat(parts)
 
     def _mixed(self, tiles: Tensor, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
-        """Queries of prompts have no context as decode rows, and what comes of that is overwritten."""
-        out = self._decode(layer, q, scale, window)
+        """Each writes its own rows: queries of prompts have no context as decode rows, and decode rows no tile."""
+        out, decodes = torch.empty_like(q), self.inputs.num_decodes
+        self._decode(layer, q[:decodes], scale, window, out[:decodes])
         k, v = self.cache.k[layer], self.cache.v[layer]
-        self.kernels.attend_tiles(q, k, v, self.inputs.decode_page_table, tiles, out, scale, window)
+        self.kernels.attend_tiles(q, k, v, self.inputs.prefill_page_table, tiles, out, scale, window)
         return out
 
-    def _decode(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
+    def _decode(self, layer: int, q: Tensor, scale: float, window: int, out: Tensor | None = None) -> Tensor:
         return self.kernels.decode_attention(
             q,
             self.cache.k[layer],
@@ -68,6 +69,7 @@ class StepAttention:
             scale,
             window,
             self.plans[window],
+            out,
         )
 
     def _prefill(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
