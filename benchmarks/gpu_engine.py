@@ -145,7 +145,7 @@ class EngineMarks:
         if prompt:
             positions, zeros = np.arange(prompt), np.zeros(prompt, np.int64)
             riding = PromptTokens(zeros + graphs.slots.nobody, positions, zeros, query_tiles([(rows, rows, prompt, 0)]))
-        found = graphs.find(rows + prompt, context, False, len(riding.tiles) if riding else None)
+        found = graphs.find(rows + prompt, context, False, len(riding.tiles) if riding else 0)
 
         def replay() -> None:
             for _ in range(replays):

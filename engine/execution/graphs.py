@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, dropwhile, takewhile
+from itertools import count, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -117,16 +117,14 @@ class StepGraphs:
             self._replay[shape] = self._capture(partial(self._step, shape))
         progress(len(shapes), len(shapes))
 
-    def find(self, rows: int, longest: int, filtered: bool, tiles: int | None) -> Shape | None:
-        """The smallest recording of so many rows, the longest of which has `longest` tokens, and `tiles` of prompts, if
-        there are any. None: there is none that is large enough."""
+    def find(self, rows: int, longest: int, filtered: bool, tiles: int) -> Shape | None:
+        """The smallest recording of so many rows, the longest of which has `longest` tokens, and so many tiles of
+        prompts. None: there is none that is large enough."""
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
-        shapes = (
-            Shape(most, width, filtered or tiles is not None, tiles is not None)
-            for most in self._rows[tiles is not None]
-            if most >= rows
-        )
-        return next((shape for shape in shapes if shape.tiles >= (tiles or 0)), None)
+        has_prompts = tiles > 0
+        enough = (most for most in self._rows[has_prompts] if most >= rows)
+        shapes = (Shape(most, width, filtered or has_prompts, has_prompts) for most in enough)
+        return next((shape for shape in shapes if shape.tiles >= tiles), None)
 
     def run(self, shape: Shape, sampled: Ints, prompts: PromptTokens | None) -> tuple[Drawn, Tensor, Tensor]:
         """One token for each slot in sampled[S], whose last token is the only one not computed yet, by their filters
@@ -149,7 +147,7 @@ class StepGraphs:
         return Drawn(which[:count], self._ids[:count]), self._hidden[shape][:count], self._broken[count:total]
 
     def _send(self, shape: Shape, sampled: Ints, prompts: PromptTokens) -> None:
-        """All that a replay with prompts reads, in one copy."""
+        """All that a replay with prompts reads, in one transfer."""
         first, last = len(sampled), len(sampled) + len(prompts.slots)
         which, positions, token_ids = (np.full(shape.rows, empty, np.int64) for empty in (self.slots.nobody, -1, 0))
         drawn_for = np.full(min(shape.rows, self.slots.nobody), self.slots.nobody, np.int64)
@@ -186,13 +184,14 @@ class StepGraphs:
 def row_counts(least: int, most: int) -> Iterator[int]:
     """From `least` on 1, 2, 4, 8, then every doubling and the middle between two, from 256 on, where rows are no longer
     next to free, their quarters; and `most`, which is the last."""
-    doublings = (1 << power for power in count())
-    steps = chain.from_iterable(
-        (size * quarters // 4 for quarters in ((4,) if size < 8 else (4, 6) if size < 256 else (4, 5, 6, 7)))
-        for size in doublings
-    )
-    yield from takewhile(lambda size: size < most, dropwhile(lambda size: size < least, steps))
-    yield most
+    for size in (1 << power for power in count()):
+        parts = 1 if size < 8 else 2 if size < 256 else 4
+        for rows in range(size, 2 * size, size // parts):
+            if rows >= most:
+                yield most
+                return
+            if rows >= least:
+                yield rows
 
 
 def page_widths(max_len: int, page_size: int) -> tuple[int, ...]:

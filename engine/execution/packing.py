@@ -3,6 +3,8 @@ kernels/cpu/source/step.cpp does too, and `prompt_tokens` for recorded steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from engine.execution.graphs import PromptTokens
 from engine.execution.inputs import ModelInputs
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
-from engine.scheduling.batch import Batch
+from engine.scheduling.batch import Batch, Chunk
 from kernels.query_tiles import query_tiles
 
 NOTHING = np.zeros(0, np.int64)
@@ -70,18 +72,18 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
     )
 
 
-def prompt_tokens(batch: Batch, slots: SlotState) -> PromptTokens | None:
-    """What a recorded step reads of prompts; None: nothing. The last token of a chunk that samples is like a decode
-    row's, known on the device, and is none of these."""
-    tiles, slot_of_row, positions = [], [NOTHING], [NOTHING]
-    first = row = len(batch.sampled)
-    for chunk in batch.chunks:
+def prompt_tokens(chunks: Seq[Chunk], first: int, slots: SlotState) -> PromptTokens | None:
+    """What a recorded step reads of prompts, from its row `first` on; None: nothing. The last token of a chunk that
+    samples is like a decode row's, known on the device, and is none of these."""
+    tiles, slot_of_row, positions = [], [], []
+    row = first
+    for chunk in chunks:
         if length := chunk.length - chunk.samples:
             tiles.append((row, row, length, chunk.start))
             slot_of_row.append(np.full(length, chunk.slot, np.int64))
             positions.append(np.arange(chunk.start, chunk.start + length))
             row += length
-    if row == first:
+    if not tiles:
         return None
     where, at = np.concatenate(slot_of_row), np.concatenate(positions)
     return PromptTokens(where, at, slots.tokens[where, at], query_tiles(tiles))

@@ -139,18 +139,19 @@ class ModelRunner:
     def _replay(self, graphs: StepGraphs, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> Batch:
         """All of it, or else its decode rows, by a recording; returns what is left. Who asks for more than that does is
         sampled again, from the same hidden states."""
-        sampled, prompts, left = np.array(batch.sampled, np.int64), None, Batch(step=batch.step)
-        shape = None
+        slots, prompts, left, shape = batch.sampled, None, Batch(step=batch.step), None
+        sampled = np.array(slots, np.int64)
         if batch.num_tokens <= graphs.most_rows:
-            prompts = prompt_tokens(batch, self._slots)
+            prompts = prompt_tokens(batch.chunks, len(slots), self._slots)
             shape = self._find(graphs, sampled, prompts)
         if shape is None:
-            sampled, prompts, left = np.array(batch.decodes, np.int64), None, replace(batch, decodes=())
+            slots, prompts, left = list(batch.decodes), None, replace(batch, decodes=())
+            sampled = np.array(slots, np.int64)
             shape = self._find(graphs, sampled, prompts)
         if shape is None:
             return batch
         made, hidden, has_nan = graphs.run(shape, sampled, prompts)
-        if len(rows := self._slots.demanding(sampled.tolist())):
+        if len(rows := self._slots.demanding(slots)):
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
             again = self._sampler.sample(logits, self._sampler.parameters(sampled[rows]))
@@ -164,12 +165,11 @@ class ModelRunner:
 
     def _find(self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None) -> Shape | None:
         """A recording for them, if there is one."""
-        rows, longest = len(sampled), int(self._slots.lengths[sampled].max(initial=1))
+        rows, longest, tiles = len(sampled), int(self._slots.lengths[sampled].max(initial=1)), 0
         if prompts:
             rows, longest = rows + len(prompts.slots), max(longest, 1 + int(prompts.positions.max()))
-        if not rows:
-            return None
-        return graphs.find(rows, longest, self._slots.are_filtered(sampled), len(prompts.tiles) if prompts else None)
+            tiles = len(prompts.tiles)
+        return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
 
     def _compute(self, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> None:
         """Operation by operation."""

@@ -86,10 +86,11 @@ class Pace:
         self._add(rows, seconds, 1.0)
         # A lone step, which is known, holds the line where rows hardly differ and are many: by themselves they would
         # say what one costs by how their contexts grow.
-        lone = ANCHOR * self.lone_seconds
-        n, x, y = self._n + ANCHOR, self._x + ANCHOR, self._y + lone
+        held = ANCHOR if self.lone_seconds else 0.0
+        lone = held * self.lone_seconds
+        n, x, y = self._n + held, self._x + held, self._y + lone
         mean = x / n
-        variance = (self._xx + ANCHOR) / n - mean * mean
+        variance = (self._xx + held) / n - mean * mean
         if variance >= FEWEST:
             self.row_seconds = max(0.0, ((self._xy + lone) / n - mean * y / n) / variance)
         self._base = y / n - mean * self.row_seconds

@@ -19,7 +19,7 @@ from kernels.cpu.structs import address
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
-from kernels.reference.decode_attention import written
+from kernels.reference.decode_attention import write_rows
 from kernels.slots import StepState
 
 LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
@@ -176,7 +176,7 @@ class CpuKernels(ReferenceKernels):
         if q.dtype != torch.float32 or not self._fits(q.shape[1], k_cache):
             return super().decode_attention(q, k_cache, v_cache, page_table, context_lens, scale, window, plan, out)
         result = self._attend(q, k_cache, v_cache, page_table, None, context_lens.data_ptr(), scale, window)
-        return result if out is None else written(result, context_lens, out)
+        return result if out is None else write_rows(result, context_lens, out)
 
     def prefill_attention(
         self,

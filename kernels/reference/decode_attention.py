@@ -41,10 +41,10 @@ def decode_attention(
     parts = [_attend(q[group.first : group.last], k_cache, v_cache, group, scale) for group in plan.groups]
     result = parts[0] if len(parts) == 1 else torch.cat(parts)
     result = result if plan.restore is None else result.index_select(0, plan.restore)
-    return result if out is None else written(result, context_lens, out)
+    return result if out is None else write_rows(result, context_lens, out)
 
 
-def written(result: Tensor, context_lens: Tensor, out: Tensor) -> Tensor:
+def write_rows(result: Tensor, context_lens: Tensor, out: Tensor) -> Tensor:
     """result[B, Hq, D] of the rows that have a context, in `out`."""
     rows = context_lens.nonzero().squeeze(1)
     return out.index_copy_(0, rows, result.index_select(0, rows))

@@ -84,7 +84,7 @@ class Decoder:
         config, weights = self.config, self._weights
         if kernels is not self._kernels:
             self._kernels, self._in_one_go = kernels, kernels.prepare_decoder(self._shape, weights)
-        if self._in_one_go is not None and inputs.tiles is None:  # which are for recordings, and have no other way
+        if self._in_one_go is not None and inputs.tiles is None:  # it knows no tiles, which recordings have
             return self._in_one_go(inputs, cache.k, cache.v)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])

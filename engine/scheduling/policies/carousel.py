@@ -174,7 +174,7 @@ class Carousel(Policy):
         after = others[len(first) :]
         lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
         higher = len(decodes) - len(lower)
-        rows, spare = len(lower), math.inf
+        rows, spare = len(lower), math.inf  # all ride, but where they are beside somebody of the highest class
         if (first or higher) and (lower or after) and not math.isinf(self.config.stretch):
             stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
             spare = stretch * self.pace.step_seconds(higher)

@@ -85,7 +85,7 @@ def test_prompts_that_need_more_tiles_than_rows_are_in_a_larger_recording(checkp
     assert find(16, 100, False, 1).rows == 16
     assert find(16, 100, False, -(-largest // QUERIES) + SHORT_TILES + 1) is None
     assert find(largest + 1, 100, False, 1) is None
-    assert find(SLOTS + 1, 100, False, None) is None, "without prompts there is a row for each slot at most"
+    assert find(SLOTS + 1, 100, False, 0) is None, "without prompts there is a row for each slot at most"
 
 
 def test_a_last_token_alone_is_like_a_row_that_decodes(checkpoints):
