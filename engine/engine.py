@@ -97,7 +97,7 @@ class Engine:
             self._land(*self._flying.popleft())
         if began - self._positions_told_at >= TELL_POSITIONS_EVERY:
             self._positions_told_at = began
-            self.scheduler.tell_positions(began)
+            self.scheduler.waiting.tell_positions(began)
         return self.scheduler.take_events()
 
     def take_memory(self) -> bool:

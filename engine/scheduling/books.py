@@ -34,20 +34,6 @@ class ByClass:
         return interactive, standard, batch
 
 
-class Waiting:
-    """How many wait, by class: those who never ran, and those who were paused."""
-
-    def __init__(self) -> None:
-        self.fresh, self.paused = ByClass(), ByClass()
-
-    def change(self, service_class: ServiceClass, is_paused: bool, by: int) -> None:
-        """One more, or one less."""
-        (self.paused if is_paused else self.fresh).change(service_class, by)
-
-    def __len__(self) -> int:
-        return sum(self.fresh.all()) + sum(self.paused.all())
-
-
 class Totals:
     """What only grows."""
 

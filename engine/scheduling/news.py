@@ -11,6 +11,7 @@ class News:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._held_back: list[Sequence] = []  # who decodes, and was told that others' pace comes first
 
     def take(self) -> list[Event]:
         """What happened since the last call."""
@@ -48,3 +49,21 @@ class News:
         """It ends without a token."""
         self.tell(sequence, Phase.ENDED, now)
         self.events.append(EndEvent(sequence.request.id, sequence.choice, finish, message, code, param))
+
+    def tell_passed_over(self, sequences: list[Sequence], now: float) -> None:
+        """The tokens of this step go to others than `sequences` first. Who decodes hears it once, when that begins, and
+        once when all ride again: in between it takes turns."""
+        decoding = False
+        for sequence in sequences:
+            decodes = sequence.num_uncomputed <= 1
+            decoding = decoding or decodes
+            # Whose pages are still on their way hears it when they are there.
+            if sequence.cause is not Cause.BUDGET and sequence.phase is not Phase.SWAPPING:
+                self.tell(sequence, sequence.phase, now, Cause.BUDGET)
+                if decodes:
+                    self._held_back.append(sequence)
+        if self._held_back and not decoding:
+            for sequence in self._held_back:
+                if sequence.state is State.RUNNING and sequence.phase is Phase.DECODE:
+                    self.tell(sequence, Phase.DECODE, now)
+            self._held_back = []

@@ -10,23 +10,20 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 from engine.config import EngineConfig
 from engine.scheduling.batch import Batch, Chunk, Join, Outcome
-from engine.scheduling.books import ByClass, Totals, Waiting, check_integrity, load_of
+from engine.scheduling.books import ByClass, Totals, check_integrity, load_of
 from engine.scheduling.budget import share_tokens
 from engine.scheduling.deadlines import Deadlines
-from engine.scheduling.gate import Gate
 from engine.scheduling.memory import Memory
 from engine.scheduling.moves import Moves
 from engine.scheduling.news import News
 from engine.scheduling.policy import Movable, Policy, Pressure, nobody
 from engine.scheduling.sequence import Sequence, State
+from engine.scheduling.waiting import Waiting
 from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, TokenEvent
 
-POSITIONS_TOLD = 32  # how many of those who wait are told their place when it changes
-FORESEEABLE = (Cause.ORDER, Cause.FAIRNESS, Cause.DEADLINE, Cause.BATCH)  # of who is not the first of its line
 NOT_NUMBERS = (
     "the model computed NaN for this request, so its answer ends here; float16 is too narrow for some models (--dtype "
     "bfloat16 or float32), else the checkpoint is damaged"
@@ -56,21 +53,17 @@ class Scheduler:
         self.memory = Memory(config, self.moves, num_pages, host_pages)
         self.running: list[Sequence] = []  # in the policy's service order
         self.running_by_class = ByClass()
-        self.waiting = Waiting()
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
         self.totals = Totals()
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.slots: list[Sequence | None] = [None] * config.max_num_seqs
         self.outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
         self.flights: deque[Flight] = deque()  # steps decided and not committed, oldest first
-        self._gate = Gate(config)
-        self._room: int | None = None  # how many more may be let in in the step that is being decided
-        self._deadlines = Deadlines(self._least_seconds)
         self._news = News()
+        self.waiting = Waiting(config, policy, self._news)
+        self._deadlines = Deadlines(self._least_seconds)
         self._decided_at = 0.0  # the step that is being decided, or was last
-        self._arrived: list[Sequence] = []  # since the last step was decided
         self._swapped_in: list[Sequence] = []  # in the step that is being decided
-        self._held_back: list[Sequence] = []  # who decodes, and was told that others' pace comes first
         self._arrivals = 0
         self._most_margin = num_pages // 16  # that is left for those who run
 
@@ -90,8 +83,7 @@ class Scheduler:
             sibling.lead = lead
         for sequence in self.requests[request.id]:
             self._deadlines.watch(sequence)
-        self._wait(lead, now)
-        self._arrived.append(lead)
+        self.waiting.push(lead, now)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
         """End a request, or one of its choices, wherever it is. Unknown and finished ones are ignored: an abort may
@@ -129,7 +121,7 @@ class Scheduler:
         if sequence.num_generated - sequence.waiting_from >= self.config.min_share:
             sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
         self.policy.paused(sequence)
-        self._wait(sequence, now)
+        self.waiting.push(sequence, now)
         self._deadlines.watch(sequence)
         self._news.tell(sequence, Phase.PAUSED, now, Cause.ORDER)
 
@@ -146,20 +138,17 @@ class Scheduler:
             self._finish(sequence, now)
         self.policy.begin_step(now)
         # Before anybody grows: who is paused for memory belongs to the batch that runs.
-        self._room = self._gate.room(len(self.running), now)
+        self.waiting.begin_step(len(self.running), now)
         self._grow_running(now)
-        if self._room != 0:
+        if not self.waiting.is_shut:
             self.policy.admit(self, now)
-        for sequence in self._arrived:
-            if sequence.state is State.WAITING and sequence.cause is Cause.STEP:
-                self._news.tell(sequence, Phase.QUEUED, now, self._why_waits(sequence))
-        self._arrived = []
+        self.waiting.tell_arrived(now)
         self.totals.add("steps")
         step = self.totals["steps"]
         coming = {s.slot for s in self._swapped_in}  # whose pages are there in the next step
         running = [s for s in self.running if s.slot not in coming] if coming else self.running
         decodes, chunks, passed_over = share_tokens(running, self.config, self.policy, step, now)
-        self._tell_passed_over(passed_over, now)
+        self._news.tell_passed_over(passed_over, now)
         flight = self._depart(decodes, chunks, now)
         batch = self.moves.build(step, [s.slot for s in decodes if s.slot is not None], chunks)
         if not batch.is_empty:
@@ -216,15 +205,6 @@ class Scheduler:
         """What happened since the last call, in order."""
         return self._news.take()
 
-    def tell_positions(self, now: float) -> None:
-        """Tell the first few who wait their place and what keeps them, where that changed since they last heard. The
-        cost does not grow with the queue; whoever is further back than that is told once it comes nearer."""
-        for position, sequence in enumerate(islice(self.policy.in_order(), POSITIONS_TOLD), start=1):
-            cause = self._why_waits(sequence) if sequence.cause in FORESEEABLE else sequence.cause
-            if sequence.told_position != position or sequence.cause is not cause:
-                sequence.told_position = position
-                self._news.tell(sequence, sequence.phase, now, cause)
-
     @property
     def has_work(self) -> bool:
         """True while anybody runs or waits."""
@@ -232,9 +212,9 @@ class Scheduler:
 
     def next_step_at(self, now: float) -> float:
         """When a step has something to do: now, unless all that is to be done is to wait for a batch to be complete."""
-        if self.running or self._gate.is_always_open:
+        if self.running or not self.waiting.is_in_batches:
             return now
-        return min(self._gate.opens_at(now), self._deadlines.next_alarm())
+        return min(self.waiting.opens_at(now), self._deadlines.next_alarm())
 
     def load(self) -> Load:
         """The books in one value."""
@@ -249,7 +229,7 @@ class Scheduler:
     def movable(self) -> list[Sequence]:
         """Who may be paused in this step to let another run. Not who has only just joined: its pages are written in
         this step. Nobody where a batch is taken at a time."""
-        if not self._gate.is_always_open:
+        if self.waiting.is_in_batches:
             return []
         joined = self.moves.joined
         return [s for s in self.running if s.slot not in joined]
@@ -258,44 +238,17 @@ class Scheduler:
         """Start `sequence`, pausing some of `movable` if it takes that, which are asked for only then; or, pausing
         nobody, note what it lacks. `margin` pages must be left for those who run to grow; by default some are, where
         there are many."""
-        now = self._decided_at
         if sequence.is_awaited:  # paused a moment ago: its last token is known when the step under way is committed
             return False
-        if self._room == 0:
-            return self._leave_waiting(sequence, Cause.BATCH, now)
-        candidates = [] if self.free_slots else movable()
-        if not self.free_slots and not candidates:  # before the cache is looked into: most who wait hear this
-            return self._leave_waiting(sequence, Cause.SLOTS, now)
-        reused = self.memory.reusable(sequence, candidates)
-        most_margin = self._most_margin if margin is None else margin
-        if not self.free_slots or self.memory.lacking(sequence, reused) + most_margin > 0:
-            candidates = candidates or movable()
-            if sequence.lead in candidates:  # its pages may be somebody else's in a moment
-                reused = self.memory.reusable(sequence, candidates)
-            if not self._make_room(sequence, candidates, reused, margin, now):
-                return self._leave_waiting(sequence, Cause.PAGES, now)
-        self._start(sequence, reused, now)
+        now = self._decided_at
+        found = self._find_room(sequence, movable, margin, now)
+        if isinstance(found, Cause):
+            self.waiting.tell_lack(sequence, found, now)
+            return False
+        self._start(sequence, found, now)
         return True
 
     # Inside -------------------------------------------------------------------------------------------------------
-
-    def _tell_passed_over(self, passed_over: list[Sequence], now: float) -> None:
-        """The tokens of this step go to others first. Who decodes hears it once, when that begins, and once when all
-        ride again: in between it takes turns."""
-        decoding = False
-        for sequence in passed_over:
-            decodes = sequence.num_uncomputed <= 1
-            decoding = decoding or decodes
-            # Whose pages are still on their way hears it when they are there.
-            if sequence.cause is not Cause.BUDGET and sequence.phase is not Phase.SWAPPING:
-                self._news.tell(sequence, sequence.phase, now, Cause.BUDGET)
-                if decodes:
-                    self._held_back.append(sequence)
-        if self._held_back and not decoding:
-            for sequence in self._held_back:
-                if sequence.state is State.RUNNING and sequence.phase is Phase.DECODE:
-                    self._news.tell(sequence, Phase.DECODE, now)
-            self._held_back = []
 
     def _depart(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> Flight:
         """From here on the step's tokens count as computed, and those it samples as had."""
@@ -335,21 +288,6 @@ class Scheduler:
                 turning.append(chunked)
         return Flight(noted, sampled, of_chunks, len(decodes) + sum(chunk.length for chunk in chunks), turning)
 
-    def _wait(self, sequence: Sequence, now: float) -> None:
-        """It waits from now on, for its first slot or to go on."""
-        self.policy.push(sequence)
-        self._gate.arrive(sequence, now)
-        self.waiting.change(sequence.service_class, sequence.state is State.PAUSED, +1)
-
-    def _stop_waiting(self, sequence: Sequence) -> None:
-        """It is about to run, or to be gone."""
-        self.policy.remove(sequence)
-        self._gate.leave(sequence)
-        self.waiting.change(sequence.service_class, sequence.state is State.PAUSED, -1)
-
-    def _why_waits(self, sequence: Sequence) -> Cause:
-        return Cause.BATCH if self._room == 0 else self.policy.why_waits(sequence)
-
     def _least_seconds(self, sequence: Sequence) -> float:
         """`Costs.least_seconds`, with what the prefix cache would save it now."""
         cached = 0
@@ -376,12 +314,23 @@ class Scheduler:
                 is_lower = victim.service_class > sequence.service_class
                 self.pause(victim, now, made_for=sequence if is_lower else None, pressure=pressure)
 
-    def _leave_waiting(self, sequence: Sequence, cause: Cause, now: float) -> bool:
-        """It is the first of its line, and lacks something."""
-        if sequence.cause is not cause:
-            sequence.told_position = 1 + self.policy.num_ahead(sequence)
-            self._news.tell(sequence, sequence.phase, now, cause)
-        return False
+    def _find_room(self, sequence: Sequence, movable: Movable, margin: int | None, now: float) -> list[int] | Cause:
+        """The cached pages that it would begin with, once there are a slot and pages for it; or, pausing nobody, what
+        it lacks."""
+        if self.waiting.is_shut:
+            return Cause.BATCH
+        candidates = [] if self.free_slots else movable()
+        if not self.free_slots and not candidates:  # before the cache is looked into: most who wait hear this
+            return Cause.SLOTS
+        reused = self.memory.reusable(sequence, candidates)
+        most_margin = self._most_margin if margin is None else margin
+        if not self.free_slots or self.memory.lacking(sequence, reused) + most_margin > 0:
+            candidates = candidates or movable()
+            if sequence.lead in candidates:  # its pages may be somebody else's in a moment
+                reused = self.memory.reusable(sequence, candidates)
+            if not self._make_room(sequence, candidates, reused, margin, now):
+                return Cause.PAGES
+        return reused
 
     def _make_room(
         self, sequence: Sequence, movable: list[Sequence], reused: list[int], margin: int | None, now: float
@@ -404,9 +353,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:
         """Give `sequence` a slot and pages for all its known tokens."""
         first_time = sequence.state is State.WAITING
-        self._stop_waiting(sequence)
-        if self._room is not None:
-            self._room -= 1
+        self.waiting.let_in(sequence)
         is_coming = self.memory.furnish(sequence, reused)
         # A prompt that the cache has but for its last token is read by the step that answers it.
         phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
@@ -449,9 +396,8 @@ class Scheduler:
             if sibling.state is State.HELD_BACK:
                 sibling.state = State.WAITING
                 sibling.waiting_since = now
-                self._wait(sibling, now)
+                self.waiting.push(sibling, now)
                 self._news.tell(sibling, Phase.QUEUED, now, Cause.STEP)
-                self._arrived.append(sibling)
         lead.siblings = []
 
     def _vacate(self, sequence: Sequence) -> None:
@@ -481,7 +427,7 @@ class Scheduler:
         if sequence.state is State.RUNNING:
             self._vacate(sequence)
         elif sequence.state in (State.WAITING, State.PAUSED):
-            self._stop_waiting(sequence)
+            self.waiting.remove(sequence)
         self.memory.forget(sequence)
         sequence.state = State.FINISHED
         self._deadlines.forget(sequence)
