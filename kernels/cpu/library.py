@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from kernels.cpu import structs
 
 SOURCE = Path(__file__).parent / "source"
 # Fused multiply-adds wherever the source writes a product and a sum: one rounding, and the same one everywhere.
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-pthread")
 COMPILERS = ("g++", "clang++", "c++")
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -86,18 +87,20 @@ def _built() -> Path:
         return target
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / target.name
-        run = subprocess.run(
-            [*command, "-o", str(made), *map(str, sources)],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if run.returncode:
-            first = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr.strip()[:200])
-            raise CannotCompile(f"{command[0]} fails: {first}")
+        objects = [made.with_suffix(f".{source.stem}.o") for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            pieces = zip(sources, objects, strict=True)
+            list(pool.map(lambda piece: _run([*command, "-c", str(piece[0]), "-o", str(piece[1])]), pieces))
+        _run([*command, "-shared", "-o", str(made), *map(str, objects)])
         made.replace(target)  # whole or not at all, whoever else compiles at this moment
     return target
+
+
+def _run(command: list[str]) -> None:
+    run = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if run.returncode:
+        first = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr.strip()[:200])
+        raise CannotCompile(f"{command[0]} fails: {first}")
 
 
 def _compiler() -> list[str]:

@@ -38,7 +38,12 @@ def compiled() -> None:
 
 @pytest.fixture
 def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An empty cache: whatever is loaded is compiled first."""
+    """An empty cache, and sources that are soon compiled: whatever is loaded is compiled first."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(3):
+        (source / f"part{number}.cpp").write_text(f'extern "C" int part{number}() {{ return {number}; }}\n')
+    monkeypatch.setattr(library, "SOURCE", source)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return monkeypatch
 
@@ -332,11 +337,16 @@ def test_what_was_compiled_once_is_not_compiled_again(compiling: pytest.MonkeyPa
     assert first.stat().st_ino == made.st_ino
 
 
-def test_another_compiler_or_flag_is_another_file(compiling: pytest.MonkeyPatch):
-    """Nothing is loaded that was compiled otherwise."""
+def test_another_flag_or_source_is_another_file(compiling: pytest.MonkeyPatch):
+    """Nothing is loaded that was compiled otherwise, or from something else; and what is compiled has all parts."""
     first = library._built()
     compiling.setattr(library, "FLAGS", (*library.FLAGS, "-DOTHER"))
-    assert library._built() != first
+    second = library._built()
+    (library.SOURCE / "part1.cpp").write_text('extern "C" int part1() { return 7; }\n')
+    third = library._built()
+    assert len({first, second, third}) == 3
+    made = ctypes.CDLL(str(third))
+    assert (made.part0(), made.part1(), made.part2()) == (0, 7, 2)
 
 
 def test_without_a_compiler_the_reason_is_told(compiling: pytest.MonkeyPatch):
