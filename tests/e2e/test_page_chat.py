@@ -46,9 +46,10 @@ class Chat:
         expect(self.page.locator("#send")).to_be_enabled(timeout=ANSWER_MS)
         self.prompt.press("Enter")
 
-    def send_long(self) -> None:
-        """Asks for an answer that is still being written when the test looks at it: one that may not end by itself."""
-        self.set_field("max_tokens", "")
+    def send_long(self, max_tokens: int | None = None) -> None:
+        """Asks for an answer that is still being written when the test looks at it: one that may not end by itself
+        before it has so many tokens, or as many as there is room for."""
+        self.set_field("max_tokens", str(max_tokens or ""))
         self.page.route("**/v1/chat/completions", _without_end)
         self.send(LONG)
 
@@ -571,7 +572,9 @@ def test_a_tab_does_not_write_over_another_one_s_answer(chat: Chat) -> None:
     expect(chat.answers.last).to_contain_text("Now.")
 
 
-# A page that takes its time, whose answer grows for seconds however soon the server has said it.
+# A page that takes its time, whose answer grows for seconds however soon the server has said it: for eight or so, where
+# it has LONG_READ tokens.
+LONG_READ = 800
 SLOW = """
 const read = ReadableStreamDefaultReader.prototype.read, rest = new WeakMap();
 ReadableStreamDefaultReader.prototype.read = async function () {
@@ -597,7 +600,7 @@ def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
     other = Chat(page.context.new_page(), slow_server.url).open()
     page.add_init_script(SLOW)
     chat = Chat(page, slow_server.url).open()
-    chat.send_long()
+    chat.send_long(LONG_READ)
     chat.wait_begun()
     if looks_on:
         other.page.goto(page.url)

@@ -151,7 +151,7 @@ def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, devic
 
 
 @pytest.mark.parametrize(
-    "filters",
+    "given_filters",
     [
         {"top_p": 0.5},
         {"top_p": 0.0},
@@ -166,7 +166,9 @@ def test_half_precision_logits_are_sampled_as_in_float32(kernels: Kernels, devic
     ],
     ids=str,
 )
-def test_a_threshold_is_that_of_a_sorted_row(filters: dict[str, float], device: torch.device):
+def test_a_threshold_is_that_of_a_sorted_row(
+    given_filters: dict[str, float], device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
     """Three slices of a search and a bit; rows flat and steep, across zero and far from it, with many equal logits and
     with forbidden ones; thresholds that keep one column, nearly all, and all of some equal ones.
     """
@@ -182,16 +184,17 @@ def test_a_threshold_is_that_of_a_sorted_row(filters: dict[str, float], device: 
             (torch.randn(V) * 2).masked_fill(torch.rand(V) < 0.5, -math.inf),
         ]
     )
-    given = parameters(len(logits), **filters)
+    monkeypatch.setattr(filters, "PROGRAMS", 4 * len(logits))  # an interpreter pays by the program, not by the block
+    given = parameters(len(logits), **given_filters)
     found = threshold(logits.to(device), {name: value.to(device) for name, value in given.items()}).cpu()
     scaled = logits / given["temperature"].unsqueeze(1)
     before = filter_threshold(scaled, given["top_k"], torch.ones(len(logits)), given["min_p"])
     for row, least, got in zip(scaled, before, found, strict=True):
-        if "top_p" not in filters:
+        if "top_p" not in given_filters:
             assert torch.equal(row >= got, row >= least)
             continue
         share = (row - row.max()).double().exp().masked_fill(row < least, 0.0)
-        target = filters["top_p"] * share.sum()
+        target = given_filters["top_p"] * share.sum()
         assert got in row
         # Sums that meet the target to the last bits are nobody's claim.
         assert share[row >= got].sum() >= target * (1 - 1e-7)
