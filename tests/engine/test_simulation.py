@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from app.bench.workloads import Scale, workload
+from app.tenants import TIERS
 from engine.config import EngineConfig
 from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK
 from engine.scheduling.policies import POLICIES
@@ -141,3 +143,35 @@ def test_two_backlogged_tenants_are_served_alike_within_the_published_bound(poli
     config = EngineConfig(model="none", max_num_seqs=slots, scheduling_policy=policy).validate()
     simulate(config, LIKE_A_CPU, arrivals, take, num_pages=512, max_len=512)
     assert (widest <= bound) is is_fair
+
+
+def test_bulk_work_waits_little_longer_than_its_bound_where_all_of_it_can_just_be_done():
+    """A tenth of it people's: what is read beside them is not so little that others wait longer and longer."""
+    bound, slots, pages = 2.0, 128, 1024
+    options = {"max_num_seqs": slots, "max_wait_batch": bound, "enable_prefix_caching": False}
+    config = EngineConfig(model="none", **options).validate()
+    asked = list(workload("mixed", 12_000, Scale(rate=150.0, prompt=64, output=24, longest=256)))
+    began = {str(number): one.at for number, one in enumerate(asked) if TIERS[one.tier] is ServiceClass.BATCH}
+    waited: dict[str, float] = {}
+
+    def take(events: list[Event], now: float) -> None:
+        for event in events:
+            if isinstance(event, TokenEvent) and event.request_id in began:
+                waited.setdefault(event.request_id, now - began[event.request_id])
+
+    arrivals = [
+        (
+            one.at,
+            Request(
+                id=str(number),
+                prompt=(5,) * one.prompt_tokens,
+                sampling=SamplingParams(max_tokens=one.output_tokens),
+                service_class=TIERS[one.tier],
+            ),
+        )
+        for number, one in enumerate(asked)
+    ]
+    cost = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapped_page=0.00002)
+    simulate(config, cost, arrivals, take, num_pages=pages, host_pages=16 * pages)
+    assert len(waited) == len(began) > 10_000
+    assert max(waited.values()) < 2 * bound

@@ -18,15 +18,17 @@
    the steps, as long as higher classes ask: a flood of old batch jobs cannot shut people out. One may pause running
    ones of its own class too, and has a claim on its slot for `min_share` tokens. When its turn has come and the pages
    it lacks are held by higher classes it lets people pass; after twice its bound nobody passes it any more. Its prompt
-   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others, and no more beside higher classes. The clock
-   of a paused sequence goes on unless it had generated its share: being let in and thrown out again is no service.
+   gets one in `OVERDUE_SHARE` tokens of a step's budget before all others, and before the rest of its class what others
+   leave: beside higher classes as far as it may ride there (rule 8), and more the later it is, up to all of it at twice
+   its bound. The clock of a paused sequence goes on unless it had generated its share: let in and thrown out again it
+   had no service.
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). Nor does it
    take more than can be recorded with the rows that decode, where steps are recorded. The prompts of a class share its
    tokens by their tenants' turns.
 8. While anybody of a higher class is served, those of lower ones ride along as far as they do not make a step too
    long, by what rows were seen to cost (`engine.scheduling.pace`): `config.stretch` times as long as for the people who
-   decode in it if somebody who waits is about to be overdue, `PATIENT` of the way there if nobody has waited; and by no
+   decode in it if somebody is overdue or about to be, `PATIENT` of the way there if nobody has waited; and by no
    more where somebody's prompt is read in it. At least one in `RIDING_SHARE` does, in turn, and so do a few tokens of
    their prompts. Where a row costs nothing, all do; with an infinite stretch all of all.
 """
@@ -175,17 +177,24 @@ class Carousel(Policy):
         lower = [s for s in decodes if s.service_class > highest and not s.is_protected]
         higher = len(decodes) - len(lower)
         rows, spare = len(lower), math.inf  # all ride, but where they are beside somebody of the highest class
-        if (first or higher) and (lower or after) and not math.isinf(self.config.stretch):
-            stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * self._urgency(now))
+        rides = bool(overdue) and overdue[0].service_class > highest
+        if (first or higher) and (lower or after or rides) and not math.isinf(self.config.stretch):
+            stretch = (self.config.stretch - 1) * (PATIENT + (1 - PATIENT) * (1.0 if overdue else self._urgency(now)))
             spare = stretch * self.pace.step_seconds(higher)
             rows = self._riding_rows(len(lower), spare)
         paced = sum([s.service_class < BATCH for s in decodes]) if highest < BATCH else len(decodes)
         budget = self.prompt_tokens(paced, max(0, higher + rows - paced))
-        prompts = [(overdue, self._overdue_tokens(overdue, others, decodes, budget))] if overdue else []
+        riding = min((spare - rows * self.pace.row_seconds) / max(self.pace.token_seconds, 1e-9), budget)
+        prompts = []
+        if overdue:
+            left = budget - sum([s.num_uncomputed for s in first])
+            may_ride = riding + (budget - riding) * self._lateness(overdue, now) if rides else budget
+            most = max(1, budget // OVERDUE_SHARE, int(min(may_ride, left)))
+            prompts.append((overdue, most))
+            riding -= min(most, sum([s.num_uncomputed for s in overdue]))
         prompts.append((self._in_turn(first), budget))
         if after:
-            in_time = (spare - rows * self.pace.row_seconds) / max(self.pace.token_seconds, 1e-9)
-            prompts.append((self._in_turn(after), int(min(max(in_time, LEAST_RIDING), budget))))
+            prompts.append((self._in_turn(after), max(LEAST_RIDING, int(riding))))
         if rows == len(lower):
             return Shares(decodes, [], prompts)
         lower.sort(key=lambda s: (s.rode, s.service_class))
@@ -206,11 +215,10 @@ class Carousel(Policy):
         )
         return min(1.0, max((0.0, *waited)))
 
-    @staticmethod
-    def _overdue_tokens(overdue: list[Sequence], others: list[Sequence], decodes: list[Sequence], budget: int) -> int:
-        """Rule 6: how many tokens of their prompts go into a step."""
-        has_people = bool(decodes) and decodes[0].service_class < overdue[0].service_class
-        return max(1, budget // OVERDUE_SHARE) if others or has_people else budget
+    def _lateness(self, overdue: list[Sequence], now: float) -> float:
+        """How far past its bound whoever is furthest has waited: 0 there, 1 at twice the bound."""
+        bounds = ((s, self._max_wait[s.service_class]) for s in overdue)
+        return max((now - s.due) / bound if bound else 1.0 for s, bound in bounds)
 
     def _riding_rows(self, lower: int, spare: float) -> int:
         """Rule 8: how many of the `lower` rows ride in a step that may take `spare` seconds more for them."""

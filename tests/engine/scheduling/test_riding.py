@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from engine.scheduling.policies.carousel import RIDING_SHARE, UNEVEN
@@ -172,21 +170,60 @@ def test_bulk_work_alone_decodes_and_reads_prompts_at_once():
     history.end()
 
 
-@pytest.mark.parametrize("theirs", [0, 60])
-def test_who_is_overdue_has_an_eighth_of_what_is_read_beside_people(theirs: int):
-    """Whether a prompt of theirs is read too or they only decode."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=25, max_wait_batch=0.05, row_seconds=STEP)
+def read_beside_a_person(theirs: int, waited: float) -> int:
+    """How many tokens of an old bulk prompt go into a step of 24, of which eight may ride and a person's prompt needs
+    `theirs`, after so many times its bound."""
+    history = History(slots=3, pages=64, max_num_batched_tokens=25, stretch=9.0, row_seconds=STEP)
     history.arrive([7], 40, service_class=I)
-    overdue = history.arrive(list(range(20)), 2, service_class=B)
+    old = history.arrive(list(range(50)), 2, service_class=B)
     history.step()
     if theirs:
         history.arrive([8] * theirs, 2, service_class=I)
-    history.now += 0.1
-    computed = []
-    for _ in range(3):
-        computed.append(history.scheduler.requests[overdue][0].num_computed)
-        history.step()
-    assert [after - before for before, after in pairwise(computed)] == [3, 3]
+    history.now += waited * history.config.max_wait_batch
+    before = history.scheduler.requests[old][0].num_computed
+    history.step()
+    read = history.scheduler.requests[old][0].num_computed - before
+    history.end()
+    return read
+
+
+@pytest.mark.parametrize(("theirs", "read"), [(0, 8), (18, 6), (60, 3)])
+def test_who_is_overdue_is_read_beside_people_as_far_as_it_may_ride(theirs: int, read: int):
+    """Of what their prompts leave; and an eighth of the step in any case."""
+    assert read_beside_a_person(theirs, 1.0) == read
+
+
+@pytest.mark.parametrize(("theirs", "read"), [(0, [16, 24, 24]), (10, [14, 14, 14]), (60, [3, 3, 3])])
+def test_the_later_it_is_the_more_is_read_of_it(theirs: int, read: list[int]):
+    """At twice its bound all that their prompts leave: where more comes than the machine can do, whoever waits does not
+    wait for ever."""
+    assert [read_beside_a_person(theirs, waited) for waited in (1.5, 2.0, 9.0)] == read
+
+
+def test_what_is_read_of_the_overdue_does_not_ride_a_second_time():
+    """Twelve tokens of bulk prompts may ride, and the old one has them; the least that is read of others is."""
+    history = History(slots=3, pages=64, max_num_batched_tokens=40, stretch=13.0, row_seconds=STEP)
+    history.arrive([7], 40, service_class=I)
+    history.arrive(list(range(50)), 2, service_class=B)
+    history.step()
+    history.now += history.config.max_wait_batch
+    young = history.arrive(list(range(9, 49)), 2, service_class=B)
+    history.step()
+    assert history.scheduler.requests[young][0].num_computed == 8
+    history.end()
+
+
+def test_who_is_overdue_rides_on_nobody_of_its_own_class():
+    """Beside bulk work its prompt is read as any of its class is."""
+    history = History(slots=4, pages=64, max_num_batched_tokens=25, row_seconds=STEP)
+    history.arrive([7], 40, service_class=S)
+    history.arrive([8], 40, service_class=B)
+    history.step()
+    old = history.arrive(list(range(40)), 2, service_class=S)
+    history.step()
+    history.now += history.config.max_wait_standard
+    history.step()
+    assert history.scheduler.requests[old][0].num_computed == 40
     history.end()
 
 
