@@ -22,7 +22,7 @@ from engine.execution.device_slots import DeviceSlots
 from engine.execution.models.interface import Model
 from engine.execution.sampler import Drawn
 from engine.execution.slots import Ints
-from engine.execution.transfer import to_device
+from engine.execution.transfer import Mirror
 from kernels.interface import Kernels
 from kernels.query_tiles import COLUMNS, QUERIES, Tile
 from kernels.slots import PromptRows
@@ -97,12 +97,20 @@ class StepGraphs:
         self._widths = page_widths(max_len, cache.page_size)
         # What a replay reads: of each row the slot, and the position and id of a prompt's token; whom the first rows
         # are sampled for where others follow; and the tiles of prompts.
-        self._which, self._positions, self._token_ids = self._numbers(slots.nobody, -1, 0, size=self.most_rows)
-        self._drawn_for, self._ids = self._numbers(slots.nobody, 0, size=slots.nobody)
         largest = Shape(self.most_rows, 0, True, True)
-        self._tiles = torch.zeros((largest.tiles, COLUMNS), dtype=torch.int32, device=model.device)
+        self._read = Mirror(
+            model.device,
+            which=((largest.rows,), np.int64),
+            positions=((largest.rows,), np.int64),
+            token_ids=((largest.rows,), np.int64),
+            drawn_for=((slots.nobody,), np.int64),
+            tiles=((largest.tiles, COLUMNS), np.int32),
+        )
+        self._read.host["which"][:] = self._read.host["drawn_for"][:] = slots.nobody
+        self._read.host["positions"][:] = -1
+        self._read.send()
+        self._ids = torch.zeros(slots.nobody, dtype=torch.int64, device=model.device)
         self._broken = torch.zeros(self.most_rows, dtype=torch.bool, device=model.device)
-        self._sent: Ints = np.full(slots.nobody, slots.nobody, np.int64)  # of the slots, where no prompts follow
         self._replay: dict[Shape, Callable[[], None]] = {}
         self._hidden: dict[Shape, Tensor] = {}  # each recording's own, which its replays write anew
 
@@ -132,53 +140,47 @@ class StepGraphs:
         drawn from, and of each of the P tokens whether it has a NaN, [P] bool; both are overwritten by the next
         replay."""
         count = len(sampled)
-        total = count
-        if prompts is None:
-            wanted = np.full(shape.rows, self.slots.nobody, np.int64)
-            wanted[:count] = sampled
-            if not np.array_equal(wanted, self._sent[: shape.rows]):
-                self._sent[: shape.rows] = wanted
-                self._which[: shape.rows].copy_(to_device((wanted,), self._which.device)[0])
-        else:
-            total += len(prompts.slots)
-            self._send(shape, sampled, prompts)
+        total = count + (len(prompts.slots) if prompts else 0)
+        which = np.full(shape.rows, self.slots.nobody, np.int64)
+        which[:count] = sampled
+        if prompts:
+            which[count:total] = prompts.slots
+            self._write(prompts, sampled)
+        sent = self._read.host["which"][: shape.rows]
+        if prompts or not np.array_equal(which, sent):
+            sent[:] = which
+            self._read.send()
         self._replay[shape]()
-        which = self._drawn_for if shape.prompts else self._which
-        return Drawn(which[:count], self._ids[:count]), self._hidden[shape][:count], self._broken[count:total]
+        drawn_for = self._read.there["drawn_for" if shape.prompts else "which"]
+        return Drawn(drawn_for[:count], self._ids[:count]), self._hidden[shape][:count], self._broken[count:total]
 
-    def _send(self, shape: Shape, sampled: Ints, prompts: PromptTokens) -> None:
-        """All that a replay with prompts reads, in one transfer."""
-        first, last = len(sampled), len(sampled) + len(prompts.slots)
-        which, positions, token_ids = (np.full(shape.rows, empty, np.int64) for empty in (self.slots.nobody, -1, 0))
-        drawn_for = np.full(min(shape.rows, self.slots.nobody), self.slots.nobody, np.int64)
-        which[:first] = drawn_for[:first] = sampled
-        for array, values in ((which, prompts.slots), (positions, prompts.positions), (token_ids, prompts.token_ids)):
-            array[first:last] = values
-        tiles = np.zeros((shape.tiles, COLUMNS), np.int32)
-        tiles[: len(prompts.tiles)] = prompts.tiles
-        arrays = (which, positions, token_ids, drawn_for, tiles)
-        kept = (self._which, self._positions, self._token_ids, self._drawn_for, self._tiles)
-        for tensor, sent in zip(kept, to_device(arrays, self._which.device), strict=True):
-            tensor[: len(sent)].copy_(sent)
-        self._sent[:] = -1  # whatever is in a recording without prompts next is sent
+    def _write(self, prompts: PromptTokens, sampled: Ints) -> None:
+        """What only recordings with prompts read. Where it is nobody's row nothing looks at an id."""
+        read, count, total = self._read.host, len(sampled), len(sampled) + len(prompts.slots)
+        read["drawn_for"][:] = self.slots.nobody
+        read["drawn_for"][:count] = sampled
+        read["positions"][:] = -1
+        read["positions"][count:total] = prompts.positions
+        read["token_ids"][count:total] = prompts.token_ids
+        read["tiles"][:] = 0
+        read["tiles"][: len(prompts.tiles)] = prompts.tiles
 
     def _step(self, shape: Shape) -> None:
         """What is recorded: reads what was sent, writes `_ids`, `_hidden`, `_broken` and the slots."""
-        which, size = self._which[: shape.rows], self._cache.page_size
+        read, size = self._read.there, self._cache.page_size
+        which = read["which"][: shape.rows]
         if shape.prompts:
-            prompts = PromptRows(self._positions[: shape.rows], self._token_ids[: shape.rows])
-            inputs = self.slots.inputs(self._kernels, which, shape.width, size, prompts, self._tiles[: shape.tiles])
+            prompts = PromptRows(read["positions"][: shape.rows], read["token_ids"][: shape.rows])
+            tiles = read["tiles"][: shape.tiles]
+            inputs = self.slots.inputs(self._kernels, which, shape.width, size, prompts, tiles)
         else:
             inputs = self.slots.inputs(self._kernels, which, shape.width, size)
         hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
         if shape.prompts:
-            which = self._drawn_for[: shape.rows]  # no more than there are slots
+            which = read["drawn_for"][: shape.rows]  # no more than there are slots
             self._broken[: shape.rows].copy_(hidden.amax(dim=1).isnan())  # of a row with NaN that is the largest
         logits = self._model.compute_logits(hidden[: len(which)])
         self._kernels.sample_slots(logits, self.slots.tensors, which, self._ids[: len(which)], shape.filtered)
-
-    def _numbers(self, *empty: int, size: int) -> Iterator[Tensor]:
-        return (torch.full((size,), value, dtype=torch.int64, device=self._model.device) for value in empty)
 
 
 def row_counts(least: int, most: int) -> Iterator[int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 ALIGNMENT = 16  # bytes
@@ -34,6 +34,30 @@ def to_device(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> li
         copied[place : place + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
         for array, place in zip(arrays, places, strict=True)
     ]
+
+
+class Mirror:
+    """Arrays that stay where they are, here and on the device. Who has written to `host` calls `send`, which copies all
+    at once; what the device was told before still reads what lay there."""
+
+    def __init__(self, device: torch.device, **fields: tuple[tuple[int, ...], DTypeLike]) -> None:
+        """fields: name = (shape, dtype), those of the largest elements first."""
+        self.host = np.zeros((), np.dtype([(name, dtype, shape) for name, (shape, dtype) in fields.items()]))
+        self._bytes = torch.zeros(self.host.nbytes, dtype=torch.uint8, device=device)
+        self.there: dict[str, Tensor] = {}
+        place = 0
+        for name, (shape, _) in fields.items():
+            array = self.host[name]
+            there = self._bytes[place : place + array.nbytes]
+            self.there[name] = there.view(torch.from_numpy(np.zeros(0, array.dtype)).dtype).view(shape)
+            place += array.nbytes
+
+    def send(self) -> None:
+        """`host` as it is now; it may be written to again at once."""
+        sent = torch.from_numpy(self.host.reshape(1).view(np.uint8))
+        if self._bytes.is_cuda:
+            sent = sent.pin_memory()  # a copy, kept by torch until it is on the device
+        self._bytes.copy_(sent, non_blocking=True)
 
 
 class Arriving:

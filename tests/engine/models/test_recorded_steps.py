@@ -101,3 +101,29 @@ def test_a_last_token_alone_is_like_a_row_that_decodes(checkpoints):
     outcome = recorded.launch(Batch(step=0, chunks=(Chunk(0, 3, 1, True),)))()
     assert [shape.prompts for shape in seen] == [False]
     assert len(outcome.sampled) == 1 and not any(outcome.broken)
+
+
+def test_pieces_of_one_prompt_are_read_one_after_the_other(checkpoints):
+    """Of one length and of one slot, so that nothing but their positions and tokens is another."""
+    model = checkpoints["llama"].load()
+    recorded, one_by_one = (
+        make_runner(model, ReferenceKernels(), torch.float32, capture) for capture in (lambda step: step, None)
+    )
+    recorded.record(lambda *_: None)
+    join = Join(0, tuple(range(10, 60)), 50, 0, PLAIN[0], (0, 1, 2, 3))
+    for start in (0, 16, 32):
+        batch = Batch(step=0, joins=(join,) if start == 0 else (), chunks=(Chunk(0, start, 16, False),))
+        for runner in (recorded, one_by_one):
+            runner.launch(batch)()
+    assert torch.equal(recorded._cache.data, one_by_one._cache.data)
+
+
+def test_recording_leaves_slots_and_pages_alone(checkpoints):
+    """Each step is made once before it is recorded: for nobody."""
+    runner = make_runner(checkpoints["llama"].load(), ReferenceKernels(), torch.float32, lambda step: (step(), step)[1])
+    slots = runner._graphs.slots.tensors
+    runner._cache.data.fill_(3.0)
+    before = (slots.lengths.clone(), slots.last_tokens.clone(), runner._cache.data.clone())
+    runner.record(lambda *_: None)
+    after = (slots.lengths, slots.last_tokens, runner._cache.data)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
