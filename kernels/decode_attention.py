@@ -30,6 +30,7 @@ LONG = 4096
 CHUNK = 16  # splits combined at a time
 LEAST_ROWS = 16  # of tl.dot
 NUM_WARPS = 4
+NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers of fewer
 NUM_STAGES = 3
 LOG2_E = 1.4426950408889634
 
@@ -216,7 +217,7 @@ def decode_attention(
         SPLIT=SPLIT,
         BLOCK=BLOCK,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-        num_warps=NUM_WARPS,
+        num_warps=NUM_WARPS_WIDE if q.dtype == torch.float32 else NUM_WARPS,
         num_stages=NUM_STAGES,
         **early(q.device),
     )

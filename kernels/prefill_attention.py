@@ -24,6 +24,7 @@ BLOCK_N = 64  # positions of one product
 BLOCK_N_WIDE = 32  # the same for float32, whose tiles take twice the shared memory
 LEAST_COLUMNS = 16  # of tl.dot
 NUM_WARPS = 4
+NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers of fewer
 NUM_STAGES = 2
 LOG2_E = 1.4426950408889634
 
@@ -158,7 +159,7 @@ def attend_tiles(
         BLOCK_M=QUERIES,
         BLOCK_N=BLOCK_N_WIDE if q.dtype == torch.float32 else BLOCK_N,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-        num_warps=NUM_WARPS,
+        num_warps=NUM_WARPS_WIDE if q.dtype == torch.float32 else NUM_WARPS,
         num_stages=NUM_STAGES,
     )
 

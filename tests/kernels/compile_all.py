@@ -1,15 +1,20 @@
 """Compiles the Triton kernels for compute capability 9.0, as a launch would: for two head sizes, two page sizes and two
 dtypes, with what a launch knows of pointers and strides. Prints what came of each as JSON: the least bytes of machine
-code, the most bytes of shared memory, the numbers among its arguments whose values it is compiled for, and of one that
-begins while the kernel before it ends, whether it waits for that before it reads or writes.
+code, the most bytes of shared memory, the most that a thread writes to memory as it has no register for it, the numbers
+among its arguments whose values it is compiled for, and of one that begins while the kernel before it ends, whether it
+waits for that before it reads or writes.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import tempfile
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -73,7 +78,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     """Everything there is, for heads of `dim` numbers and pages of `page_size` positions."""
     pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
     heads = pages | {"KV_HEADS": 8}
-    wide = prefill_attention.BLOCK_N_WIDE if dtype == FLOAT else prefill_attention.BLOCK_N
+    decode_warps, prefill_warps, block = (
+        decode_attention.NUM_WARPS,
+        prefill_attention.NUM_WARPS,
+        prefill_attention.BLOCK_N,
+    )
+    if dtype == FLOAT:
+        decode_warps, prefill_warps = decode_attention.NUM_WARPS_WIDE, prefill_attention.NUM_WARPS_WIDE
+        block = prefill_attention.BLOCK_N_WIDE
     return [
         (
             rms_norm._rms_norm_kernel,
@@ -125,7 +137,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             heads
             | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee", "EARLY": True}
             | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
-            decode_attention.NUM_WARPS,
+            decode_warps,
             decode_attention.NUM_STAGES,
         ),
         (
@@ -146,8 +158,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | {"scale": "fp32", "window": "i32"},
             heads
             | {"QUERY_HEADS": 32, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
-            | {"BLOCK_M": query_tiles.QUERIES, "BLOCK_N": wide},
-            prefill_attention.NUM_WARPS,
+            | {"BLOCK_M": query_tiles.QUERIES, "BLOCK_N": block},
+            prefill_warps,
             prefill_attention.NUM_STAGES,
         ),
         (
@@ -266,6 +278,16 @@ def waits(ptx: str) -> bool | None:
     return waited[0] < touched[0]
 
 
+def spilled(ptx: str) -> int:
+    """Bytes that a thread writes to memory for want of registers, as the assembler says."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", told)))
+
+
 def main() -> None:
     """Compile each case; an error in one ends the program."""
     results: dict[str, dict[str, Any]] = {}
@@ -278,6 +300,7 @@ def main() -> None:
                     case[0].__name__, {"size": size, "shared": shared, "specialised": specialised(case)}
                 )
                 known |= {"size": min(size, known["size"]), "shared": max(shared, known["shared"])}
+                known["spilled"] = max(spilled(compiled.asm["ptx"]), known.get("spilled", 0))
                 known.setdefault("waits", []).append(waits(compiled.asm["ptx"]))
     print(json.dumps(results))
 

@@ -90,6 +90,12 @@ def test_a_kernel_compiles_for_sm_90(compiled: dict[str, Any], kernel: str):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_has_registers_for_what_it_computes(compiled: dict[str, Any], kernel: str):
+    """But for a few numbers: where they are kept in memory instead, it waits for that."""
+    assert compiled[kernel]["spilled"] <= 32  # bytes
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_that_begins_early_waits_before_it_touches_anything(compiled: dict[str, Any], kernel: str):
     """The kernel before it may still be writing what this one reads, and reading what it writes."""
     assert set(compiled[kernel]["waits"]) == {True if kernel in EARLY else None}
