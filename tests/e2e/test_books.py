@@ -17,7 +17,7 @@ from tests.conftest import Server
 
 CLIENTS = 500
 AT_ONCE = 24
-PLAIN = ssl.create_default_context()  # nothing here is encrypted, and each client would read all certificates anew
+CERTIFICATES = ssl.create_default_context()  # that nobody here needs; each client would read them all anew
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ async def client(url: str, draw: random.Random) -> None:
         await asyncio.sleep(patience / 5)
         writer.close()
         return
-    async with httpx.AsyncClient(base_url=url, timeout=60, verify=PLAIN) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60, verify=CERTIFICATES) as http:
         if how == "bad":
             assert (await http.post("/v1/chat/completions", json=body | {"n": -1})).status_code == 400
             return

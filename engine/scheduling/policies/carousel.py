@@ -187,11 +187,13 @@ class Carousel(Policy):
         riding = min((spare - rows * self.pace.row_seconds) / max(self.pace.token_seconds, 1e-9), budget)
         prompts = []
         if overdue:
-            left = budget - sum([s.num_uncomputed for s in first])
-            may_ride = riding + (budget - riding) * self._lateness(overdue, now) if rides else budget
-            most = max(1, budget // OVERDUE_SHARE, int(min(may_ride, left)))
+            most = budget - sum([s.num_uncomputed for s in first])
+            if rides:
+                most = min(most, int(riding + (budget - riding) * self._lateness(overdue, now)))
+            most = max(1, budget // OVERDUE_SHARE, most)
             prompts.append((overdue, most))
-            riding -= min(most, sum([s.num_uncomputed for s in overdue]))
+            if rides:
+                riding -= min(most, sum([s.num_uncomputed for s in overdue]))
         prompts.append((self._in_turn(first), budget))
         if after:
             prompts.append((self._in_turn(after), max(LEAST_RIDING, int(riding))))

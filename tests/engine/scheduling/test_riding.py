@@ -227,6 +227,20 @@ def test_who_is_overdue_rides_on_nobody_of_its_own_class():
     history.end()
 
 
+def test_bulk_prompts_ride_beside_the_overdue_of_a_higher_class_as_beside_any():
+    """Twelve tokens of them may, whatever is read of a prompt that rides on nobody."""
+    history = History(slots=3, pages=64, max_num_batched_tokens=40, stretch=13.0, row_seconds=STEP)
+    history.arrive([7], 40, service_class=S)
+    history.step()
+    history.arrive(list(range(60)), 2, service_class=S)
+    history.step()
+    history.now += history.config.max_wait_standard
+    bulk = history.arrive(list(range(9, 49)), 2, service_class=B)
+    history.step()
+    assert history.scheduler.requests[bulk][0].num_computed == 12
+    history.end()
+
+
 def test_who_is_overdue_is_read_at_once_where_only_bulk_work_decodes():
     """It holds up nobody who goes before it."""
     history = History(slots=2, pages=64, max_num_batched_tokens=12, max_wait_standard=0.05, row_seconds=STEP)
