@@ -100,7 +100,9 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
-    if not serving.done() and loading.result() != 0:
+    failure = "" if serving.done() else loading.result()
+    if failure and not server.should_exit:  # and not because it was told to stop before it was ready
+        print(f"carousel: {failure}", file=sys.stderr)
         server.should_exit = True
         await serving
         return 1
@@ -112,8 +114,8 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
     return 0
 
 
-async def _show_loading(client: EngineClient, url: str) -> int:
-    """A progress bar on a terminal while the engine gets ready; one line when it is. Returns 1 if it failed."""
+async def _show_loading(client: EngineClient, url: str) -> str:
+    """A progress bar on a terminal while the engine gets ready; one line when it is. Returns why it is not, if so."""
     ready = asyncio.create_task(client.ready())
     with tqdm(desc="weights", unit_scale=True, leave=False, delay=0.5, disable=None) as bar:
         shown = "weights"
@@ -130,8 +132,7 @@ async def _show_loading(client: EngineClient, url: str) -> int:
     try:
         info = ready.result()
     except EngineUnavailable as error:
-        print(f"carousel: {error}", file=sys.stderr)
-        return 1
+        return str(error)
     tokens = info.num_pages * info.page_size
     print(
         f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
@@ -139,7 +140,7 @@ async def _show_loading(client: EngineClient, url: str) -> int:
         file=sys.stderr,
         flush=True,
     )
-    return 0
+    return ""
 
 
 def _allow_files() -> None:

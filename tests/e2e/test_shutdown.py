@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import httpx
@@ -15,7 +18,7 @@ from websockets.client import ClientProtocol
 from websockets.sync.client import connect
 from websockets.uri import parse_uri
 
-from tests.conftest import Server
+from tests.conftest import ROOT, Server
 
 LONG = {
     "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -93,6 +96,23 @@ def test_a_websocket_hears_the_end_of_its_answer_and_newcomers_are_told(server: 
         while kinds[-1] != "response.done":
             kinds.append(json.loads(socket.recv(20))["type"])
     server.process.wait(30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_stops_it_before_it_is_ready_is_shown_no_failure(number: signal.Signals):
+    """It ends as told, and nothing has failed."""
+    command = [sys.executable, "-m", "app", "serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as starting:
+        assert starting.stderr is not None
+        told = starting.stderr.readline()
+        url = re.search(r"http://\S+", told)[0]
+        while True:  # until it hears signals
+            with contextlib.suppress(httpx.ConnectError):
+                httpx.get(f"{url}/health")
+                break
+        starting.send_signal(number)
+        assert starting.wait(30) == (-signal.SIGTERM if number == signal.SIGTERM else 128 + signal.SIGINT)
+        assert "carousel:" not in starting.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
