@@ -34,6 +34,9 @@ class EngineCollector(Collector):
         up = GaugeMetricFamily("carousel:engine_up", "1 while the engine serves.")
         up.add_metric([], float(self._client.phase is Phase.READY))
         yield up
+        restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started in place of one that died.")
+        restarts.add_metric([], self._client.restarts)
+        yield restarts
         if load is None:
             return
         for name, text, values in (

@@ -19,6 +19,7 @@ CAUSES = {
     "fairness": "others of its class had had less",
     "deadline": "an earlier deadline went first",
     "batch": "a batch was not complete",
+    "restart": "the engine had died, and another one started",
     "reader": "it was complete; its reader had not taken it all",
 }
 KEPT = {

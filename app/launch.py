@@ -45,7 +45,7 @@ def run(settings: Settings) -> int:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     _allow_files()
-    client = EngineClient(settings.engine)
+    client = EngineClient(settings.engine, watchdog=settings.watchdog_timeout)
     app = create_app(settings, client, text)
     config = uvicorn.Config(
         app,

@@ -65,8 +65,8 @@ class Service:
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model. Raises `ApiError` (503) until there is one, and when its engine is gone."""
-        if self.client.info is None or self.client.phase is not Phase.READY:
+        """The loaded model. Raises `ApiError` (503) until there is one, and when its engine is gone for good."""
+        if self.client.info is None or self.client.phase not in (Phase.READY, Phase.RESTARTING):
             loading = self.client.loading
             raise ApiError(
                 503,

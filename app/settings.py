@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 4 << 20
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
+    watchdog_timeout: float = 300.0
     slo_ttft: float = 1.0
     slo_itl: float = 0.1
     metering: str | None = None  # a file; none: no rows are kept
@@ -77,6 +78,11 @@ OPTIONS = (
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
     Option("max-body", int, "most bytes of a request's body"),
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
+    Option(
+        "watchdog-timeout",
+        float,
+        "seconds without a word after which an engine that has work is replaced; longer than any step; inf: never",
+    ),
     Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
     Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
     Option(
@@ -184,6 +190,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue_tokens", 1),
         ("max_body", 1),
         ("resume_ttl", 0),
+        ("watchdog_timeout", 5),
         ("slo_ttft", 0),
         ("slo_itl", 0),
         ("price_per_hour", 0),

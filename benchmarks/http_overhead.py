@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.client import ENGINE_ENVIRONMENT
+from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving

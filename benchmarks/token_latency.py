@@ -49,8 +49,8 @@ WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)
 
 def serve(options: list[str], stamps: str) -> None:
     """`carousel serve` whose engine process is the stamping one."""
-    import app.client
     import app.connection
+    import app.life
     from app.__main__ import main as command
 
     original = subprocess.Popen
@@ -60,7 +60,7 @@ def serve(options: list[str], stamps: str) -> None:
             arguments = [arguments[0], "-m", "benchmarks.stamped_worker", arguments[3], stamps]
         return original(arguments, **how)
 
-    app.client.subprocess.Popen = spawn  # type: ignore[assignment, misc]
+    app.life.subprocess.Popen = spawn  # type: ignore[assignment, misc]
     written: list[tuple[float, bytes]] = []
     send, write = RequestResponseCycle.send, app.connection.write
     tell, tell_at_once = WebSocketProtocol.send, WebSocketProtocol.write

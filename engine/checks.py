@@ -44,6 +44,11 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
     sampling = request.sampling
     if not request.prompt:
         raise InvalidParameter("the prompt is empty", param="prompt")
+    for choice, tokens in request.said.items():
+        if not 0 <= choice < request.n or len(tokens) >= sampling.max_tokens:
+            raise InvalidParameter(f"said: choice {choice} has ended, or was never asked for", param="said")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < info.vocab_size:
+            raise InvalidParameter(f"said: not all are token ids in [0, {info.vocab_size})", param="said")
     lowest, highest = min(request.prompt), max(request.prompt)
     if lowest < 0 or highest >= info.vocab_size:
         raise InvalidParameter(

@@ -77,11 +77,14 @@ class Engine:
         """End a request or one of its choices; its slot and pages are free before the next step."""
         self.scheduler.abort(request_id, self._clock(), choice)
 
-    def step(self) -> list[Event]:
+    def step(self, tell: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Schedule and launch a step, and commit one: the same, or the one before where the runner runs ahead, so that
-        it never waits for us. Returns what happened, in order."""
+        it never waits for us. Returns what happened, in order. tell: is given what has happened so far, where somebody
+        is let in: should the step be the end of us, it is known who was in it."""
         began = self._clock()
         batch = self.scheduler.schedule(began)
+        if tell is not None and batch.joins:
+            tell(self.scheduler.take_events())
         if not batch.is_empty:
             outcome = self._runner.launch(batch)
             if self._flying:

@@ -7,6 +7,7 @@ They are msgspec structs so that the same objects travel between threads and, en
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
@@ -54,12 +55,13 @@ class Cause(enum.StrEnum):
     DEADLINE = "deadline"  # an earlier deadline goes first
     READER = "reader"  # nothing: it is complete, and whoever reads it has not taken all of it
     BATCH = "batch"  # the engine takes a batch at a time, and this one is not complete
+    RESTART = "restart"  # an engine: the one that had it is gone, and the next one is on its way
 
 
 class Phase(enum.StrEnum):
     """What the time of a choice is spent on. From its arrival to its end it is in exactly one of these."""
 
-    QUEUED = "queued"  # it waits for its first slot
+    QUEUED = "queued"  # it waits for its first slot, or for its first in an engine that took over from another
     PREFILL = "prefill"  # its prompt, or what it had said before its pages were dropped, goes through the model
     DECODE = "decode"  # a token a step
     PAUSED = "paused"  # its slot was given to somebody, and it waits to go on
@@ -112,6 +114,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""  # whose it is: tenants of a class take turns
     weight: float = 1.0  # of its tenant: how much more it may have than one of weight 1
     deadline: float | None = None  # when all of it must be there, on the machine's monotonic clock
+    # What an engine that is gone had said, by choice; choices that are not in it had ended. Empty: nothing was said.
+    said: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def choices(self) -> Iterable[int]:
+        """Those that are to be answered, in order."""
+        return sorted(self.said) or range(self.n)
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):

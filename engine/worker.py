@@ -35,6 +35,7 @@ log = logging.getLogger("carousel.engine")
 
 WATCH_EVERY = 0.2  # seconds between snapshots while something runs
 WATCH_IDLE = 2.0  # and while nothing does
+BEAT = 1.0  # seconds after which the books are sent while somebody waits, though nothing has happened: we live
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 
@@ -47,6 +48,7 @@ class Worker:
         self._engine = engine
         self._watching = False
         self._watched_at = 0.0
+        self._sent_at = 0.0
         self._refused: list[Event] = []
         self._takes_memory = True
 
@@ -54,31 +56,36 @@ class Worker:
         """Serve until the other side closes the channel (`ChannelClosed`). `early` came before the engine was ready."""
         for message in early:
             self._handle(message)
-        self._channel.send(Stepped((), self._engine.load()))  # the books of an engine that has done nothing yet
+        self._tell([])  # the books of an engine that has done nothing yet
         while True:
             for message in self._channel.receive(self._patience()):
                 self._handle(message)
             events: list[Event] = []
             if self._engine.seconds_to_step() == 0.0:
-                events = self._engine.step()
+                events = self._engine.step(self._tell)
                 self._takes_memory = True
             elif self._takes_memory:
                 self._takes_memory = self._engine.take_memory()
             events += self._engine.scheduler.take_events()
             events += self._refused
             self._refused = []
-            view = self._view()
-            if events or view is not None:
-                self._channel.send(Stepped(tuple(events), self._engine.load(), view))
+            now = time.monotonic()
+            view = self._view(now)
+            if events or view is not None or (self._engine.has_work and now - self._sent_at >= BEAT):
+                self._sent_at = now
+                self._tell(events, view)
+
+    def _tell(self, events: list[Event], view: Snapshot | None = None) -> None:
+        self._channel.send(Stepped(tuple(events), self._engine.load(), view))
 
     def _patience(self) -> float | None:
         """How long the inbox may be waited for: until there is something to do, for ever if nobody looks."""
         if self._takes_memory:
             return 0.0
         seconds = self._engine.seconds_to_step()
-        if self._watching:
-            return WATCH_IDLE if seconds is None else min(seconds, WATCH_IDLE)
-        return seconds
+        if seconds is not None:
+            return min(seconds, BEAT)
+        return WATCH_IDLE if self._watching else None
 
     def _handle(self, message: ToEngine) -> None:
         match message:
@@ -94,8 +101,7 @@ class Worker:
             case Start():
                 log.warning("a second start message was ignored")
 
-    def _view(self) -> Snapshot | None:
-        now = time.monotonic()
+    def _view(self, now: float) -> Snapshot | None:
         if not self._watching or now - self._watched_at < WATCH_EVERY or not self._channel.is_clear:
             return None
         self._watched_at = now
@@ -105,7 +111,7 @@ class Worker:
 def _refusal(request: Request, error: RequestRefused) -> list[Event]:
     return [
         EndEvent(request.id, choice, FinishReason.ERROR, str(error), error.code, error.param)
-        for choice in range(max(1, request.n))
+        for choice in request.choices or (0,)
     ]
 
 

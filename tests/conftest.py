@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.client import ENGINE_ENVIRONMENT
+from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from tests import chromium
 

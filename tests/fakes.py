@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from engine.frames import ChannelClosed
 from engine.scheduling.batch import Batch, Join, Outcome, Sampled
 
 NAN = -9  # in place of a token, in a page
+
+
+class Mortal:
+    """Decides when the engines of a test die: each `after` so many steps, the next in turn; when `is_killed` is set;
+    and of `poison`, a token of a prompt, whoever computes it. Their steps take a while."""
+
+    def __init__(self, after: Iterable[int] = (), poison: int = -1) -> None:
+        self._after = iter(after)
+        self._poison = poison
+        self.lives = 0
+        self.is_killed = False
+        self._left = 0
+
+    def begin(self) -> None:
+        """Another engine."""
+        self.lives += 1
+        self.is_killed = False
+        self._left = next(self._after, -1)
+
+    def step(self, batch: Batch, tokens: dict[int, list[int]]) -> None:
+        """One step is about to be computed."""
+        time.sleep(0.002)
+        self._left -= 1
+        is_poisoned = any(self._poison in tokens[c.slot][c.start : c.start + c.length] for c in batch.chunks)
+        if self._left == -1 or self.is_killed or is_poisoned:
+            raise ChannelClosed  # as quiet as a killed process
 
 
 class MemoryRunner:
@@ -28,6 +56,7 @@ class MemoryRunner:
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
         ran_dry: bool = True,  # a step takes no time
+        mortal: Mortal | None = None,
     ) -> None:
         self.runs_ahead = runs_ahead
         self.ran_dry = ran_dry
@@ -41,6 +70,7 @@ class MemoryRunner:
         self.tables: dict[int, list[int]] = {}
         self.coming: list[tuple[int, list[int]]] = []
         self.most_tokens = 0
+        self.mortal = mortal
 
     def take_memory(self, pages: int) -> bool:
         """There is none to take."""
@@ -66,6 +96,8 @@ class MemoryRunner:
             self.joins[join.slot], self.tokens[join.slot] = join, list(join.tokens)
             self.tables[join.slot] = list(join.page_table)
         self.most_tokens = max(self.most_tokens, batch.num_tokens)
+        if self.mortal is not None:
+            self.mortal.step(batch, self.tokens)
         work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
         work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks]
         for chunk in batch.chunks:  # what it attends to is there already, and its own

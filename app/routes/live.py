@@ -78,7 +78,7 @@ def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load]
     for slot in snapshot.slots:
         slots[slot.slot] = _slot(slot)
     rate = prefill_rate = busy = 0.0
-    if before is not None and now > before[0]:
+    if before is not None and now > before[0] and counters.steps >= before[1].counters.steps:  # of one engine
         seconds, earlier = now - before[0], before[1].counters
         generated = counters.generated_tokens - earlier.generated_tokens
         rate = generated / seconds

@@ -19,6 +19,8 @@ from app.security import read_json_body
 from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
 
+COMING = {Phase.LOADING: "the model is loading", Phase.RESTARTING: "the engine died, and another one is loading"}
+
 
 def _model(service: Service, tenant: Tenant) -> dict[str, Any]:
     return {
@@ -74,16 +76,17 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 when requests are served; else 503 with how far the start has come."""
+    """GET /health: 200 when requests are served; else 503 with how far the start has come. While an engine that died
+    is replaced requests are taken, but wait: who has other servers may go there."""
     service = service_of(request)
     client = service.client
     if service.draining:
         return JSONResponse(error_body(503, "the server is stopping", code="server_shutdown"), status_code=503)
     if client.phase is Phase.READY:
         return JSONResponse({"status": "ready"})
-    message = "the model is loading" if client.phase is Phase.LOADING else ENGINE_GONE
+    message = COMING.get(client.phase, ENGINE_GONE)
     body = error_body(503, message, code="engine_unavailable")
-    if client.phase is Phase.LOADING:
+    if client.phase in COMING:
         loading = client.loading
         body["loading"] = {"what": loading.what, "done": loading.done, "total": loading.total}
     return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})

@@ -73,13 +73,13 @@ class Scheduler:
         """Let `request` wait. The engine has checked that it fits context and pool, and that its id is new."""
         size = self.config.page_size
         lead, *siblings = (
-            Sequence(request, choice, self._arrivals, now, size, self.max_len) for choice in range(request.n)
+            Sequence(request, choice, self._arrivals, now, size, self.max_len) for choice in request.choices
         )
         self._arrivals += 1
         self.requests[request.id] = [lead, *siblings]
         lead.siblings = siblings
         for sibling in siblings:
-            sibling.state = State.HELD_BACK
+            sibling.state, sibling.cause = State.HELD_BACK, Cause.PROMPT
             sibling.lead = lead
         for sequence in self.requests[request.id]:
             self._deadlines.watch(sequence)
@@ -377,7 +377,7 @@ class Scheduler:
         )
         if first_time and sequence.lead is None:
             self.totals.add("prompt_tokens", sequence.prompt_len)
-            self.totals.add("cached_tokens", sequence.num_computed)
+            self.totals.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
         fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else 0
         self.policy.started(sequence, fresh, is_resumed=not first_time)
         self._news.tell(sequence, phase, now, cached=sequence.num_computed if first_time else 0)

@@ -77,8 +77,9 @@ class Sequence:
         self.choice = choice
         self.service_class = request.service_class
         self.arrival = arrival
-        self.tokens = list(request.prompt)  # the known ones
-        self.num_tokens = self.prompt_len = len(request.prompt)
+        self.tokens = [*request.prompt, *request.said.get(choice, ())]  # the known ones
+        self.num_tokens = len(self.tokens)
+        self.prompt_len = len(request.prompt)
         self.stops = request.sampling.stop_token_ids
         self.most_tokens = min(max_len, self.prompt_len + request.sampling.max_tokens)
         self.state = State.WAITING
@@ -89,8 +90,8 @@ class Sequence:
         self.host_pages: list[int] = []
         self.slot: int | None = None
         self.waiting_since = now  # when it last had nothing to complain about
-        self.waiting_from = 0  # tokens it had generated then
-        self.cause: Cause | None = Cause.STEP if choice == 0 else Cause.PROMPT
+        self.waiting_from = self.num_generated  # tokens it had generated then
+        self.cause: Cause | None = Cause.STEP
         self.phase = Phase.QUEUED  # as last told; so are `cause` and, of a pause, the next three
         self.paused_by: ServiceClass | None = None
         self.paused_why = ""

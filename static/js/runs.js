@@ -98,7 +98,8 @@ export class Runs {
     for await (const event of answer.events()) {
       if (this.#runs.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: let the generator clean up
       if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
-      pausedAt = event.kind === "status" && event.state === "paused" ? Date.now() : 0;
+      const waits = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.firstAt));
+      pausedAt = waits ? Date.now() : 0;
       const end = this.#apply(conversation, message, event);
       if (end) {
         this.#runs.delete(conversation.id);
@@ -122,7 +123,8 @@ export class Runs {
         return null;
       case "status":
         look?.status(event);
-        if (event.state !== "running") this.page.said(event.state === "paused" ? "Paused" : `Waiting, ${event.position ?? ""} in line`, conversation);
+        if (event.cause === "restart") this.page.said("Waiting, the engine starts again", conversation);
+        else if (event.state !== "running") this.page.said(event.state === "paused" ? "Paused" : `Waiting, ${event.position ?? ""} in line`, conversation);
         return null;
       case "delta":
         message.lastAt = Date.now();

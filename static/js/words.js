@@ -10,6 +10,7 @@ const CAUSES = {
   fairness: "others had less so far",
   deadline: "an earlier deadline goes first",
   batch: "its batch is not complete",
+  restart: "the engine starts again",
   reader: "it was complete, and waited to be read",
 };
 
@@ -26,6 +27,7 @@ export function ordinal(n) {
  * @returns {{ kind: string, head: string, why: string }}
  */
 export function describe(status) {
+  if (status.cause === "restart") return { kind: "paused", head: "One moment: the engine starts again", why: "nothing of it is lost" };
   if (status.state === "queued") {
     const head = status.position === 1 ? "Next in line" : status.position ? `${ordinal(status.position)} in line` : "In line";
     return { kind: "queued", head, why: CAUSES[status.cause ?? ""] ?? "" };

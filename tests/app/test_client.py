@@ -1,40 +1,57 @@
-"""The engine's process from the API's side: frames, failures, a kill."""
+"""The engine's process from the API's side: frames, failures, and what becomes of requests when it dies."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
 import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+import app.client as client_module
 from app.client import EngineClient, EngineUnavailable, Phase
+from app.life import _Channel
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidParameter
-from engine.frames import Abort, FrameReader, Submit, Watch, encode, to_engine
+from engine.frames import Abort, ChannelClosed, FrameReader, Stepped, Submit, Watch, encode, to_engine
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
-from engine.types import EndEvent, FinishReason, Request, SamplingParams, TokenEvent
+from engine.types import Cause, EndEvent, Event, FinishReason, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.engine.scheduling.test_scheduler_machine import model_info
-from tests.fakes import MemoryRunner, text_alone
+from tests.fakes import MemoryRunner, Mortal, text_alone
 
 PAGES = 4096  # room for an answer that no test waits for
 
 
-def fake_engine(config: EngineConfig, progress, costs: Costs = Costs(1e9, 1.0), runs_ahead: bool = False) -> Engine:  # noqa: B008
+def fake_engine(
+    config: EngineConfig,
+    progress,
+    costs: Costs = Costs(1e9, 1.0),  # noqa: B008
+    runs_ahead: bool = False,
+    mortal: Mortal | None = None,
+) -> Engine:
     """An engine on a made-up model."""
+    if mortal is not None:
+        mortal.begin()
     policy = make_policy(config, costs)
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
     info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)
-    return Engine(config, info, scheduler, MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, ran_dry=False))
+    runner = MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, ran_dry=False, mortal=mortal)
+    return Engine(config, info, scheduler, runner)
 
 
 CONFIG = EngineConfig(model="fake", max_num_seqs=4, page_size=4)
@@ -53,7 +70,7 @@ def request(name: str, tokens: int = 5, **more) -> Request:
     return Request(id=name, prompt=(1, 2), sampling=SamplingParams(max_tokens=tokens), **more)
 
 
-async def follow(client: EngineClient, wanted: Request) -> list:
+async def follow(client: EngineClient, wanted: Request, hear: Callable[[Event], None] = lambda event: None) -> list:
     """All events of a request, until every choice has ended."""
     events, done = [], asyncio.Event()
     left = wanted.n
@@ -61,6 +78,7 @@ async def follow(client: EngineClient, wanted: Request) -> list:
     def sink(event) -> None:
         nonlocal left
         events.append(event)
+        hear(event)
         left -= getattr(event, "finish", None) is not None
         if not left:
             done.set()
@@ -99,7 +117,7 @@ async def test_events_of_many_requests_reach_their_own_sinks(client):
 
 async def test_the_event_loop_has_its_turn_between_a_few_events_of_a_step(monkeypatch: pytest.MonkeyPatch):
     """So others are heard in the middle of a large step; each stream's order stays."""
-    monkeypatch.setattr("app.client.EVENTS_A_TURN", 8)
+    monkeypatch.setattr("app.life.EVENTS_A_TURN", 8)
     client = EngineClient(msgspec.structs.replace(CONFIG, max_num_seqs=64), fake_engine)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
@@ -185,36 +203,280 @@ async def test_an_engine_that_a_library_cannot_build_says_why_too(caplog: pytest
     await client.stop()
 
 
-async def test_a_killed_engine_process_ends_every_request_with_an_error(demo):
-    """A real process, kill -9 in mid-answer: nobody waits for ever."""
-    client = EngineClient(EngineConfig(model=str(demo), max_num_seqs=4))
+@asynccontextmanager
+async def dying(mortal: Mortal, **more) -> AsyncIterator[EngineClient]:
+    """A client whose engines die as `mortal` says."""
+    client = EngineClient(CONFIG, partial(fake_engine, mortal=mortal, **more))
     await client.start()
-    await asyncio.wait_for(client.ready(), 120)
-    events, first = [], asyncio.Event()
-
-    def sink(event) -> None:
-        events.append(event)
-        if isinstance(event, TokenEvent):
-            first.set()
-
-    client.submit(request("a", 500, n=2), sink)
-    await asyncio.wait_for(first.wait(), 30)
-    os.kill(client.process.pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
-        while client.phase is Phase.READY:
-            await asyncio.sleep(0.01)
-    ends = [e for e in events if isinstance(e, EndEvent)]
-    assert sorted((e.choice, e.finish, e.code) for e in ends) == [
-        (0, FinishReason.ERROR, "engine_unavailable"),
-        (1, FinishReason.ERROR, "engine_unavailable"),
-    ]
-    assert client.load is None  # nothing runs, whatever ran when last heard of
-    with pytest.raises(EngineUnavailable):
-        client.submit(request("b"), print)
+    await asyncio.wait_for(client.ready(), 10)
+    yield client
     await client.stop()
 
 
-MESSAGES = (Submit(request("é" * 50)), Abort("x", 1), Watch(True), Abort("y"))
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits before another engine is started."""
+    monkeypatch.setattr("app.client.BACKOFF", 0.0)
+
+
+def tokens_of(events: Iterable, choice: int = 0) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, TokenEvent) and event.choice == choice]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+async def test_a_death_of_the_engine_costs_no_request_a_token(at_once, runs_ahead: bool):
+    """Forty requests, some of two choices, on four slots and ten engines: each token once and in its place. After one
+    that died early the next lives long enough to show that nobody was to blame."""
+    mortal, heard, killed_at = Mortal(), 0, [40, 44, 400, 480, 560, 640, 642, 900, 1000]
+
+    def hear(event) -> None:
+        nonlocal heard
+        heard += isinstance(event, TokenEvent)
+        mortal.is_killed |= client.restarts < len(killed_at) and heard >= killed_at[client.restarts]
+
+    async with dying(mortal, runs_ahead=runs_ahead, costs=Costs(1e9, 1e5, 1e-4, 1e-4)) as client:
+        asked = [request(f"r{i}", 3 + i % 41, n=1 + i % 2) for i in range(40)]
+        told = await asyncio.gather(*(follow(client, each, hear) for each in asked))
+        assert client.restarts > 4 and client.in_flight == 0
+    for each, events in zip(asked, told, strict=True):
+        for choice in range(each.n):
+            assert tokens_of(events, choice) == text_alone([1, 2], choice, each.sampling.max_tokens)
+    assert all(any(isinstance(e, StatusEvent) and e.cause is Cause.RESTART for e in events) for events in told[20:])
+
+
+async def test_who_comes_or_goes_while_the_engine_starts_again_is_heard(at_once):
+    """A new request waits and is answered; one that is given up ends and never reaches the next engine."""
+    mortal, may_start = Mortal(after=[5]), threading.Event()
+    may_start.set()
+
+    def build(config, progress) -> Engine:
+        assert may_start.wait(10)
+        return fake_engine(config, progress, mortal=mortal)
+
+    client, events = EngineClient(CONFIG, build), []
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    may_start.clear()
+    first = asyncio.create_task(follow(client, request("first", 20)))
+    client.submit(request("given up", 5000, n=2), events.append)
+    async with asyncio.timeout(10):
+        while client.phase is not Phase.RESTARTING:
+            await asyncio.sleep(0.001)
+    client.abort("given up", 1)
+    client.abort("given up")
+    assert not any(isinstance(event, EndEvent) for event in events), "who asks is not told while he asks"
+    second = asyncio.create_task(follow(client, request("second", 7)))
+    await asyncio.sleep(0.01)
+    assert [(e.choice, e.finish) for e in events if isinstance(e, EndEvent)] == [(0, "abort"), (1, "abort")]
+    may_start.set()
+    assert tokens_of(await first) == text_alone([1, 2], 0, 20)
+    assert tokens_of(await second) == text_alone([1, 2], 0, 7)
+    await client.stop()
+
+
+async def test_an_abort_that_the_dying_engine_did_not_hear_is_kept(at_once):
+    """It ends all the same, and nobody goes on with it."""
+    mortal = Mortal(after=[3])
+    async with dying(mortal) as client:
+        events: list = []
+
+        def give_up(event) -> None:
+            events.append(event)
+            if len(tokens_of(events)) == 3:
+                client.abort("given up")
+
+        client.submit(request("given up", 16_000), give_up)
+        await asyncio.wait_for(follow(client, request("other")), 10)
+        assert isinstance(events[-1], EndEvent) and events[-1].finish is FinishReason.ABORT
+        assert len(tokens_of(events)) == 3 and client.in_flight == 0
+
+
+async def test_a_request_that_kills_engines_is_found_and_ends_alone(at_once, caplog: pytest.LogCaptureFixture):
+    """Two of them, among thirty that nothing happens to but that they wait."""
+    mortal = Mortal(poison=666)
+    async with dying(mortal) as client:
+        asked = [request(f"r{i}", 30 + i % 7) for i in range(30)]
+        asked[3:3] = [replace(request(f"bad{i}"), prompt=(1, 666, i)) for i in range(2)]
+        told = await asyncio.gather(*(follow(client, each) for each in asked))
+        assert client.phase is Phase.READY
+    for each, events in zip(asked, told, strict=True):
+        if each.id.startswith("bad"):
+            assert [(type(e), e.code) for e in events if getattr(e, "finish", None)] == [(EndEvent, "engine_died")]
+            assert f"request {each.id}" in caplog.text
+        else:
+            assert tokens_of(events) == text_alone([1, 2], 0, each.sampling.max_tokens)
+
+
+@pytest.mark.parametrize("when", ["let in late", "submitted"])
+async def test_it_is_found_wherever_it_kills(at_once, when: str):
+    """One that has waited for a slot, beside others that speak; one that nothing was ever heard of."""
+    mortal = Mortal(poison=666 if when == "let in late" else -1)
+
+    def build(config, progress) -> Engine:
+        engine = fake_engine(config, progress, mortal=mortal)
+        submit = engine.submit
+
+        def submit_or_die(request: Request) -> None:
+            if when == "submitted" and 666 in request.prompt:
+                raise ChannelClosed
+            submit(request)
+
+        engine.submit = submit_or_die
+        return engine
+
+    client = EngineClient(CONFIG, build)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    asked = [request(f"r{i}", 40 + 20 * i) for i in range(4)]
+    following = [asyncio.create_task(follow(client, each)) for each in asked]
+    await asyncio.sleep(0)
+    ends: list[tuple[str, int]] = []
+
+    def hear(event) -> None:
+        if isinstance(event, EndEvent):
+            ends.append((event.code, client.restarts))
+
+    await follow(client, replace(request("bad"), prompt=(1, 666)), hear)
+    assert ends == [("engine_died", 2)]
+    for each, task in zip(asked, following, strict=True):
+        assert tokens_of(await task) == text_alone([1, 2], 0, each.sampling.max_tokens)
+    await client.stop()
+
+
+async def test_engines_that_die_before_anything_comes_of_them_are_not_started_for_ever(at_once):
+    """Whoever waits is told, and so is whoever comes."""
+    mortal = Mortal(after=[0] * 100)
+    async with dying(mortal) as client:
+        told = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
+        assert client.phase is Phase.FAILED and mortal.lives == client_module.FRUITLESS_LIVES
+        assert client.load is None  # nothing runs, whatever ran when last heard of
+        for events in told:
+            ends = [(e.choice, e.finish, e.code) for e in events if isinstance(e, EndEvent)]
+            assert ends in [[(c, "error", code) for c in (0, 1)] for code in ("engine_died", "engine_unavailable")]
+        with pytest.raises(EngineUnavailable, match="no other one is started"):
+            client.submit(request("late"), print)
+
+
+async def test_an_engine_that_cannot_be_built_again_at_once_is_tried_again(at_once):
+    """Its memory may be free a moment later."""
+    mortal, tries = Mortal(after=[4]), 0
+
+    def build(config, progress) -> Engine:
+        nonlocal tries
+        tries += 1
+        if tries in (2, 3):
+            raise ConfigError("num_pages: there is no memory")
+        return fake_engine(config, progress, mortal=mortal)
+
+    client = EngineClient(CONFIG, build)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    assert tokens_of(await follow(client, request("patient", 20))) == text_alone([1, 2], 0, 20)
+    assert tries == 4 and client.restarts == 3
+    await client.stop()
+
+
+async def test_what_a_dead_engine_had_still_to_say_is_not_heard(monkeypatch: pytest.MonkeyPatch):
+    """It sends what cannot be read while a step of it is being handed out: the next engine will say the rest."""
+    monkeypatch.setattr("app.life.EVENTS_A_TURN", 1)
+    heard, lost, load = [], [], fake_engine(CONFIG, lambda *_: None).load()
+
+    def hear(message) -> Iterator[None]:
+        for event in message.events:
+            heard.append(event)
+            yield
+
+    channel = _Channel(hear, lost.append)
+    ours, theirs = socket.socketpair()
+    await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+    theirs.send(encode(Stepped(tuple(TokenEvent("r", 0, token) for token in range(4)), load)))
+    async with asyncio.timeout(10):
+        while not heard:
+            await asyncio.sleep(0)
+    channel.data_received(struct.pack("<I", 2**31))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(heard) < 4 and [why for why in lost if "cannot be read" in why] == lost and len(lost) == 1
+    theirs.close()
+
+
+async def test_an_engine_that_says_nothing_is_replaced(at_once, monkeypatch: pytest.MonkeyPatch):
+    """It hangs in a step. One that waits for work or for a complete batch, or computes for long, is left alone."""
+    monkeypatch.setattr("engine.worker.BEAT", 0.02)
+    hung = threading.Event()
+    config = replace(CONFIG, batching="static", batch_size=2, batch_timeout=1.0)
+
+    class Hanging(Mortal):
+        def step(self, batch, tokens) -> None:
+            if self.lives == 1 and 666 in tokens[0]:
+                hung.wait(20)
+
+    def build(config, progress) -> Engine:
+        engine = fake_engine(config, progress, mortal=mortal)
+        submit = engine.submit
+
+        def submit_slowly(request: Request) -> None:
+            time.sleep(0.5)
+            submit(request)
+
+        engine.submit = submit_slowly
+        return engine
+
+    mortal = Hanging()
+    client = EngineClient(config, build, watchdog=1.0)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    assert tokens_of(await follow(client, request("waits for a batch"))) == text_alone([1, 2], 0, 5)
+    await asyncio.sleep(1.2)
+    assert tokens_of(await follow(client, request("computes for long"))) == text_alone([1, 2], 0, 5)
+    assert client.restarts == 0
+    prompt = (1, 666)
+    asked = [replace(request(name), prompt=prompt) for name in ("a", "b")]
+    for events in await asyncio.gather(*(follow(client, each) for each in asked)):
+        assert tokens_of(events) == text_alone(prompt, 0, 5)
+    assert client.restarts == 1
+    hung.set()
+    await client.stop()
+
+
+async def test_watchers_see_the_next_engine(at_once):
+    """Without asking again."""
+    mortal, seen = Mortal(after=[8]), []
+    async with dying(mortal) as client:
+        client.watch(lambda snapshot, load: seen.append(client.restarts))
+        await follow(client, request("a", 30))
+        async with asyncio.timeout(10):
+            while 1 not in seen:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_killed_engine_process_is_replaced_and_the_same_text_goes_on(demo):
+    """A real process, kill -9 twice in mid-answer: two choices and their log-probabilities as if nothing had been."""
+    client = EngineClient(EngineConfig(model=str(demo), max_num_seqs=4))
+    await client.start()
+    await asyncio.wait_for(client.ready(), 120)
+    sampling = SamplingParams(max_tokens=120, temperature=0.9, seed=7, frequency_penalty=0.3, logprobs=2)
+    asked = Request(id="a", prompt=(5, 9, 2), sampling=sampling, n=2)
+    undisturbed = [e for e in await follow(client, asked) if isinstance(e, TokenEvent)]
+    killed_at, events, done = [30, 150], [], asyncio.Event()
+
+    def sink(event) -> None:
+        if isinstance(event, TokenEvent):
+            events.append(event)
+            if len(events) in killed_at:
+                os.kill(client.process.pid, signal.SIGKILL)
+            if len(events) == len(undisturbed):
+                done.set()
+
+    client.submit(asked, sink)
+    await asyncio.wait_for(done.wait(), 60)
+    assert client.restarts == 2
+    for choice in range(2):
+        assert [e for e in events if e.choice == choice] == [e for e in undisturbed if e.choice == choice]
+    await client.stop()
+
+
+MESSAGES = (Submit(request("é" * 50, n=2, said={0: (), 1: (3, 2**32 - 1)})), Abort("x", 1), Watch(True), Abort("y"))
 
 
 @given(st.lists(st.integers(1, 40), min_size=1))

@@ -94,6 +94,7 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--max-queue", "0"], {}, "max_queue"),
         (["--max-body", "-1"], {}, "max_body"),
         (["--resume-ttl", "nan"], {}, "resume_ttl"),
+        (["--watchdog-timeout", "4"], {}, "watchdog_timeout"),
         (["--price-per-hour", "-1"], {}, "price_per_hour"),
     ],
 )

@@ -327,6 +327,7 @@ def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
     [
         ({"state": "queued", "position": 2, "cause": "slots"}, "2nd in line"),
         ({"state": "paused", "by": "interactive", "mechanism": "swap"}, "Paused for someone"),
+        ({"state": "queued", "cause": "restart"}, "the engine starts again"),
     ],
 )
 def test_waiting_says_where_and_why(chat: Chat, status: dict[str, Any], words: str) -> None:

@@ -45,9 +45,15 @@ def test_a_sampling_parameter_out_of_range_is_named(name: str, value: Any):
     assert refused.value.param == name
 
 
-@pytest.mark.parametrize("changes", [{"n": 0}, {"prompt": ()}, {"prompt": (1, 50)}, {"prompt": (-1,)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n": 0}, {"prompt": ()}, {"prompt": (1, 50)}, {"prompt": (-1,)}, {"said": {1: ()}}, {"said": {-1: ()}},
+        {"said": {0: (1,) * 8}}, {"said": {0: (50,)}}, {"said": {0: (3, -1)}},
+    ],
+)  # fmt: skip
 def test_a_bad_request_field_is_named(changes: dict[str, Any]):
-    """How many answers, and to what."""
+    """How many answers, to what, and what was said of them."""
     with pytest.raises(RequestRefused) as refused:
         check_request(replace(GOOD, **changes), INFO)
     assert refused.value.param == next(iter(changes))

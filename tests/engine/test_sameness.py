@@ -13,7 +13,7 @@ from app.text import TextModel
 from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
-from engine.types import Mechanism
+from engine.types import Mechanism, TokenEvent
 from tests.engine.same import Texts, alone, make_engine, requests, run
 from tests.kernels.conftest import cpu_kernels
 
@@ -109,6 +109,29 @@ def test_contexts_that_grow_long_change_no_bit(demo: Path, text: TextModel, page
 
     assert run(engine, some, pause_all, of) == expected
     assert engine.load().counters.paused_by(Mechanism.RECOMPUTE) > len(some)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"dtype": "auto"}])
+def test_an_engine_that_takes_over_changes_no_text(demo: Path, wanted, options):
+    """Every seven steps the engine is gone; the next one knows what was asked and what was said, and nothing else."""
+    expected = alone(make_engine(demo, **options), wanted)
+    said: Texts = {}
+    ended: set[str] = set()
+    for _ in range(100):
+        if len(ended) == len(wanted):
+            break
+        engine = make_engine(demo, **options)
+        for request in wanted:
+            if request.id not in ended:
+                engine.submit(replace(request, said={0: tuple(said.get((request.id, 0), ()))}))
+        for _ in range(7):
+            for event in engine.step():
+                if isinstance(event, TokenEvent):
+                    said.setdefault((event.request_id, 0), []).append(event.token_id)
+                    if event.finish is not None:
+                        ended.add(event.request_id)
+    assert said == expected
 
 
 @pytest.mark.slow

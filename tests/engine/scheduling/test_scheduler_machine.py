@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from itertools import pairwise
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from app.audit import Audit
 from engine.config import EngineConfig
@@ -19,6 +21,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import State
 from engine.types import (
     EndEvent,
+    FinishReason,
     Mechanism,
     ModelInfo,
     Phase,
@@ -48,7 +51,7 @@ def model_info(num_pages: int, slots: int, page_size: int = SIZE, max_model_len:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests arrive, are aborted, paused and stepped in any order."""
+    """Requests arrive, are aborted, paused and stepped in any order, and engines die."""
 
     @initialize(
         slots=st.integers(1, 4),
@@ -77,17 +80,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_share=min_share,
         ).validate()
         self.now = 0.0
-        policy = make_policy(config, Costs(swap_speed, 100.0))
-        scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=64)
-        self.runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
-        self.engine = Engine(config, model_info(pages, slots), scheduler, self.runner, clock=lambda: self.now)
+        self.start_engine = partial(self._start_engine, config, pages, host, swap_speed, runs_ahead)
+        self.start_engine()
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: dict[tuple[str, int], str] = {}
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.aborted: set[tuple[str, int]] = set()
         self.audits: dict[str, Audit] = {}
         self.last_phase: dict[tuple[str, int], Phase] = {}
+        self.requests: dict[str, Request] = {}
         self.serial = 0
+
+    def _start_engine(self, config, pages, host, swap_speed, runs_ahead):
+        policy = make_policy(config, Costs(swap_speed, 100.0))
+        scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=64)
+        self.runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
+        info = model_info(pages, config.max_num_seqs)
+        self.engine = Engine(config, info, scheduler, self.runner, clock=lambda: self.now)
 
     @rule(
         shared=st.integers(0, 18),  # how much of a prompt is the same for all, so that classes share pages
@@ -117,6 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         except RequestRefused:
             assert len(prompt) + max_tokens > self.engine.info.num_pages * SIZE
             return
+        self.requests[request.id] = request
         self.audits[request.id] = Audit(n, self.now)
         for choice in range(n):
             self.expected[request.id, choice] = text_alone(prompt, choice, max_tokens, stop)
@@ -143,6 +153,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         choice = data.draw(st.sampled_from([None, *choices]))
         self.aborted |= {(request_id, c) for c in choices if choice in (None, c)}
         self.engine.abort(request_id, choice)
+
+    @rule()
+    def die(self):
+        """The engine is gone with all that it had not told; another one goes on from what it had."""
+        for request_id, choice in self.aborted - self.ended.keys():  # which it may not have told
+            self._end(request_id, choice)
+        self.start_engine()
+        for request in self.requests.values():
+            keys = [(request.id, choice) for choice in range(request.n)]
+            if left := [key for key in keys if key not in self.ended]:
+                self.engine.submit(replace(request, said={key[1]: tuple(self.texts[key]) for key in left}))
+
+    def _end(self, request_id, choice):
+        self.audits[request_id].take(StatusEvent(request_id, choice, Phase.ENDED, at=self.now))
+        self.ended[request_id, choice] = FinishReason.ABORT
 
     @rule(seconds=st.sampled_from([5.0, 50.0]))
     def wait(self, seconds):

@@ -1,0 +1,191 @@
+"""What is in flight: every request that has not ended, with all that it has said, so that an engine can go on where
+another one died; and which of them an engine is given. Knows nothing of processes.
+
+A request that engines were working on when they died is suspected from the second time on. Suspects are tried one after
+another, while all others wait: of whom the engine dies once more ends with an error, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Set
+
+from msgspec.structs import replace
+
+from engine.types import Cause, EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
+
+log = logging.getLogger("carousel.in_flight")
+
+Sink = Callable[[Event], None]
+
+SUSPECTED = 2  # deaths of engines that were at work on it and came no further
+PROGRESS = 4  # tokens behind which no death is held against a request: more than are under way at once
+CULPRIT = f"the engine died {SUSPECTED + 1} times while it worked on this request; the server's log says more"
+
+
+class Ongoing:
+    """A request, what its choices have said, and where it stands with the engine that lives."""
+
+    __slots__ = ("_aborted", "_is_heard", "_running", "deaths", "is_sent", "progress", "request", "said", "sink")
+
+    def __init__(self, request: Request, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.said = {choice: array("I") for choice in range(request.n)}  # token ids, of choices that have not ended
+        self.is_sent = False
+        self.progress = 0  # tokens since it was sent
+        self.deaths = 0  # of engines at work on it, since it last made progress
+        self._aborted: set[int] = set()  # choices
+        self._is_heard = False  # anything of it, since it was sent
+        self._running: set[int] = set()  # choices that were last heard to have a slot
+
+    @property
+    def is_at_work(self) -> bool:
+        """True unless it is known to wait."""
+        return self.is_sent and (bool(self._running) or not self._is_heard)
+
+    def as_it_stands(self) -> Request:
+        """What the engine that lives is to be sent: it goes on where it was."""
+        self.is_sent, self._is_heard, self.progress = True, False, 0
+        self._running.clear()
+        if len(self.said) == self.request.n and not any(self.said.values()):
+            return self.request
+        return replace(self.request, said={choice: tuple(tokens) for choice, tokens in self.said.items()})
+
+    def note(self, event: Event) -> None:
+        """An event of one of its choices that have not ended."""
+        choice = event.choice
+        if isinstance(event, TokenEvent):
+            self.said[choice].append(event.token_id)
+            self.progress += 1
+            if event.finish is not None:
+                del self.said[choice]
+        elif isinstance(event, EndEvent):
+            del self.said[choice]
+        elif event.state == "running":
+            self._is_heard = True
+            self._running.add(choice)
+        else:
+            self._is_heard = True
+            self._running.discard(choice)
+
+    def tell(self, event: Event) -> None:
+        """Hand on. One request's mistake must not end the task that serves all others."""
+        try:
+            self.sink(event)
+        except Exception:
+            log.exception("an event of request %s could not be taken in", self.request.id)
+
+    def tell_no_engine(self) -> None:
+        """It waits for one to be there."""
+        now = time.monotonic()
+        for choice in self.said:
+            self.tell(StatusEvent(self.request.id, choice, Phase.QUEUED, cause=Cause.RESTART, at=now))
+
+    def abort(self, choice: int | None) -> None:
+        """Nobody wants it, or one of its choices, any more, whether or not the engine hears of it."""
+        self._aborted |= self.said.keys() if choice is None else {choice}
+
+    def end_aborted(self) -> None:
+        """There is no engine that could."""
+        self.end(self._aborted, FinishReason.ABORT)
+
+    def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
+        """Those of `choices` that have not, end without a word of the engine's."""
+        for choice in sorted(self.said.keys() & choices):
+            event = EndEvent(self.request.id, choice, finish, message, code)
+            self.note(event)
+            self.tell(event)
+
+    def fail(self, message: str, code: str) -> None:
+        """All of it ends."""
+        self.end(self.said.keys(), FinishReason.ERROR, message, code)
+
+    def lose_engine(self) -> None:
+        """It waits for the next one."""
+        self.deaths += self.is_at_work
+        self.is_sent = False
+        self.tell_no_engine()
+
+
+class InFlight:
+    """All of them, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Ongoing] = {}
+        self._suspects: list[Ongoing] = []  # the first of them is on trial
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the engine is at work on any of them."""
+        return any(ongoing.is_at_work for ongoing in self._requests.values())
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether one of them is, and the others wait."""
+        return bool(self._suspects)
+
+    def add(self, request: Request, sink: Sink) -> Ongoing:
+        """A new one."""
+        ongoing = self._requests[request.id] = Ongoing(request, sink)
+        return ongoing
+
+    def get(self, request_id: str) -> Ongoing | None:
+        """None where it has ended."""
+        return self._requests.get(request_id)
+
+    def take(self, event: Event) -> bool:
+        """Hand on an event of the engine's. Returns whether a trial is over."""
+        ongoing = self._requests.get(event.request_id)
+        if ongoing is None or event.choice not in ongoing.said:
+            return False
+        ongoing.note(event)
+        if not ongoing.said:
+            del self._requests[event.request_id]
+        ongoing.tell(event)
+        if not ongoing.deaths or (ongoing.said and ongoing.progress < PROGRESS):
+            return False
+        ongoing.deaths = 0
+        if ongoing not in self._suspects:
+            return False
+        self._suspects.remove(ongoing)
+        return True
+
+    def take_unsent(self) -> list[Request]:
+        """Those that the engine may be given now and has not been, in order."""
+        self.drop_aborted()
+        going = self._suspects[:1] or self._requests.values()
+        return [ongoing.as_it_stands() for ongoing in going if not ongoing.is_sent]
+
+    def drop_aborted(self) -> None:
+        """What no engine has, and nobody wants, ends."""
+        for ongoing in list(self._requests.values()):
+            if not ongoing.is_sent:
+                ongoing.end_aborted()
+        self._forget_ended()
+
+    def lose_engine(self) -> None:
+        """It died: all wait for the next one, but for whom it died of."""
+        for ongoing in list(self._requests.values()):
+            if self._suspects[:1] == [ongoing] and ongoing.is_at_work:
+                log.error("request %s: the engine died %d times at work on it", ongoing.request.id, ongoing.deaths + 1)
+                ongoing.fail(CULPRIT, "engine_died")
+            ongoing.lose_engine()
+        self._forget_ended()
+        suspects = (ongoing for ongoing in self._requests.values() if ongoing.deaths >= SUSPECTED)
+        self._suspects = sorted(suspects, key=lambda ongoing: ongoing.request.service_class)
+
+    def fail(self, message: str, code: str) -> None:
+        """There will be no engine any more."""
+        requests, self._requests, self._suspects = self._requests, {}, []
+        for ongoing in requests.values():
+            ongoing.fail(message, code)
+
+    def _forget_ended(self) -> None:
+        self._requests = {request_id: ongoing for request_id, ongoing in self._requests.items() if ongoing.said}
+        self._suspects = [ongoing for ongoing in self._suspects if ongoing.said]
