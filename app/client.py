@@ -172,7 +172,7 @@ class EngineClient:
             case Ready(info):
                 self.info = info
                 if self.phase is Phase.RESTARTING:
-                    log.warning("the engine is ready again; %d requests go on", len(self._in_flight))
+                    log.warning("the engine is ready again, requests that go on: %d", len(self._in_flight))
                     if self._watchers:
                         self._life.send(Watch(True))
                 self._set_phase(Phase.READY)
@@ -201,7 +201,7 @@ class EngineClient:
             log.error("%s", why)
             self._fail(why)
             return
-        log.error("%s; another one is started, and %d requests wait for it", why, len(self._in_flight))
+        log.error("%s; another one is started, requests that wait for it: %d", why, len(self._in_flight))
         self._restart = asyncio.create_task(self._start_anew())
 
     async def _start_anew(self) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from types import TracebackType
 
 
@@ -35,6 +36,8 @@ class Serving:
                 self.host, self.port = found.group(1), int(found.group(2))
                 gc.collect()
                 gc.freeze()
+                self._listener = threading.Thread(target=self.process.stderr.read, daemon=True)
+                self._listener.start()  # a pipe that nobody reads stops who writes
                 return self
         raise RuntimeError("the server did not start")
 
@@ -43,5 +46,6 @@ class Serving:
     ) -> None:
         self.process.terminate()
         self.process.wait()
+        self._listener.join()
         assert self.process.stderr is not None
         self.process.stderr.close()

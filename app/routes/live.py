@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app import sse
+from app.client import Phase
 from app.routes import service_of, tenant_of
 from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
 
@@ -23,7 +24,8 @@ SHORT = 6  # characters of a request's id: enough to follow it, not enough to as
 
 
 async def engine_events(request: Request) -> Response:
-    """Server-sent snapshots; several a second while something runs. Tells nobody's words and nobody's key."""
+    """Server-sent snapshots; several a second while something runs. Tells nobody's words and nobody's key. An event
+    `engine` says in which phase the engine is while there is none to be drawn."""
     tenant_of(request)
     service = service_of(request)
     client, recent = service.client, service.metrics.recent
@@ -36,6 +38,7 @@ async def engine_events(request: Request) -> Response:
 
     async def content() -> AsyncIterator[bytes]:
         before: tuple[float, Load] | None = None
+        told = Phase.READY
         loop = asyncio.get_running_loop()
         client.watch(take)
         try:
@@ -44,6 +47,9 @@ async def engine_events(request: Request) -> Response:
                     async with asyncio.timeout(LOOKS_EVERY):
                         snapshot, load = await newest.get()
                 except TimeoutError:
+                    if client.phase is not told:
+                        told = client.phase
+                        yield b'event: engine\ndata: {"phase":"%s"}\n\n' % told.value.encode()
                     continue
                 now = loop.time()
                 view = _view(snapshot, load, now, before) | {"felt": recent.view()}

@@ -31,5 +31,5 @@ function show(error) {
   byId("loading-what").textContent = loading ? [loading.what, share(loading)].filter(Boolean).join(", ") : "You can write meanwhile.";
 }
 
-const share = ({ done, total }) => (total > 0 ? `${size(done)} of ${size(total)}` : "");
+const share = ({ what, done, total }) => (what === "weights" ? `${size(done)} of ${size(total)}` : total > 1 ? `${done} of ${total}` : "");
 const size = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`);

@@ -10,7 +10,7 @@ const CAUSES = {
   fairness: "others had less so far",
   deadline: "an earlier deadline goes first",
   batch: "its batch is not complete",
-  restart: "the engine starts again",
+  restart: "the engine started again",
   reader: "it was complete, and waited to be read",
 };
 

@@ -14,16 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
+from playwright.sync_api import Browser, expect
 from websockets.sync.client import connect
 
 from tests.conftest import Server
+from tests.e2e.test_page_chat import Chat
 from tests.e2e.test_resume import events
 
 ASK = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "ignore_eos": True, "seed": 11}
 TOKENS = 300
+WAIT_MS = 60_000
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """With the slowest kernels there are: answers take a while."""
     running = Server.start("--max-num-seqs", "4", "--kernels", "torch")
@@ -34,6 +37,13 @@ def server() -> Iterator[Server]:
 def engine_of(server: Server) -> psutil.Process:
     (engine,) = psutil.Process(server.process.pid).children()
     return engine
+
+
+def restarts(server: Server) -> float:
+    """As the metrics say."""
+    found = re.search(r"^carousel:engine_restarts_total (\S+)$", httpx.get(f"{server.url}/metrics").text, re.M)
+    assert found
+    return float(found[1])
 
 
 def streamed(server: Server, heard: Callable[[], None]) -> str:
@@ -83,6 +93,7 @@ def test_an_engine_that_is_killed_costs_no_client_a_word(server: Server):
     """Streamed, whole and over a WebSocket, killed twice; meanwhile whoever asks for /health is told, and a newcomer
     waits."""
     undisturbed = all_at_once(server, lambda: None)
+    before = restarts(server)
     told: list[tuple[int, str]] = []
     killed, killers = [], []
     pieces = 0
@@ -112,10 +123,8 @@ def test_an_engine_that_is_killed_costs_no_client_a_word(server: Server):
         killer.join(60)
     assert len(set(killed)) == 2 and engine_of(server).pid not in killed
     assert told == [(503, "the engine died, and another one is loading")] * 2
-    with httpx.Client(base_url=server.url) as http:
-        assert http.get("/health").status_code == 200
-        assert re.search(r"^carousel:engine_restarts_total 2.0$", http.get("/metrics").text, re.M)
-    assert sum("another one is started" in line for line in server.log) == 2
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert restarts(server) == before + 2 == sum("another one is started" in line for line in server.log)
 
 
 def test_the_account_of_an_answer_says_that_an_engine_died(server: Server):
@@ -136,3 +145,23 @@ def test_the_account_of_an_answer_says_that_an_engine_died(server: Server):
     at = phases.index(("queued", "restart"))
     assert ("decode", None) in phases[:at] and ("decode", None) in phases[at:]
     assert 0 < account["choices"][0]["intervals"][at]["ms"] < 1000 * seconds
+
+
+@pytest.mark.browser
+def test_the_pages_say_that_the_engine_starts_again(server: Server, browser: Browser):
+    """The chat beneath what was said so far, which goes on; the engine page in place of "live"."""
+    context = browser.new_context()
+    watching, chat = context.new_page(), Chat(context.new_page(), server.url)
+    live, wait = watching.locator("#live"), chat.answers.last.locator(".wait")
+    watching.goto(server.url + "/engine")
+    expect(live).to_have_attribute("data-state", "live", timeout=WAIT_MS)
+    chat.open().send_long()
+    chat.wait_begun()
+    os.kill(engine_of(server).pid, signal.SIGKILL)
+    expect(wait).to_contain_text("the engine starts again", timeout=WAIT_MS)
+    so_far = chat.text().inner_text()
+    expect(live).to_contain_text("the engine starts again", timeout=WAIT_MS)
+    expect(live).to_have_attribute("data-state", "live", timeout=WAIT_MS)
+    expect(wait).to_be_hidden(timeout=WAIT_MS)
+    expect(chat.text()).to_contain_text(so_far.rstrip()[-20:], timeout=WAIT_MS)
+    context.close()

@@ -6,7 +6,7 @@ const PATIENCE = 15_000; // even an idle engine speaks every two seconds
 
 /**
  * @param {(snapshot: any) => void} onSnapshot
- * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied") => void} onState
+ * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed") => void} onState
  */
 export async function watch(onSnapshot, onState) {
   for (let wait = 500; ; ) {
@@ -21,8 +21,12 @@ export async function watch(onSnapshot, onState) {
       const response = await call("/v1/engine/events", { signal: abort.signal, headers: { Accept: "text/event-stream" } });
       for await (const part of readParts(response, PATIENCE)) {
         if (part.kind !== "event") continue;
-        onState("live");
         wait = 500;
+        if (part.event === "engine") {
+          onState(JSON.parse(part.data).phase);
+          continue;
+        }
+        onState("live");
         deliver(onSnapshot, JSON.parse(part.data));
       }
     } catch (error) {

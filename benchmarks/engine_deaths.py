@@ -1,0 +1,119 @@
+"""What it costs people that the engine process is killed (kill -9) beneath them.
+
+32 streams over HTTP and SSE on 16 slots, all begun at once; somewhere in the middle the engine's process is killed, and
+so again for every kill. Each answer is compared with what the same request is answered when nothing happens. The pause
+is the largest gap of a round, in any of its streams: another engine has to load, and to read again what was said.
+
+    python -m benchmarks.engine_deaths
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from itertools import pairwise
+from typing import Any
+
+import psutil
+
+from benchmarks.people_first import ask
+from benchmarks.results import save, spread
+from benchmarks.serving import Serving
+from benchmarks.sse_client import chunks
+
+STREAMS, SLOTS, TOKENS = 32, 16, 200
+SERVER = ("--max-num-seqs", str(SLOTS), "--max-model-len", "512")
+
+
+class Answer:
+    """One stream, as it arrives."""
+
+    def __init__(self, number: int) -> None:
+        self.body = ask("person" if number % 2 else "bulk", number, TOKENS)
+        self.raw = b""
+        self.moments: list[float] = []
+
+    async def read(self, host: str, port: int) -> None:
+        """To its end."""
+        async for data in chunks(host, port, "/v1/completions", self.body):
+            self.moments.append(time.perf_counter())
+            self.raw += data
+
+    @property
+    def text(self) -> str | None:
+        """None unless it is whole."""
+        if b"data: [DONE]" not in self.raw or b'"error"' in self.raw:
+            return None
+        events = [json.loads(line[6:]) for line in self.raw.split(b"\n") if line.startswith(b"data: {")]
+        return "".join(choice["text"] for event in events for choice in event["choices"])
+
+    @property
+    def largest_gap(self) -> float:
+        """Seconds."""
+        return max(after - before for before, after in pairwise(self.moments))
+
+
+async def play(server: Serving, kill_after: int | None) -> list[Answer]:
+    """All streams at once; the engine is killed when so many bytes have come, if so many come."""
+    answers = [Answer(number) for number in range(STREAMS)]
+    reading = [asyncio.create_task(answer.read(server.host, server.port)) for answer in answers]
+    while kill_after is not None and not all(task.done() for task in reading):
+        if sum(len(answer.raw) for answer in answers) >= kill_after:
+            (engine,) = psutil.Process(server.process.pid).children()
+            os.kill(engine.pid, signal.SIGKILL)
+            break
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*reading)
+    return answers
+
+
+async def measure(server: Serving, kills: int) -> list[dict[str, Any]]:
+    """A row for each kill."""
+    await play(server, None)
+    undisturbed = await play(server, None)
+    expected = [answer.text for answer in undisturbed]
+    size = sum(len(answer.raw) for answer in undisturbed)
+    chance, rows = random.Random(1), []
+    for kill in range(kills):
+        after = chance.randrange(int(0.95 * size))
+        answers = await play(server, after)
+        texts = [answer.text for answer in answers]
+        row = {
+            "killed_after": after / size,
+            "failed": sum(text is None for text in texts),
+            "changed": sum(text is not None and text != other for text, other in zip(texts, expected, strict=True)),
+            "pause": max(answer.largest_gap for answer in answers),
+        }
+        rows.append(row)
+        print(
+            f"kill {kill}: after {100 * row['killed_after']:.0f} % of all that was said, pause {row['pause']:.2f} s, "
+            f"{row['failed']} failed, {row['changed']} changed",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    options = parser.parse_args()
+    with Serving(*SERVER) as server:
+        rows = asyncio.run(measure(server, options.kills))
+    summary = {
+        "answers": STREAMS * len(rows),
+        "failed": sum(row["failed"] for row in rows),
+        "changed": sum(row["changed"] for row in rows),
+        "pause_seconds": spread([row["pause"] for row in rows]),
+    }
+    print(json.dumps(summary, indent=1))
+    print("kept in", save("engine_deaths", {"streams": STREAMS, "slots": SLOTS, "tokens": TOKENS}, rows, summary))
+
+
+if __name__ == "__main__":
+    main()
