@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,26 @@ import torch
 from kernels.interface import Kernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patch_once() -> Iterator[None]:
+    """Triton's interpreter looks through its whole language for what to replace when a kernel is started, and once more
+    for each call of a function inside one: half of all the time it takes. Once for each such function is enough: what
+    that replaces nobody puts back."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    call, patched = InterpretedFunction.__call__, set()
+
+    def call_patched(self: InterpretedFunction, *args: Any, **options: Any) -> Any:
+        if self in patched:
+            return self.rewrite()(*args, **options)
+        patched.add(self)
+        return call(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(InterpretedFunction, "__call__", call_patched)
+        yield
 
 
 def cpu_kernels() -> Kernels:
