@@ -28,6 +28,7 @@ log = logging.getLogger("carousel.client")
 FRUITLESS_LIVES = 8  # in a row, behind which no other engine is started
 BACKOFF, LONGEST_BACKOFF = 1.0, 10.0  # seconds before the one that follows the first of them; doubled for each
 PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
+LAST_WORDS = 1.0  # and one that has hung up
 HELD_UP = 0.2  # seconds in which this process, if it was itself held up, hears what an engine had said meanwhile
 
 
@@ -205,7 +206,9 @@ class EngineClient:
         self._restart = asyncio.create_task(self._start_anew())
 
     async def _start_anew(self) -> None:
-        await self._life.end(0.0)  # before the next one asks for its memory
+        await self._life.end(LAST_WORDS)  # before the next one asks for its memory
+        if self._life.ending:
+            log.error("that engine's process ended %s", self._life.ending)
         if self._fruitless:
             await asyncio.sleep(min(LONGEST_BACKOFF, BACKOFF * 2 ** (self._fruitless - 1)))
         self.restarts += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,14 @@ class Life:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 await asyncio.to_thread(self.process.wait)
+
+    @property
+    def ending(self) -> str:
+        """How its process ended, for the log; empty where it did not, or never was."""
+        status = self.process.returncode if self.process is not None else None
+        if status is None:
+            return ""
+        return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 
 class _Channel(asyncio.Protocol):

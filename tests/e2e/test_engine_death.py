@@ -125,6 +125,7 @@ def test_an_engine_that_is_killed_costs_no_client_a_word(server: Server):
     assert told == [(503, "the engine died, and another one is loading")] * 2
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert restarts(server) == before + 2 == sum("another one is started" in line for line in server.log)
+    assert sum("ended by SIGKILL" in line for line in server.log) == before + 2
 
 
 def test_the_account_of_an_answer_says_that_an_engine_died(server: Server):
