@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 
+from msgspec.structs import replace
+
 from app.in_flight import InFlight, Sink
 from app.life import Life
 from engine.checks import check_request
@@ -27,6 +29,10 @@ log = logging.getLogger("carousel.client")
 
 FRUITLESS_LIVES = 8  # in a row, behind which no other engine is started
 BACKOFF, LONGEST_BACKOFF = 1.0, 10.0  # seconds before the one that follows the first of them; doubled for each
+LONG_LIFE = 10.0  # seconds behind which an engine that had nothing to do did not die of coming up
+LEAST_LOADING = (
+    300.0  # seconds in which one that loads has to say something, where the watchdog would not wait for so long
+)
 PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
 LAST_WORDS = 1.0  # and one that has hung up
 HELD_UP = 0.2  # seconds in which this process, if it was itself held up, hears what an engine had said meanwhile
@@ -64,6 +70,8 @@ class EngineClient:
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
         self._fruitless = 0  # lives in a row that ended before anything came of them
+        self._was_known = False  # of whom the engine before died
+        self._ready_at = 0.0
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
         self._heard_at = 0.0  # or since when there is something to be heard
@@ -126,8 +134,8 @@ class EngineClient:
         ongoing.abort(choice)
         if ongoing.is_sent:
             self._life.send(Abort(request_id, choice))
-        else:
-            asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted)  # who asks is not told while he asks
+        else:  # who asks is not told while he asks
+            asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted, request_id)
 
     @property
     def in_flight(self) -> int:
@@ -170,8 +178,9 @@ class EngineClient:
                 self.loading = message
                 self._changed.set()
                 self._changed = asyncio.Event()
-            case Ready(info):
+            case Ready(info) if self.phase in (Phase.LOADING, Phase.RESTARTING):
                 self.info = info
+                self._ready_at = self._heard_at
                 if self.phase is Phase.RESTARTING:
                     log.warning("the engine is ready again, requests that go on: %d", len(self._in_flight))
                     if self._watchers:
@@ -190,13 +199,10 @@ class EngineClient:
         if self.phase is Phase.LOADING:  # whoever waits for `ready` says it
             self._fail(why)
             return
-        has_spoken = self.load is not None and self.load.counters.generated_tokens > 0
-        is_fruitful = self.phase is Phase.READY and (has_spoken or not self._in_flight.is_at_work)
+        self._judge()
         self._set_phase(Phase.RESTARTING)
         self.load = None  # nothing runs any more
         self.loading = Loading("start", 0, 1)
-        self._in_flight.lose_engine()
-        self._fruitless = 0 if is_fruitful else self._fruitless + 1
         if self._fruitless == FRUITLESS_LIVES:
             why += f"; nothing came of {FRUITLESS_LIVES} in a row, so no other one is started"
             log.error("%s", why)
@@ -205,35 +211,55 @@ class EngineClient:
         log.error("%s; another one is started, requests that wait for it: %d", why, len(self._in_flight))
         self._restart = asyncio.create_task(self._start_anew())
 
+    def _judge(self) -> None:
+        """What the life that ended counts for: nothing where it is known of whom it died, unless it was so with the one
+        before too; and nothing where it lived on with nothing to do."""
+        has_got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
+        is_known = self._in_flight.lose_engine()
+        lived_on = self.phase is Phase.READY and time.monotonic() - self._ready_at > LONG_LIFE
+        if has_got_on:
+            self._fruitless = 0
+        elif (self._was_known or not is_known) and (was_at_work or not lived_on):
+            self._fruitless += 1
+        self._was_known = is_known
+
     async def _start_anew(self) -> None:
-        await self._life.end(LAST_WORDS)  # before the next one asks for its memory
-        if self._life.ending:
-            log.error("that engine's process ended %s", self._life.ending)
-        if self._fruitless:
-            await asyncio.sleep(min(LONGEST_BACKOFF, BACKOFF * 2 ** (self._fruitless - 1)))
-        self.restarts += 1
-        self._life = Life(self._hear, self._lose, self._build)
         try:
-            await self._life.start(self.config)
-        except OSError as error:  # no process, no descriptor: there may be one in a while
+            await self._life.end(LAST_WORDS)  # before the next one asks for its memory
+            if self._life.ending:
+                log.error("that engine's process ended %s", self._life.ending)
+            if self._fruitless:
+                await asyncio.sleep(min(LONGEST_BACKOFF, BACKOFF * 2 ** (self._fruitless - 1)))
+            self._heard_at = time.monotonic()
+            self._life = Life(self._hear, self._lose, self._build)
+            # With no page less: somebody may count on all of them.
+            await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
+            self.restarts += 1
+        except Exception as error:  # no process, no thread, no descriptor: there may be one in a while
             self._lose(f"no engine could be started: {error}")
 
     async def _look(self) -> None:
         """Give up engines that have work and say nothing."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(self._watchdog / 4)
+            if time.monotonic() - began > self._watchdog / 2:  # the machine was held up, and the engine with it
+                self._heard_at = time.monotonic()
             if self._is_silent:
                 await asyncio.sleep(HELD_UP)
                 if self._is_silent:
-                    self._life.give_up(f"the engine has work, and has said nothing for {self._watchdog:g} s")
+                    self._life.give_up(f"the engine has said nothing for {time.monotonic() - self._heard_at:.0f} s")
 
     @property
     def _is_silent(self) -> bool:
-        is_owed = self.phase is Phase.READY and len(self._in_flight) > 0
-        return is_owed and time.monotonic() - self._heard_at > self._watchdog
+        silent = time.monotonic() - self._heard_at
+        if self.phase is Phase.RESTARTING:
+            return silent > max(self._watchdog, LEAST_LOADING)
+        return self.phase is Phase.READY and len(self._in_flight) > 0 and silent > self._watchdog
 
     def _fail(self, why: str) -> None:
         """Say so to everybody who waits. The first reason is the one that counts, and being stopped is one."""
         self.failure = why
         self._set_phase(Phase.FAILED)
         self._in_flight.fail(why, "engine_unavailable")
+        self._restart = asyncio.create_task(self._life.end(LAST_WORDS))

@@ -2,7 +2,7 @@
 another one died; and which of them an engine is given. Knows nothing of processes.
 
 A request that engines were working on when they died is suspected from the second time on. Suspects are tried one after
-another, while all others wait: of whom the engine dies once more ends with an error, and nobody else does.
+another, while all others wait: who alone is at work when the engine dies once more ends with an error, and nobody else.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = logging.getLogger("carousel.in_flight")
 Sink = Callable[[Event], None]
 
 SUSPECTED = 2  # deaths of engines that were at work on it and came no further
-PROGRESS = 4  # tokens behind which no death is held against a request: more than are under way at once
-CULPRIT = f"the engine died {SUSPECTED + 1} times while it worked on this request; the server's log says more"
+PROGRESS = 4  # tokens of each choice behind which no death is held against a request: more than are under way at once
+CULPRIT = "the engine died {} times at work on this request, at last on no other; the server's log says more"
 
 
 class Ongoing:
@@ -45,6 +45,11 @@ class Ongoing:
     def is_at_work(self) -> bool:
         """True unless it is known to wait."""
         return self.is_sent and (bool(self._running) or not self._is_heard)
+
+    @property
+    def has_got_on(self) -> bool:
+        """Whether it came so far since it was sent that what it was at before was not what the engine died of."""
+        return self.progress >= PROGRESS * len(self.said)
 
     def as_it_stands(self) -> Request:
         """What the engine that lives is to be sent: it goes on where it was."""
@@ -81,7 +86,7 @@ class Ongoing:
     def tell_no_engine(self) -> None:
         """It waits for one to be there."""
         now = time.monotonic()
-        for choice in self.said:
+        for choice in self.said.keys() - self._aborted:
             self.tell(StatusEvent(self.request.id, choice, Phase.QUEUED, cause=Cause.RESTART, at=now))
 
     def abort(self, choice: int | None) -> None:
@@ -95,6 +100,7 @@ class Ongoing:
     def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
         """Those of `choices` that have not, end without a word of the engine's."""
         for choice in sorted(self.said.keys() & choices):
+            self.tell(StatusEvent(self.request.id, choice, Phase.ENDED, at=time.monotonic()))
             event = EndEvent(self.request.id, choice, finish, message, code)
             self.note(event)
             self.tell(event)
@@ -106,7 +112,7 @@ class Ongoing:
     def lose_engine(self) -> None:
         """It waits for the next one."""
         self.deaths += self.is_at_work
-        self.is_sent = False
+        self.is_sent, self.progress = False, 0
         self.tell_no_engine()
 
 
@@ -116,6 +122,7 @@ class InFlight:
     def __init__(self) -> None:
         self._requests: dict[str, Ongoing] = {}
         self._suspects: list[Ongoing] = []  # the first of them is on trial
+        self._has_answered = False  # the engine that lives, one of them
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -147,8 +154,9 @@ class InFlight:
         ongoing.note(event)
         if not ongoing.said:
             del self._requests[event.request_id]
+            self._has_answered = self._has_answered or isinstance(event, TokenEvent)
         ongoing.tell(event)
-        if not ongoing.deaths or (ongoing.said and ongoing.progress < PROGRESS):
+        if not ongoing.deaths or not ongoing.has_got_on:
             return False
         ongoing.deaths = 0
         if ongoing not in self._suspects:
@@ -158,27 +166,41 @@ class InFlight:
 
     def take_unsent(self) -> list[Request]:
         """Those that the engine may be given now and has not been, in order."""
-        self.drop_aborted()
-        going = self._suspects[:1] or self._requests.values()
-        return [ongoing.as_it_stands() for ongoing in going if not ongoing.is_sent]
-
-    def drop_aborted(self) -> None:
-        """What no engine has, and nobody wants, ends."""
         for ongoing in list(self._requests.values()):
             if not ongoing.is_sent:
                 ongoing.end_aborted()
         self._forget_ended()
+        going = self._suspects[:1] or self._requests.values()
+        return [ongoing.as_it_stands() for ongoing in going if not ongoing.is_sent]
 
-    def lose_engine(self) -> None:
-        """It died: all wait for the next one, but for whom it died of."""
+    def drop_aborted(self, request_id: str) -> None:
+        """What of it no engine has, and nobody wants, ends."""
+        ongoing = self._requests.get(request_id)
+        if ongoing is not None and not ongoing.is_sent:
+            ongoing.end_aborted()
+            if not ongoing.said:
+                self._forget_ended()
+
+    @property
+    def has_got_on(self) -> bool:
+        """Whether the engine that lives has answered somebody, or taken anybody on for a while."""
+        return self._has_answered or any(ongoing.has_got_on for ongoing in self._requests.values())
+
+    def lose_engine(self) -> bool:
+        """It died: all wait for the next one, but for whom it died of. Returns whether that is known."""
+        at_work = [ongoing for ongoing in self._requests.values() if ongoing.is_at_work]
+        culprits = at_work if at_work == self._suspects[:1] else []
+        for culprit in culprits:
+            message = CULPRIT.format(culprit.deaths + 1)
+            log.error("request %s: %s", culprit.request.id, message)
+            culprit.fail(message, "engine_died")
         for ongoing in list(self._requests.values()):
-            if self._suspects[:1] == [ongoing] and ongoing.is_at_work:
-                log.error("request %s: the engine died %d times at work on it", ongoing.request.id, ongoing.deaths + 1)
-                ongoing.fail(CULPRIT, "engine_died")
             ongoing.lose_engine()
+        self._has_answered = False
         self._forget_ended()
         suspects = (ongoing for ongoing in self._requests.values() if ongoing.deaths >= SUSPECTED)
         self._suspects = sorted(suspects, key=lambda ongoing: ongoing.request.service_class)
+        return bool(culprits)
 
     def fail(self, message: str, code: str) -> None:
         """There will be no engine any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -31,13 +32,14 @@ ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
 EVENTS_A_TURN = 64
 
 ENDED = "the engine process ended unexpectedly"
+HELD = 10.0  # seconds that a killed process is waited for
 
 
 class Life:
     """An engine in a process of its own; with `build`, on a thread of this one (tests).
 
-    hear: acts on a message, and yields after each of its events. lose: told why, once, when nothing more will come,
-    behind all that came before, and that it could not be built; not told where it was ended from here.
+    hear: acts on a message, and yields after each of its events. lose: told why, once, when nothing more will come: it
+    could not be built; it is gone, and all that it had said was acted on; it was given up. Not told of `end`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Life:
     ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
+        self._is_started = False
         self._build = build
         self._channel = _Channel(hear, lose)
 
@@ -58,12 +61,14 @@ class Life:
             self._thread = threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True)
             self._thread.start()
         await asyncio.get_running_loop().create_connection(lambda: self._channel, sock=ours)
-        self.send(Start(config))
+        self._channel.send((Start(config),))
+        self._is_started = True
 
     def send(self, *messages: ToEngine) -> None:
         """In one piece; nothing, when nobody is there. (To write to an engine that is dead is to lose what it had said
         and was not read yet.)"""
-        self._channel.send(messages)
+        if self._is_started:  # nothing goes before the first message
+            self._channel.send(messages)
 
     def give_up(self, why: str) -> None:
         """It is there, and of no use: hang up, and have that told."""
@@ -79,7 +84,8 @@ class Life:
                 await asyncio.to_thread(self.process.wait, patience)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                await asyncio.to_thread(self.process.wait)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it for ever
+                    await asyncio.to_thread(self.process.wait, HELD)
 
     @property
     def ending(self) -> str:
@@ -87,7 +93,8 @@ class Life:
         status = self.process.returncode if self.process is not None else None
         if status is None:
             return ""
-        return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+        names = {one.value: one.name for one in signal.Signals}
+        return f"with status {status}" if status >= 0 else f"by {names.get(-status, f'signal {-status}')}"
 
 
 class _Channel(asyncio.Protocol):

@@ -1,6 +1,6 @@
 """The engine process: inbox -> steps -> events. One thread, no event loop; it sleeps when there is nothing to do.
 
-Started by `app.client` as `python -m engine.worker FD` with one end of a socket pair; tests run `serve` on a thread.
+Started by `app.life` as `python -m engine.worker FD` with one end of a socket pair; tests run `serve` on a thread.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from app.routes import service_of, tenant_of
 from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
 
 LOOKS_EVERY = 0.25  # seconds between looks whether the server stops, where no picture comes
+TELLS_EVERY = 5.0  # seconds between two words on an engine that is not there
 ENDS_WITHIN = 2.0  # seconds, when it does
 SHORT = 6  # characters of a request's id: enough to follow it, not enough to ask for it
 
@@ -38,7 +39,7 @@ async def engine_events(request: Request) -> Response:
 
     async def content() -> AsyncIterator[bytes]:
         before: tuple[float, Load] | None = None
-        told = Phase.READY
+        told, told_at = Phase.READY, 0.0
         loop = asyncio.get_running_loop()
         client.watch(take)
         try:
@@ -47,11 +48,12 @@ async def engine_events(request: Request) -> Response:
                     async with asyncio.timeout(LOOKS_EVERY):
                         snapshot, load = await newest.get()
                 except TimeoutError:
-                    if client.phase is not told:
-                        told = client.phase
+                    is_new = client.phase is not told or loop.time() - told_at > TELLS_EVERY
+                    if client.phase is not Phase.READY and is_new:
+                        told, told_at = client.phase, loop.time()
                         yield b'event: engine\ndata: {"phase":"%s"}\n\n' % told.value.encode()
                     continue
-                now = loop.time()
+                now, told = loop.time(), Phase.READY
                 view = _view(snapshot, load, now, before) | {"felt": recent.view()}
                 yield b"data: %s\n\n" % msgspec.json.encode(view)
                 before = (now, load)

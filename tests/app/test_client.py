@@ -21,11 +21,11 @@ from msgspec.structs import replace
 
 import app.client as client_module
 from app.client import EngineClient, EngineUnavailable, Phase
-from app.life import _Channel
+from app.life import Life, _Channel
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidParameter
-from engine.frames import Abort, ChannelClosed, FrameReader, Stepped, Submit, Watch, encode, to_engine
+from engine.frames import Abort, ChannelClosed, FrameReader, Ready, Stepped, Submit, Watch, encode, to_engine
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
@@ -309,7 +309,8 @@ async def test_a_request_that_kills_engines_is_found_and_ends_alone(at_once, cap
 
 @pytest.mark.parametrize("when", ["let in late", "submitted"])
 async def test_it_is_found_wherever_it_kills(at_once, when: str):
-    """One that has waited for a slot, beside others that speak; one that nothing was ever heard of."""
+    """One that has waited for a slot, beside others that speak; one that nothing was ever heard of. Tried once beside
+    those that were cleared, and once alone."""
     mortal = Mortal(poison=666 if when == "let in late" else -1)
 
     def build(config, progress) -> Engine:
@@ -337,7 +338,7 @@ async def test_it_is_found_wherever_it_kills(at_once, when: str):
             ends.append((event.code, client.restarts))
 
     await follow(client, replace(request("bad"), prompt=(1, 666)), hear)
-    assert ends == [("engine_died", 2)]
+    assert ends == [("engine_died", 3)]
     for each, task in zip(asked, following, strict=True):
         assert tokens_of(await task) == text_alone([1, 2], 0, each.sampling.max_tokens)
     await client.stop()
@@ -348,13 +349,79 @@ async def test_engines_that_die_before_anything_comes_of_them_are_not_started_fo
     mortal = Mortal(after=[0] * 100)
     async with dying(mortal) as client:
         told = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
-        assert client.phase is Phase.FAILED and mortal.lives == client_module.FRUITLESS_LIVES
+        assert client.phase is Phase.FAILED
+        assert mortal.lives < 2 * client_module.FRUITLESS_LIVES  # first deaths of a request do not count
         assert client.load is None  # nothing runs, whatever ran when last heard of
         for events in told:
             ends = [(e.choice, e.finish, e.code) for e in events if isinstance(e, EndEvent)]
             assert ends in [[(c, "error", code) for c in (0, 1)] for code in ("engine_died", "engine_unavailable")]
         with pytest.raises(EngineUnavailable, match="no other one is started"):
             client.submit(request("late"), print)
+
+
+async def test_engines_that_die_with_nothing_to_do_are_not_started_for_ever_either(at_once):
+    """Killed as soon as they are there."""
+    lives = 0
+
+    def build(config, progress) -> Engine:
+        nonlocal lives
+        lives += 1
+        engine = fake_engine(config, progress)
+
+        def die() -> bool:
+            raise ChannelClosed
+
+        engine.take_memory = die
+        return engine
+
+    client = EngineClient(CONFIG, build)
+    await client.start()
+    async with asyncio.timeout(20):
+        while client.phase is not Phase.FAILED:
+            await asyncio.sleep(0.01)
+    assert lives == client_module.FRUITLESS_LIVES
+    await client.stop()
+
+
+async def test_who_asks_again_for_what_kills_engines_keeps_nobody_else_from_being_served(at_once):
+    """As clients do that try again: each time it ends alone."""
+    async with dying(Mortal(poison=666)) as client:
+        for i in range(3):
+            events = await follow(client, replace(request(f"bad{i}"), prompt=(1, 666)))
+            assert [e.code for e in events if isinstance(e, EndEvent)] == ["engine_died"]
+        assert tokens_of(await follow(client, request("good"))) == text_alone([1, 2], 0, 5)
+
+
+async def test_the_next_engine_has_as_many_pages(at_once):
+    """Whatever memory there is by then: an answer may count on all of them."""
+    asked = []
+
+    def build(config, progress) -> Engine:
+        asked.append(config.num_pages)
+        return fake_engine(config, progress, mortal=mortal)
+
+    mortal = Mortal(after=[3])
+    client = EngineClient(CONFIG, build)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    await follow(client, request("a", 20))
+    assert asked == [None, PAGES]
+    await client.stop()
+
+
+async def test_nothing_is_sent_before_the_first_message():
+    """A page that is opened while the next engine is being started wants to watch it."""
+    life, heard = Life(lambda message: iter(()), print, fake_engine), []
+    life.send(Watch(True))
+    starting = asyncio.create_task(life.start(CONFIG))
+    while not starting.done():
+        life.send(Watch(True))
+        await asyncio.sleep(0)
+    life._channel._hear = lambda message: iter((heard.append(message),))
+    async with asyncio.timeout(10):
+        while not any(isinstance(message, Ready) for message in heard):
+            await asyncio.sleep(0.01)
+    await life.end(1.0)
 
 
 async def test_an_engine_that_cannot_be_built_again_at_once_is_tried_again(at_once):

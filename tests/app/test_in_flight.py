@@ -56,6 +56,8 @@ def test_what_is_aborted_between_two_engines_is_not_sent():
     flying.get("a").abort(1)
     assert flying.take_unsent() == [] and len(flying) == 0
     assert [(e.choice, e.finish) for e in events if isinstance(e, EndEvent)] == [(0, "abort"), (1, "abort")]
+    phases = [(e.choice, e.phase) for e in events if isinstance(e, StatusEvent)]  # for the account of its time
+    assert phases == [(1, Phase.QUEUED), (0, Phase.ENDED), (1, Phase.ENDED)]
 
 
 def test_suspects_are_tried_one_after_another_people_first():
@@ -78,10 +80,49 @@ def test_suspects_are_tried_one_after_another_people_first():
     assert flying.take_unsent() == []
     assert flying.take(TokenEvent("person", 0, 9))
     assert [each.id for each in flying.take_unsent()] == ["bulk"]
-    flying.lose_engine()  # the one on trial was not heard of, and the other one speaks
+    flying.take(EndEvent("person", 0, FinishReason.ABORT))
+    ends.clear()
+    flying.lose_engine()  # the one on trial was not heard of
     assert [(e.request_id, e.code) for e in ends if isinstance(e, EndEvent)] == [("bulk", "engine_died")]
-    assert [each.id for each in flying.take_unsent()] == ["person", "waits"]
+    assert [each.id for each in flying.take_unsent()] == ["waits"]
     assert not flying.is_on_trial
+
+
+def test_nobody_is_blamed_for_whom_works_beside_it():
+    """One that was cleared too soon: the suspect is tried once more, alone."""
+    flying, ends = InFlight(), []
+    for name in "ab":
+        flying.add(request(name), ends.append)
+    for _ in range(SUSPECTED):
+        flying.take_unsent()
+        for name in "ab":
+            flying.take(running(name))
+        flying.lose_engine()
+    flying.take_unsent()
+    flying.take(running("a"))
+    for token in range(PROGRESS):
+        flying.take(TokenEvent("a", 0, token))
+    assert [each.id for each in flying.take_unsent()] == ["b"]
+    assert flying.has_got_on
+    assert not flying.lose_engine()
+    assert not flying.has_got_on
+    assert not any(isinstance(event, EndEvent) for event in ends)
+    assert [each.id for each in flying.take_unsent()] == ["b"]
+    assert flying.lose_engine()
+    assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["b"]
+
+
+def test_a_request_of_several_choices_gets_on_with_all_of_them():
+    """One that kills is not cleared by the others' tokens."""
+    flying = InFlight()
+    flying.add(request("a", n=PROGRESS), lambda event: None)
+    for _ in range(SUSPECTED):
+        flying.take_unsent()
+        for choice in range(PROGRESS):
+            flying.take(running("a", choice))
+            flying.take(TokenEvent("a", choice, 7))
+        flying.lose_engine()
+    assert flying.is_on_trial
 
 
 def test_a_trial_ends_with_its_request():

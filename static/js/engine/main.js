@@ -11,7 +11,7 @@ import { Spark } from "./spark.js";
 const STATES = {
   connecting: "connecting", live: "live", asleep: "asleep", lost: "no connection, trying again",
   denied: "a key is needed: enter it on the chat page in this tab",
-  loading: "the engine is loading", restarting: "the engine starts again", failed: "the engine is gone", ready: "live", stopped: "the server stops",
+  loading: "the engine is loading", restarting: "the engine starts again", failed: "the engine is gone", stopped: "the server stops",
 };
 const READ_EVERY = 2000; // the table and the ring's description are for reading, not for watching
 
