@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,9 @@ import torch
 # test comes first, the kernels run in Triton's interpreter where there is no CUDA device.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# What a shell runs in the background has SIGINT ignored, and so would every server that is started from here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
