@@ -30,9 +30,7 @@ log = logging.getLogger("carousel.client")
 FRUITLESS_LIVES = 8  # in a row, behind which no other engine is started
 BACKOFF, LONGEST_BACKOFF = 1.0, 10.0  # seconds before the one that follows the first of them; doubled for each
 LONG_LIFE = 10.0  # seconds behind which an engine that had nothing to do did not die of coming up
-LEAST_LOADING = (
-    300.0  # seconds in which one that loads has to say something, where the watchdog would not wait for so long
-)
+LEAST_LOADING = 300.0  # seconds without a word that one which loads is given, however short the watchdog's time
 PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
 LAST_WORDS = 1.0  # and one that has hung up
 HELD_UP = 0.2  # seconds in which this process, if it was itself held up, hears what an engine had said meanwhile
@@ -70,7 +68,7 @@ class EngineClient:
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
         self._fruitless = 0  # lives in a row that ended before anything came of them
-        self._was_known = False  # of whom the engine before died
+        self._had_culprit = False  # the life before the one that lives
         self._ready_at = 0.0
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
@@ -110,12 +108,17 @@ class EngineClient:
 
     # Requests -----------------------------------------------------------------------------------------------------
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether there is an engine, or another one on its way."""
+        return self.phase in (Phase.READY, Phase.RESTARTING)
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Send `request`; `sink` is called with each of its events, in order, until every choice has ended.
 
         Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served.
         """
-        if self.info is None or self.phase not in (Phase.READY, Phase.RESTARTING):
+        if self.info is None or not self.takes_requests:
             raise EngineUnavailable(self.failure or "the engine is not ready")
         check_request(request, self.info)
         if not self._in_flight:
@@ -215,13 +218,13 @@ class EngineClient:
         """What the life that ended counts for: nothing where it is known of whom it died, unless it was so with the one
         before too; and nothing where it lived on with nothing to do."""
         has_got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
-        is_known = self._in_flight.lose_engine()
+        has_culprit = self._in_flight.lose_engine()
         lived_on = self.phase is Phase.READY and time.monotonic() - self._ready_at > LONG_LIFE
         if has_got_on:
             self._fruitless = 0
-        elif (self._was_known or not is_known) and (was_at_work or not lived_on):
+        elif (self._had_culprit or not has_culprit) and (was_at_work or not lived_on):
             self._fruitless += 1
-        self._was_known = is_known
+        self._had_culprit = has_culprit
 
     async def _start_anew(self) -> None:
         try:

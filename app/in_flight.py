@@ -187,7 +187,7 @@ class InFlight:
         return self._has_answered or any(ongoing.has_got_on for ongoing in self._requests.values())
 
     def lose_engine(self) -> bool:
-        """It died: all wait for the next one, but for whom it died of. Returns whether that is known."""
+        """It died: all wait for the next one, but for whom it died of. Returns whether there is such a culprit."""
         at_work = [ongoing for ongoing in self._requests.values() if ongoing.is_at_work]
         culprits = at_work if at_work == self._suspects[:1] else []
         for culprit in culprits:

@@ -66,7 +66,7 @@ class Service:
     @property
     def info(self) -> ModelInfo:
         """The loaded model. Raises `ApiError` (503) until there is one, and when its engine is gone for good."""
-        if self.client.info is None or self.client.phase not in (Phase.READY, Phase.RESTARTING):
+        if self.client.info is None or not self.client.takes_requests:
             loading = self.client.loading
             raise ApiError(
                 503,

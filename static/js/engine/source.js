@@ -6,7 +6,7 @@ const PATIENCE = 15_000; // even an idle engine speaks every two seconds
 
 /**
  * @param {(snapshot: any) => void} onSnapshot
- * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed") => void} onState
+ * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed" | "stopped") => void} onState
  */
 export async function watch(onSnapshot, onState) {
   for (let wait = 500; ; ) {
