@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from app.in_flight import InFlight, Sink
 from app.life import Life
+from app.lives import FRUITLESS, Lives
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.frames import Abort, FromEngine, Loading, Ready, Stepped, Submit, Watch
@@ -27,9 +28,6 @@ from engine.worker import Builder
 
 log = logging.getLogger("carousel.client")
 
-FRUITLESS_LIVES = 8  # in a row, behind which no other engine is started
-BACKOFF, LONGEST_BACKOFF = 1.0, 10.0  # seconds before the one that follows the first of them; doubled for each
-LONG_LIFE = 10.0  # seconds behind which an engine that had nothing to do did not die of coming up
 LEAST_LOADING = 300.0  # seconds without a word that one which loads is given, however short the watchdog's time
 PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
 LAST_WORDS = 1.0  # and one that has hung up
@@ -67,9 +65,8 @@ class EngineClient:
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
-        self._fruitless = 0  # lives in a row that ended before anything came of them
-        self._had_culprit = False  # the life before the one that lives
-        self._ready_at = 0.0
+        self._lives = Lives()
+        self._ready_at = math.inf  # the one that lives; while it loads, never
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
         self._heard_at = 0.0  # or since when there is something to be heard
@@ -202,37 +199,30 @@ class EngineClient:
         if self.phase is Phase.LOADING:  # whoever waits for `ready` says it
             self._fail(why)
             return
-        self._judge()
+        self._count_life()
         self._set_phase(Phase.RESTARTING)
         self.load = None  # nothing runs any more
         self.loading = Loading("start", 0, 1)
-        if self._fruitless == FRUITLESS_LIVES:
-            why += f"; nothing came of {FRUITLESS_LIVES} in a row, so no other one is started"
+        if self._lives.are_enough:
+            why += f"; nothing came of {FRUITLESS} in a row, so no other one is started"
             log.error("%s", why)
             self._fail(why)
             return
         log.error("%s; another one is started, requests that wait for it: %d", why, len(self._in_flight))
         self._restart = asyncio.create_task(self._start_anew())
 
-    def _judge(self) -> None:
-        """What the life that ended counts for: nothing where it is known of whom it died, unless it was so with the one
-        before too; and nothing where it lived on with nothing to do."""
-        has_got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
-        has_culprit = self._in_flight.lose_engine()
-        lived_on = self.phase is Phase.READY and time.monotonic() - self._ready_at > LONG_LIFE
-        if has_got_on:
-            self._fruitless = 0
-        elif (self._had_culprit or not has_culprit) and (was_at_work or not lived_on):
-            self._fruitless += 1
-        self._had_culprit = has_culprit
+    def _count_life(self) -> None:
+        got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
+        had_culprit, seconds = self._in_flight.lose_engine(), time.monotonic() - self._ready_at
+        self._lives.count(got_on=got_on, was_at_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
+        self._ready_at = math.inf
 
     async def _start_anew(self) -> None:
         try:
             await self._life.end(LAST_WORDS)  # before the next one asks for its memory
             if self._life.ending:
                 log.error("that engine's process ended %s", self._life.ending)
-            if self._fruitless:
-                await asyncio.sleep(min(LONGEST_BACKOFF, BACKOFF * 2 ** (self._fruitless - 1)))
+            await asyncio.sleep(self._lives.pause)
             self._heard_at = time.monotonic()
             self._life = Life(self._hear, self._lose, self._build)
             # With no page less: somebody may count on all of them.

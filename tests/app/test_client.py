@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import app.client as client_module
 from app.client import EngineClient, EngineUnavailable, Phase
 from app.life import Life, _Channel
+from app.lives import FRUITLESS
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidParameter
@@ -216,7 +216,7 @@ async def dying(mortal: Mortal, **more) -> AsyncIterator[EngineClient]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits before another engine is started."""
-    monkeypatch.setattr("app.client.BACKOFF", 0.0)
+    monkeypatch.setattr("app.lives.BACKOFF", 0.0)
 
 
 def tokens_of(events: Iterable, choice: int = 0) -> list[int]:
@@ -350,7 +350,7 @@ async def test_engines_that_die_before_anything_comes_of_them_are_not_started_fo
     async with dying(mortal) as client:
         told = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
         assert client.phase is Phase.FAILED
-        assert mortal.lives < 2 * client_module.FRUITLESS_LIVES  # first deaths of a request do not count
+        assert mortal.lives < 2 * FRUITLESS  # first deaths of a request do not count
         assert client.load is None  # nothing runs, whatever ran when last heard of
         for events in told:
             ends = [(e.choice, e.finish, e.code) for e in events if isinstance(e, EndEvent)]
@@ -379,7 +379,7 @@ async def test_engines_that_die_with_nothing_to_do_are_not_started_for_ever_eith
     async with asyncio.timeout(20):
         while client.phase is not Phase.FAILED:
             await asyncio.sleep(0.01)
-    assert lives == client_module.FRUITLESS_LIVES
+    assert lives == FRUITLESS
     await client.stop()
 
 
