@@ -26,7 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
     max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in `step_time`
-    step_time: float | None = None  # seconds a step may take for prompts; None = four decode steps, 0.005 to 0.03
+    step_time: float | None = None  # seconds a step may take for prompts; None = three decode steps, 0.005 to 0.03
     prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
     page_size: int = 32  # tokens
     num_pages: int | None = None  # None = sized from memory

@@ -21,7 +21,7 @@ from engine.scheduling.sequence import Sequence
 from engine.types import Cause, Mechanism
 
 # What a step may take for the prompts in it: some decode steps, within what people notice as even.
-STEPS_WORTH, LEAST_SECONDS, MOST_SECONDS = 4, 0.005, 0.03
+STEPS_WORTH, LEAST_SECONDS, MOST_SECONDS = 3, 0.005, 0.03
 LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
 
 
