@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.backend import TritonKernels
 from kernels.decoder import Linear
-from kernels.plans import DecodePlan
+from kernels.plans import DecodePlan, DecodeTiles
 from kernels.prefill_attention import attend_tiles
 
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
@@ -158,6 +158,12 @@ class InvariantKernels(TritonKernels):
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         return InvariantLinear(weight, bias)
 
+    def plan_decode(
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+    ) -> DecodeTiles:
+        rows = torch.arange(len(context_lens), dtype=torch.int32, device=context_lens.device)
+        return DecodeTiles(torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1))
+
     def decode_attention(
         self,
         q: Tensor,
@@ -171,8 +177,8 @@ class InvariantKernels(TritonKernels):
         out: Tensor | None = None,
     ) -> Tensor:
         """As a chunk of one query for each row, so that a token computed again in a chunk has the same bits."""
-        rows = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
-        tiles = torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1)
+        if not isinstance(plan, DecodeTiles):
+            plan = self.plan_decode(page_table, context_lens, q.shape[1], k_cache, window)
         out = torch.empty_like(q) if out is None else out
-        attend_tiles(q, k_cache, v_cache, page_table, tiles, out, scale, window)
+        attend_tiles(q, k_cache, v_cache, page_table, plan.tiles, out, scale, window)
         return out

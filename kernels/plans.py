@@ -42,8 +42,12 @@ class DecodeGroup:
     value_rows: Tensor
 
 
-@dataclass(frozen=True)
 class DecodePlan:
+    """Of the decode rows of a step. What is in it is its back end's own affair."""
+
+
+@dataclass(frozen=True)
+class DecodeGroups(DecodePlan):
     """Groups in ascending length. order and restore: [B] int64 permutations there and back; None when they change
     nothing.
     """
@@ -51,3 +55,10 @@ class DecodePlan:
     groups: tuple[DecodeGroup, ...]
     order: Tensor | None
     restore: Tensor | None
+
+
+@dataclass(frozen=True)
+class DecodeTiles(DecodePlan):
+    """tiles[B, 4] int32: each row as a chunk of one query, see `kernels.query_tiles`; of none without a context."""
+
+    tiles: Tensor

@@ -44,15 +44,18 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """`step` is run before: kernels are compiled and libraries find their working memory."""
+        """`step` is run before, on the stream on which it is recorded: kernels are compiled, and libraries, which have
+        working memory for each stream, find theirs outside the pool. It is replayed once, as a driver sends a graph to
+        the device when it is first launched: nobody waits for that later."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             step()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             step()
+        graph.replay()
         return graph.replay
 
 
@@ -178,7 +181,8 @@ class StepGraphs:
         hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
         if shape.prompts:
             which = read["drawn_for"][: shape.rows]  # no more than there are slots
-            self._broken[: shape.rows].copy_(hidden.amax(dim=1).isnan())  # of a row with NaN that is the largest
+            largest = hidden.amax(dim=1)  # of a row with NaN that is it, and no NaN equals itself
+            torch.ne(largest, largest, out=self._broken[: shape.rows])
         logits = self._model.compute_logits(hidden[: len(which)])
         self._kernels.sample_slots(logits, self.slots.tensors, which, self._ids[: len(which)], shape.filtered)
 

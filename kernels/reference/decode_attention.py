@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.paging import as_rows, page_rows
-from kernels.plans import DecodeGroup, DecodePlan
+from kernels.plans import DecodeGroup, DecodeGroups, DecodePlan
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import first_tile_position, padded_length
 
@@ -35,7 +35,8 @@ def decode_attention(
 ) -> Tensor:
     """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]; see
     `kernels.interface.Kernels`."""
-    plan = plan or plan_decode(page_table, context_lens, k_cache, window)
+    if not isinstance(plan, DecodeGroups):
+        plan = plan_decode(page_table, context_lens, k_cache, window)
     if plan.order is not None:
         q = q.index_select(0, plan.order)
     parts = [_attend(q[group.first : group.last], k_cache, v_cache, group, scale) for group in plan.groups]
@@ -64,20 +65,20 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, sca
     return weighted_sum(weights, values).reshape(q.shape).contiguous()  # without padding
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodePlan:
+def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeGroups:
     """page_table[B, P] int32, context_lens[B] int32 -> groups of rows of similar length and their indices."""
     lengths = context_lens.tolist()
     position_bytes = k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     bounds = _group_bounds([lengths[row] for row in order], position_bytes)
     if len(bounds) == 1:
-        return DecodePlan((_group(page_table, context_lens, lengths, k_cache, window, 0),), None, None)
+        return DecodeGroups((_group(page_table, context_lens, lengths, k_cache, window, 0),), None, None)
     order_index = torch.tensor(order, device=page_table.device)
     page_table = page_table.index_select(0, order_index)
     context_lens = context_lens.index_select(0, order_index)
     lengths = [lengths[row] for row in order]
     groups = tuple(_group(page_table[a:b], context_lens[a:b], lengths[a:b], k_cache, window, a) for a, b in bounds)
-    return DecodePlan(groups, order_index, order_index.argsort())
+    return DecodeGroups(groups, order_index, order_index.argsort())
 
 
 def _group_bounds(lengths: list[int], position_bytes: int) -> list[tuple[int, int]]:

@@ -204,7 +204,7 @@ def test_a_threshold_is_that_of_a_sorted_row(
 @pytest.fixture
 def uninitialised() -> Iterator[None]:
     """Memory that nobody wrote to holds NaN and the largest integers."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the reference's sums have no such way on a GPU
     yield
     torch.use_deterministic_algorithms(False)
 
