@@ -9,7 +9,8 @@ order is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -40,26 +41,24 @@ class Swap:
         cache = self._cache
         pages, host_pages = zip(*pairs, strict=True)
         leaving = cache.data.index_select(0, cache.index(pages))
-        if self._beside is None:
-            cache.host.index_copy_(0, cache.index(host_pages), leaving)
-            return
-        self._beside.wait_stream(torch.cuda.current_stream(cache.device))
-        leaving.record_stream(self._beside)
-        with torch.cuda.stream(self._beside):
-            for row, host_page in enumerate(host_pages):
-                cache.host[host_page].copy_(leaving[row], non_blocking=True)
+        if self._beside is not None:
+            self._beside.wait_stream(torch.cuda.current_stream(cache.device))
+            leaving.record_stream(self._beside)
+        with self._on_the_side():
+            for at, there, count in _runs(host_pages):
+                cache.host[there : there + count].copy_(leaving[at : at + count], non_blocking=True)
 
     def back(self, pairs: Sequence[tuple[int, int]]) -> None:
         """(host page, device page) pairs: begin to fetch. The device pages hold what they should after `land`; until
         then they are nobody else's, and so are the host pages."""
         host_pages, pages = zip(*pairs, strict=True)
         cache = self._cache
-        if self._beside is None:
-            self._coming.append(_Coming(pages, cache.host.index_select(0, cache.index(host_pages)), None))
-            return
-        with torch.cuda.stream(self._beside):
-            content = torch.stack([cache.host[page].to(cache.device, non_blocking=True) for page in host_pages])
-            self._coming.append(_Coming(pages, content, self._beside.record_event()))
+        with self._on_the_side():
+            content = torch.empty((len(pages), *cache.data.shape[1:]), dtype=cache.data.dtype, device=cache.device)
+            for at, there, count in _runs(host_pages):
+                content[at : at + count].copy_(cache.host[there : there + count], non_blocking=True)
+        fetched = None if self._beside is None else self._beside.record_event()
+        self._coming.append(_Coming(pages, content, fetched))
 
     @property
     def is_under_way(self) -> bool:
@@ -76,3 +75,15 @@ class Swap:
                 coming.content.record_stream(computing)
             cache.data.index_copy_(0, cache.index(coming.pages), coming.content)
         self._coming = []
+
+    def _on_the_side(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._beside is None else torch.cuda.stream(self._beside)
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(index in `pages`, page, number of pages) of what lies together there, and is one copy."""
+    begin = 0
+    for index in range(1, len(pages) + 1):
+        if index == len(pages) or pages[index] != pages[index - 1] + 1:
+            yield begin, pages[begin], index - begin
+            begin = index

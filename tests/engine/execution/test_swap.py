@@ -1,0 +1,46 @@
+"""Pages go to host memory and come back as they were."""
+
+from itertools import pairwise
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.execution.cache import KVCache
+from engine.execution.swap import Swap, _runs
+
+PAGES = 9
+SHUFFLED = st.permutations(range(PAGES))
+
+
+def filled_cache() -> KVCache:
+    """Each page is full of its own number; host pages of -1."""
+    sizes = {"num_pages": PAGES, "page_size": 2, "layers": 2, "heads": 1, "dim": 4, "host_pages": PAGES}
+    cache = KVCache.allocate(**sizes, dtype=torch.float32, device=torch.device("cpu"))
+    cache.data[:] = torch.arange(float(PAGES)).view(-1, 1, 1, 1, 1, 1)
+    cache.host.fill_(-1)
+    return cache
+
+
+@given(SHUFFLED, SHUFFLED, SHUFFLED, st.integers(1, PAGES))
+def test_pages_come_back_as_they_were_wherever_they_lay_meanwhile(away, there, back, count):
+    """Nothing else is touched, here or there."""
+    cache = filled_cache()
+    before, swap = cache.data.clone(), Swap(cache)
+    swap.out(list(zip(away[:count], there[:count], strict=True)))
+    assert [int(cache.host[page].unique()) for page in there] == [*away[:count], *[-1] * (PAGES - count)]
+    swap.back(list(zip(there[:count], back[:count], strict=True)))
+    assert torch.equal(cache.data, before) and swap.is_under_way
+    swap.land()
+    expected = before.clone()
+    expected[list(back[:count])] = before[list(away[:count])]
+    assert torch.equal(cache.data, expected) and not swap.is_under_way
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, unique=True))
+def test_what_lies_together_is_one_copy(pages):
+    """And what does not is not."""
+    runs = list(_runs(pages))
+    assert [page for at, first, count in runs for page in range(first, first + count)] == pages
+    assert [at for at, _, _ in runs] == [sum(count for _, _, count in runs[:i]) for i in range(len(runs))]
+    assert all(a + count != b for (_, a, count), (_, b, _) in pairwise(runs))
