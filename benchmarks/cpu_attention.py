@@ -1,8 +1,9 @@
 """What attention over pages takes on a CPU: decode steps and prompt chunks, of the shape of a 115M-parameter Llama.
 
 All its layers one after the other, pages in random order: `cold` as in a step, where keys and values were last read a
-step ago; `hot` with every page of every layer the same one, so that nothing is waited for. `read` is a loop over the
-same bytes that does nothing but add them up: where it is near `cold`, memory is the limit.
+step ago; `hot` with every page of every layer the same one, so that nothing is waited for. `rounded` is `cold` where
+what is multiplied may be rounded to bfloat16, as some processors do for far positions. `read` is a loop over the same
+bytes that does nothing but add them up: where it is near `cold`, memory is the limit.
 
     python -m benchmarks.cpu_attention       # 5 interleaved runs
 """
@@ -54,6 +55,7 @@ LOADS = (
     Load(4, 3000),
     Load(8, 64, 64),
     Load(1, 256, 256),
+    Load(1, 1000, 64),
     Load(1, 1900, 512),
 )
 
@@ -102,7 +104,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     threads = os.cpu_count() or 1
-    kernels = CpuKernels()
+    kernels, rounding = CpuKernels(), CpuKernels(may_round=True)
     kernels.set_threads(threads)
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -113,6 +115,7 @@ def main() -> None:
                 took = {
                     "cold": milliseconds(attention(kernels, load, pages, is_hot=False), SECONDS),
                     "hot": milliseconds(attention(kernels, load, pages, is_hot=True), SECONDS),
+                    "rounded": milliseconds(attention(rounding, load, pages, is_hot=False), SECONDS),
                     "read": milliseconds(pages.read, SECONDS),
                 }
                 rows.append({"run": run, "load": str(load), "megabytes": load.megabytes, "milliseconds": took})

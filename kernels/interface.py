@@ -209,8 +209,8 @@ def load(
     float32 and bfloat16 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for.
 
     batch_invariant: one that gives a row the same bits in every batch. Raises `ValueError` where there is none; all are
-    in float32 on a CPU. may_round: in float32 on a CPU, whether what a weight in bfloat16 is multiplied with may be
-    rounded to it, as if `dtype` were that.
+    in float32 on a CPU. may_round: in float32 on a CPU, whether what weights, keys and values in bfloat16 are
+    multiplied with may be rounded to it, as if `dtype` were that.
     """
     from kernels.reference.backend import ReferenceKernels
 

@@ -29,8 +29,8 @@ class CpuKernels(ReferenceKernels):
     """`kernels.interface.Kernels`. Torch does log-probabilities, whatever is not float32, and attention with heads of a
     size that no register tiling was made for.
 
-    may_round: whether what a weight in bfloat16 is multiplied with may be rounded to it, where that is faster. All else
-    stays in float32. Raises `kernels.cpu.library.CannotCompile`.
+    may_round: whether what weights, keys and values in bfloat16 are multiplied with may be rounded to it, where that is
+    faster. All else stays in float32. Raises `kernels.cpu.library.CannotCompile`.
     """
 
     def __init__(self, may_round: bool = False) -> None:
@@ -59,10 +59,10 @@ class CpuKernels(ReferenceKernels):
         return CpuLinear(weight, bias, may_round=self._may_round)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        return CpuForward(shape, weights) if can_do(shape, weights) else None
+        return CpuForward(shape, weights, self._may_round) if can_do(shape, weights) else None
 
     def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
-        return CpuStep(shape, weights, state) if can_do(shape, weights) else None
+        return CpuStep(shape, weights, self._may_round, state) if can_do(shape, weights) else None
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         if x.dtype != torch.float32 or not isinstance(layer, CpuLinear):
@@ -236,6 +236,7 @@ class CpuKernels(ReferenceKernels):
             window=window,
             is_bf16=k_cache.dtype == torch.bfloat16,
             scale=scale,
+            may_round=self._may_round,
         )
         self._library.carousel_attention(problem, out.data_ptr())
         return out

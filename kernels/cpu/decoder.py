@@ -31,9 +31,9 @@ def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
 class CpuForward:
     """A `kernels.decoder.ForwardPass` over weights that are all laid out for these kernels."""
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights) -> None:
+    def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> None:
         self._weights = weights  # the addresses below are theirs
-        self._decoder = _decoder(shape, weights)
+        self._decoder = _decoder(shape, weights, may_round)
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
         self._scratch = own_pages((0,), torch.uint8)
@@ -80,14 +80,14 @@ class CpuForward:
 class CpuStep:
     """A `kernels.decoder.StepPass` over such weights. What C++ is told of is made once; its scratch grows."""
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> None:
+    def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool, state: StepState) -> None:
         slots, k = state.slots, state.k
         _check(state)
         library = load()
         self._step, self._bytes = library.carousel_step, library.carousel_step_bytes
         self._owners = weights, state  # of the addresses below
         self._places = _addresses(state.k), _addresses(state.v)
-        self._decoder, self._head = _decoder(shape, weights), _linear(weights.head)
+        self._decoder, self._head = _decoder(shape, weights, may_round), _linear(weights.head)
         self._slots = structs.Slots(
             tokens=slots.tokens.ctypes.data,
             most_tokens=slots.tokens.shape[1],
@@ -157,7 +157,7 @@ def _check(state: StepState) -> None:
     assert state.k[0].dtype in CACHES and state.k[0].device.type == "cpu"
 
 
-def _decoder(shape: DecoderShape, weights: DecoderWeights) -> structs.Decoder:
+def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> structs.Decoder:
     """Valid as long as the weights live."""
     layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
     return structs.Decoder(
@@ -173,6 +173,7 @@ def _decoder(shape: DecoderShape, weights: DecoderWeights) -> structs.Decoder:
         dim=shape.head_dim,
         eps=shape.norm_eps,
         scale=shape.scale,
+        may_round=may_round,
     )
 
 

@@ -48,6 +48,7 @@ class Attention(ctypes.Structure):
         *((name, _pointer) for name in ("query_starts", "context_lens")),
         *((name, _int) for name in ("query_heads", "kv_heads", "dim", "page_size", "page_stride", "window", "is_bf16")),
         ("scale", _float),
+        ("may_round", _int),
     )
 
 
@@ -92,6 +93,7 @@ class Decoder(ctypes.Structure):
         *((name, _int) for name in ("query_heads", "kv_heads", "dim")),
         ("eps", _float),
         ("scale", _float),
+        ("may_round", _int),
     )
 
 

@@ -34,17 +34,29 @@ def patch_once() -> Iterator[None]:
         yield
 
 
-def cpu_kernels() -> Kernels:
+def cpu_kernels(may_round: bool = False) -> Kernels:
     """The compiled ones; where nothing can be compiled their tests are left out, unless nothing may be."""
     from kernels.cpu.backend import CpuKernels
     from kernels.cpu.library import CannotCompile
 
     try:
-        return CpuKernels()
+        return CpuKernels(may_round)
     except CannotCompile as error:
         if os.environ.get("CAROUSEL_STRICT", "") not in ("", "0"):
             raise
         pytest.skip(f"needs a C++ compiler: {error}")
+
+
+def pairs_are_fast() -> bool:
+    """Whether the compiled ones multiply pairs of bfloat16 on this processor, where they may round."""
+    from kernels.cpu.library import CannotCompile
+    from kernels.cpu.linear import layouts
+    from kernels.cpu.structs import Layout
+
+    try:
+        return layouts(torch.bfloat16, may_round=True)[0] == Layout.BFLOAT16_PAIRS
+    except CannotCompile:
+        return False
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])

@@ -16,13 +16,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.cpu import library, structs
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
 from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
-from tests.kernels.conftest import cpu_kernels
+from tests.kernels.conftest import cpu_kernels, pairs_are_fast
 from tests.kernels.paged import make_paged
 from tests.kernels.test_norm_and_gate import naive_norm
 
@@ -238,6 +239,29 @@ def test_a_cache_in_bfloat16_computes_what_float32_copies_of_it_compute(dim: int
         rest = (paged.page_table, paged.lengths, dim**-0.5, window)
         right = kernels.decode_attention(decodes, *wide, *rest)
         torch.testing.assert_close(kernels.decode_attention(decodes, *narrow, *rest), right, atol=8e-7, rtol=0)
+
+
+@pytest.mark.parametrize(("group", "dim"), [(1, 32), (3, 64), (7, 128), (2, 96), (4, 256)])
+def test_rounded_attention_is_nearer_to_the_truth_than_torch_s_in_bfloat16(group: int, dim: int):
+    """And near the beginning of a context nothing is rounded."""
+    if not pairs_are_fast():
+        pytest.skip("no pairs of bfloat16 are multiplied here")
+    context = 600
+    paged = make_paged((context,), 1, dim, 32, torch.bfloat16)
+    q = torch.randn(context, group, dim, generator=torch.Generator().manual_seed(0))
+    given = (q, paged.k_cache, paged.v_cache, paged.page_table, (0, context), (context,), dim**-0.5, 0)
+    rounded, exact = (CpuKernels(may_round).prefill_attention(*given) for may_round in (True, False))
+    keys, values = (cache[paged.page_table[0].long(), 0].flatten(0, 1) for cache in (paged.k_cache, paged.v_cache))
+    heads = [part.expand(group, -1, -1)[:, :context] for part in (keys, values)]
+
+    def theirs(dtype: torch.dtype) -> Tensor:
+        of_heads = (part.to(dtype) for part in (q.transpose(0, 1), *heads))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(*of_heads, is_causal=True, scale=dim**-0.5).transpose(0, 1).double()
+
+    right = theirs(torch.float64)
+    assert (rounded - right)[256:].norm() < (theirs(torch.bfloat16) - right)[256:].norm()
+    assert (rounded != exact)[256:].any() and torch.equal(rounded[:256], exact[:256])
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(3, 64), (2, 80), (1, 24)])

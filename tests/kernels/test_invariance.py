@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import decode_attention, plan_decode
-from tests.kernels.conftest import cpu_kernels
+from tests.kernels.conftest import cpu_kernels, pairs_are_fast
 from tests.kernels.paged import Paged, make_paged
 
 PAGE_SIZES = [4, 16, 32]
@@ -21,9 +21,21 @@ PAGE_SIZES = [4, 16, 32]
 HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (5, 80), (1, 80), (2, 128), (8, 128)]
 
 
+def rounding_kernels() -> Kernels:
+    """Those that round what attention multiplies; elsewhere they would be tested twice."""
+    if not pairs_are_fast():
+        pytest.skip("no pairs of bfloat16 are multiplied here")
+    return cpu_kernels(may_round=True)
+
+
 @pytest.fixture(
-    params=[(ReferenceKernels, torch.float32), (cpu_kernels, torch.float32), (cpu_kernels, torch.bfloat16)],
-    ids=["reference", "cpu", "cpu, cache in bfloat16"],
+    params=[
+        (ReferenceKernels, torch.float32),
+        (cpu_kernels, torch.float32),
+        (cpu_kernels, torch.bfloat16),
+        (rounding_kernels, torch.bfloat16),
+    ],
+    ids=["reference", "cpu", "cpu, cache in bfloat16", "cpu, rounded, cache in bfloat16"],
 )
 def back_end(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype]:
     """Those that promise it, and what they keep keys and values in."""

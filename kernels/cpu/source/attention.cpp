@@ -2,14 +2,15 @@
 //
 // A context is cut into segments of 256 positions, counted from its beginning; each segment yields a maximum, a sum and a
 // weighted sum of values, which are joined in ascending order (the online softmax of Milakov and Gimelshein, 2018). How
-// they are multiplied depends on the query's position: near the beginning in vectors, further on by the matrix unit of
-// processors that have one. A query's result is thus a function of its own position and context alone: the same bits as a
-// decode row, in any chunk, in any batch.
+// they are multiplied depends on the query's position: near the beginning in vectors of floats, further on by the matrix unit
+// of processors that have one, or where they may be rounded in pairs, on processors that multiply those faster. A query's
+// result is thus a function of its own position and context alone: the same bits as a decode row, in any chunk, in any batch.
 #include "attention.h"
 
 #include <algorithm>
 #include <vector>
 
+#include "attention_pairs.h"
 #include "attention_unit.h"
 #include "attention_vectors.h"
 #include "pool.h"
@@ -17,8 +18,8 @@
 
 namespace {
 
-// From this position on the unit computes. It is twice as fast with prompts, and no faster with the few rows of a decode,
-// which wait for memory; near the beginning, prompts have little to attend to.
+// From this position on the unit computes, or pairs are multiplied. Both are about twice as fast with prompts, and no faster
+// with the few rows of a decode, which wait for memory; near the beginning, prompts have little to attend to.
 constexpr int FAR = 256;
 constexpr int MOST_DIM = 256;
 constexpr float NONE = -__builtin_inff();
@@ -40,7 +41,7 @@ inline void join(float segment_most, float segment_mass, const float* sums, floa
 }
 
 // A line of scores, of which one row has seen those from `first` to `last` - 1, becomes weights: their maximum and their
-// sum. keep(j, weights j to j + 15) is told them.
+// sum. keep(j, weights j to j + 15) is told them, and returns what they are from then on.
 template <class Keep>
 inline void soften(float* line, int from, int end, int64_t first, int64_t last, float& most, float& mass, const Keep& keep) {
     F16 highest = splat(NONE);
@@ -54,9 +55,7 @@ inline void soften(float* line, int from, int end, int64_t first, int64_t last, 
     F16 total = splat(0.0f);
     const F16 shift = splat(most == NONE ? 0.0f : most);
     for (int j = from; j < end; j += LANES) {
-        const F16 weight = exp16(load(line + j) - shift);
-        keep(j, weight);
-        total += weight;
+        total += keep(j, exp16(load(line + j) - shift));
     }
     mass = sum(total);
 }
@@ -155,7 +154,7 @@ void attend(
             const int64_t unseen = p.window ? origin + token(r) + 1 - start - p.window : 0;
             float &highest = is_first ? most[r] : segment_most[r], &weight = is_first ? mass[r] : segment_mass[r];
             soften(line, from, padded, unseen, seen(r), highest, weight, [&](int j, F16 weights) {
-                math.keep(line, r, j, weights);
+                return math.keep(line, r, j, weights);
             });
         }
         math.weigh(segment, work.lines, rows, is_first ? work.totals : work.sums);
@@ -179,9 +178,16 @@ template <int V, class Number>
 void attend(
     const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const Ahead& next, const Operand& out
 ) {
-#if HAS_UNIT
+#if HAS_WORDS
     if constexpr (V % 2 == 0 && sizeof(Number) == 2)
-        if (tile.is_far) return attend<OnUnit<V>>(p, tile, kv_head, is_fetched, next, out);
+        if (tile.is_far) {
+#if HAS_UNIT
+            if (has_tiles()) return attend<OnUnit<V>>(p, tile, kv_head, is_fetched, next, out);
+#endif
+            if ((tile.last - tile.first) * p.query_heads / p.kv_heads <= OnPairs<V, true>::TOGETHER)
+                return attend<OnPairs<V, true>>(p, tile, kv_head, is_fetched, next, out);
+            return attend<OnPairs<V, false>>(p, tile, kv_head, is_fetched, next, out);
+        }
 #endif
     attend<InVectors<V, Number>>(p, tile, kv_head, is_fetched, next, out);
 }
@@ -189,13 +195,13 @@ void attend(
 std::vector<Tile> tiles_of(const Attention& p) {
     const int64_t group = p.query_heads / p.kv_heads;
     const int64_t most = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries of a tile
-    const bool has_unit = has_tiles();
+    const bool has_far = has_tiles() || (p.may_round && has_layout(BFLOAT16_PAIRS));
     std::vector<Tile> tiles;
     for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
         const int64_t end = p.start(chunk + 1), far = end - p.context_lens[chunk] + FAR;  // the row at position FAR
         for (int64_t first = p.start(chunk), last; first < end; first = last) {
             last = std::min(first + most, first < far ? std::min(far, end) : end);
-            tiles.push_back({chunk, first, last, has_unit && first >= far});
+            tiles.push_back({chunk, first, last, has_far && first >= far});
         }
     }
     // Last tiles first: within a chunk they have the longest contexts.

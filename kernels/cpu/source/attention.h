@@ -19,6 +19,7 @@ struct Attention {
     int64_t window;   // 0: none
     int64_t is_bf16;  // the caches
     float scale;
+    int64_t may_round;  // queries and weights to bfloat16, where caches are and that is faster
 
     int64_t start(int64_t chunk) const { return first + (query_starts ? query_starts[chunk] : chunk); }
 };

@@ -130,12 +130,14 @@ struct InVectors {
     static constexpr int V = VECTORS, D = V * LANES;
     static constexpr int TOGETHER = V <= 4 ? 3 : V <= 8 ? 2 : 1;  // rows scored together: their vectors fit in registers
     static constexpr int STEP = LANES;                            // positions
-    static constexpr int WALKS = 2;  // over keys and over values: in each its share of `ahead` is fetched, for the first rows
 
     float queries[MOST_ROWS][D];
     Ahead ahead;
 
     explicit InVectors(int64_t) {}
+
+    // Over keys and over values: in each its share of `ahead` is fetched, for the first rows.
+    static constexpr int WALKS = 2;
 
     void take_query(int64_t row, const float* query, float scale) {
         F16 some[V];
@@ -153,7 +155,10 @@ struct InVectors {
         for (; rows > 0; rows--, row++, lines += LINE) score<1>(segment, row, last, lines);
     }
 
-    void keep(float* line, int64_t, int j, F16 weights) { store(line + j, weights); }
+    F16 keep(float* line, int64_t, int j, F16 weights) {
+        store(line + j, weights);
+        return weights;
+    }
 
     // sums[rows, D]
     void weigh(const Segment<Number>& segment, const float* lines, int64_t rows, float* sums) {

@@ -48,6 +48,7 @@ Attention decodes(const Decoder& d, const Step& s, int64_t layer) {
     a.window = d.layers[layer].window;
     a.is_bf16 = s.cache_is_bf16;
     a.scale = d.scale;
+    a.may_round = d.may_round;
     a.page_table = s.decode_table;
     a.width = s.decode_width;
     a.chunks = s.decodes;

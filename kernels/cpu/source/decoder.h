@@ -24,6 +24,7 @@ struct Decoder {
     const float *final_norm, *cos_sin;
     int64_t query_heads, kv_heads, dim;
     float eps, scale;
+    int64_t may_round;  // see attention.h
 };
 
 // One step: first `decodes` rows of one token each, then the chunks; see kernels/decoder.py.

@@ -85,17 +85,18 @@ def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkp
     torch.testing.assert_close(logits, exact, atol=0.1, rtol=0.05)
 
 
+@pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "llama-odd", "qwen3"], indirect=True)
-def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Checkpoint):
+def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Checkpoint, may_round: bool):
     """What is rounded is a row, by itself."""
-    model, tokens = checkpoint.load(torch.bfloat16), checkpoint.prompt * 4
+    model, kernels, tokens = checkpoint.load(torch.bfloat16), CpuKernels(may_round), checkpoint.prompt * 4
     assert (model.weights_dtype, model.dtype) == (torch.bfloat16, torch.float32)
     expected: Tensor | None = None
     for chunk in (10_000, 1, 3, 64, 257):
-        logits = Driver(model, CpuKernels(), cache_dtype=torch.bfloat16).prefill(Row(list(tokens)), chunk)
+        logits = Driver(model, kernels, cache_dtype=torch.bfloat16).prefill(Row(list(tokens)), chunk)
         expected = logits if expected is None else expected
         assert torch.equal(logits, expected), chunk
-    driver = Driver(model, CpuKernels(), num_pages=400, cache_dtype=torch.bfloat16)
+    driver = Driver(model, kernels, num_pages=400, cache_dtype=torch.bfloat16)
     rows = [Row(tokens[:length]) for length in (5, 40, len(tokens), 100)]
     for row in rows:
         row.tokens, last = row.tokens[:-1], row.tokens[-1]
@@ -105,18 +106,23 @@ def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Che
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache_dtype"),
-    [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
+    ("dtype", "cache_dtype", "may_round"),
+    [
+        (torch.float32, torch.float32, False),
+        (torch.float32, torch.bfloat16, False),
+        (torch.bfloat16, torch.bfloat16, False),
+        (torch.bfloat16, torch.bfloat16, True),
+    ],
 )
 @pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, *OTHERS], indirect=True)
 def test_all_layers_in_one_go_are_the_operations_one_by_one(
-    checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype
+    checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype, may_round: bool
 ):
     """Decode rows and chunks through the whole decoder at once: the bits that the single operations give."""
     model = checkpoint.load(dtype)
     tokens = checkpoint.prompt * 4
     results = []
-    for kernels in (CpuKernels(), OneByOne()):
+    for kernels in (CpuKernels(may_round), OneByOne(may_round)):
         driver = Driver(model, kernels, cache_dtype=cache_dtype)
         rows = [Row(tokens[:40]), Row(tokens[3:290])]
         for row in rows:

@@ -40,7 +40,7 @@ def test_a_step_in_one_go_is_its_operations_one_by_one(
     model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(may_round))
     with torch.inference_mode():
         model._weights.embedding[BAD] = math.nan
-    runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(may_round), OneByOne())]
+    runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(may_round), OneByOne(may_round))]
     assert runners[0]._in_one_go and not runners[1]._in_one_go
     histories = Histories(random.Random(len(asked)), asked)
     broken = tokens = 0

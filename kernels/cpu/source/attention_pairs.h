@@ -1,0 +1,182 @@
+// Attention's multiplications in vectors, two numbers in bfloat16 at a time, for caches in bfloat16 where queries and weights
+// may be rounded to it. Each of a row's sums is one chain, over D or over positions in ascending order; where rows are few,
+// as those of a decode step, words are multiplied as they are made, else they are made once for all rows.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "attention_words.h"
+
+#if HAS_WORDS
+
+template <int VECTORS, bool ARE_FEW>
+struct OnPairs : Words<VECTORS> {
+    using typename Words<VECTORS>::Number;
+    using Words<VECTORS>::V, Words<VECTORS>::D, Words<VECTORS>::STEP;
+    using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
+    static constexpr int TOGETHER = 6, WIDE = 4;  // rows and vectors of words: their sums fit in registers
+
+    alignas(64) Number queries[MOST_ROWS][D];
+    alignas(64) Number weights[MOST_ROWS][SEGMENT + STEP];  // not all to the same lines of a cache
+
+    explicit OnPairs(int64_t) {}
+
+    // Over keys and over values, once or twice: in each its share of `ahead` is fetched, for the first rows.
+    static constexpr int WALKS = ARE_FEW ? 2 : 4;
+
+    void take_query(int64_t row, const float* query, float scale) {
+        for (int d = 0; d < D; d += LANES) put(queries[row] + d, load(query + d) * splat(scale));
+    }
+
+    void take_keys(const Segment<Number>& segment) {
+        if constexpr (!ARE_FEW) Words<VECTORS>::take_keys(segment);
+    }
+
+    void take_values(const Segment<Number>& segment) {
+        if constexpr (!ARE_FEW) Words<VECTORS>::take_values(segment);
+    }
+
+    void score(const Segment<Number>& segment, int64_t row, int64_t rows, int last, float* lines) {
+        const int end = (last + LANES - 1) / LANES;
+        with<TOGETHER>(rows, [&](auto some) {
+            int block = segment.from / LANES;
+            constexpr int N = ARE_FEW ? 2 : WIDE;
+            for (; block + N <= end; block += N) score<some, N>(segment, block, row, lines);
+            for (; block < end; block++) score<some, 1>(segment, block, row, lines);
+        });
+    }
+
+    // What is added up to a row's mass is what its values are multiplied with.
+    F16 keep(float*, int64_t row, int j, F16 some) { return put(weights[row] + j, some); }
+
+    void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) {
+        for (int64_t row = 0; row < rows; row += TOGETHER)
+            with<TOGETHER>(rows - row, [&](auto some) {
+                int v = 0;
+                for (; v + WIDE <= V; v += WIDE) weigh<some, WIDE>(segment, row, v, sums + row * D);
+                if constexpr (V % WIDE != 0) weigh<some, V % WIDE>(segment, row, v, sums + row * D);
+            });
+    }
+
+  private:
+    // f of a number from 1 to MOST as a constant; of MOST, where it is larger.
+    template <int MOST, class F>
+    static void with(int64_t number, const F& f) {
+        if constexpr (MOST > 1) {
+            if (number < MOST) return with<MOST - 1>(number, f);
+        }
+        f(std::integral_constant<int, MOST>());
+    }
+
+    // Sixteen numbers, rounded; and what they are then.
+    static F16 put(Number* to, F16 v) {
+        const __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+        std::memcpy(to, &narrow, sizeof narrow);
+        return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+    }
+
+    // 16 words of 16 rows, turned: to[word] has those of row 0 to 15. As `turn`, from whole lines: lines are only here on their
+    // way, and what is not stored is not loaded again.
+    static void turn_lines(const Number* const* rows, int64_t at, __m512i (&to)[LANES]) {
+        __m512i r[4][4];  // [quarter][i]: four words of row i, i + 4, i + 8 and i + 12
+        for (int i = 0; i < 4; i++) {
+            const auto all = [&](int row) { return _mm512_loadu_si512(rows[row] + at); };
+            const __m512i a = all(i), b = all(i + 4), c = all(i + 8), d = all(i + 12);
+            const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x44), cd = _mm512_shuffle_i32x4(c, d, 0x44);
+            const __m512i AB = _mm512_shuffle_i32x4(a, b, 0xee), CD = _mm512_shuffle_i32x4(c, d, 0xee);
+            r[0][i] = _mm512_shuffle_i32x4(ab, cd, 0x88);
+            r[1][i] = _mm512_shuffle_i32x4(ab, cd, 0xdd);
+            r[2][i] = _mm512_shuffle_i32x4(AB, CD, 0x88);
+            r[3][i] = _mm512_shuffle_i32x4(AB, CD, 0xdd);
+        }
+        for (int q = 0; q < 4; q++) {
+            const __m512i a = _mm512_unpacklo_epi32(r[q][0], r[q][1]), b = _mm512_unpackhi_epi32(r[q][0], r[q][1]);
+            const __m512i c = _mm512_unpacklo_epi32(r[q][2], r[q][3]), d = _mm512_unpackhi_epi32(r[q][2], r[q][3]);
+            to[4 * q] = _mm512_unpacklo_epi64(a, c);
+            to[4 * q + 1] = _mm512_unpackhi_epi64(a, c);
+            to[4 * q + 2] = _mm512_unpacklo_epi64(b, d);
+            to[4 * q + 3] = _mm512_unpackhi_epi64(b, d);
+        }
+    }
+
+    // A word of a row, as often as there are lanes.
+    static __m512i spread(const Number* word) {
+        int both;
+        std::memcpy(&both, word, sizeof both);
+        return _mm512_set1_epi32(both);
+    }
+
+    template <int R, int N>
+    struct Sums {
+        F16 of[R][N];
+
+        Sums() {
+            for (int r = 0; r < R; r++)
+                for (int n = 0; n < N; n++) of[r][n] = splat(0.0f);
+        }
+
+        void add(int r, int n, __m512i a, __m512i b) {
+            of[r][n] = (F16)_mm512_dpbf16_ps((__m512)of[r][n], (__m512bh)a, (__m512bh)b);
+        }
+
+        void keep(float* to, int64_t stride) const {
+            for (int r = 0; r < R; r++)
+                for (int n = 0; n < N; n++) store(to + r * stride + n * LANES, of[r][n]);
+        }
+    };
+
+    // R rows with N blocks of 16 positions.
+    template <int R, int N>
+    void score(const Segment<Number>& segment, int block, int64_t row, float* lines) {
+        constexpr int WORDS = D / 2, PARTS = N * LANES / FETCH_EVERY;
+        Sums<R, N> sums;
+        const Number* x = queries[row];
+        if constexpr (ARE_FEW) {
+            for (int word = 0; word < WORDS; word += LANES, x += STEP)
+                for (int n = 0; n < N; n++) {
+                    ahead.fetch(PARTS / N * (word + LANES) / WORDS - PARTS / N * word / WORDS);
+                    __m512i words[LANES];
+                    turn_lines(segment.keys + (block + n) * LANES, 2 * word, words);
+                    for (int i = 0; i < LANES; i++)
+                        for (int r = 0; r < R; r++) sums.add(r, n, words[i], spread(x + r * D + 2 * i));
+                }
+        } else {
+            for (int word = 0; word < WORDS; word++, x += 2) {
+                if (row == 0) ahead.fetch(PARTS * (word + 1) / WORDS - PARTS * word / WORDS);
+                __m512i words[N];
+                for (int n = 0; n < N; n++) words[n] = _mm512_load_si512(keys[block + n][0][0] + word * LANES);
+                for (int r = 0; r < R; r++) {
+                    const __m512i both = spread(x + r * D);
+                    for (int n = 0; n < N; n++) sums.add(r, n, words[n], both);
+                }
+            }
+        }
+        sums.keep(lines + block * LANES, LINE);
+    }
+
+    // R rows with N vectors of values, from the v-th on.
+    template <int R, int N>
+    void weigh(const Segment<Number>& segment, int64_t row, int v, float* to) {
+        Sums<R, N> sums;
+        const Number* const x = weights[row];
+        for (int j = segment.from; j < segment.to; j += 2) {
+            if (j % FETCH_EVERY == 0 && row == 0 && v == 0) ahead.fetch();
+            __m512i words[N];
+            for (int n = 0; n < N; n += 2) {
+                const Number *const one = segment.values[j] + (v + n) * LANES, *const two = segment.values[j + 1] + (v + n) * LANES;
+                if constexpr (ARE_FEW)
+                    this->pair(one, two, words[n], words[n + 1]);
+                else
+                    for (int i = n; i < n + 2; i++) words[i] = _mm512_load_si512(values[j / STEP][v + i][j % STEP / 2]);
+            }
+            for (int r = 0; r < R; r++) {
+                const __m512i both = spread(x + r * (SEGMENT + STEP) + j);
+                for (int n = 0; n < N; n++) sums.add(r, n, words[n], both);
+            }
+        }
+        sums.keep(to + v * LANES, D);
+    }
+};
+
+#endif
