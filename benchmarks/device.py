@@ -69,6 +69,16 @@ class Device:
         end.synchronize()
         return start.elapsed_time(end) / 1000
 
+    def works(self) -> bool:
+        """Whether it still computes. After a fault in a kernel it computes nothing more for this process."""
+        try:
+            if self.on_gpu:
+                torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            print(f"the device has failed: {error}", flush=True)
+            return False
+        return True
+
     def release(self) -> None:
         """What torch holds and nobody uses goes back to the device."""
         if self.on_gpu:

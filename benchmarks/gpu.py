@@ -191,7 +191,7 @@ def main() -> int:
     device = Device(torch.device(options.device))
     print(device.ceilings, flush=True)
     kept = partial(keep, device, options.also_in) if device.on_gpu else lambda sections: None
-    sections = Sections(kept, options.seconds)
+    sections = Sections(kept, options.seconds, works=device.works)
     (on_gpu if device.on_gpu else on_cpu)(Marks(device, sections))
     print("failed:", sections.failed or "nothing")
     print("left out:", sections.left_out or "nothing")

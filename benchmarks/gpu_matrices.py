@@ -152,7 +152,7 @@ def main() -> None:
                 options.also_in.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, options.also_in)
 
-    sections = Sections(keep, options.seconds)
+    sections = Sections(keep, options.seconds, works=device.works)
     marks = MatrixMarks(device, sections.add)
 
     def choose(matrix: Matrix) -> None:

@@ -50,7 +50,7 @@ def test_a_section_that_fails_costs_no_others_rows(capsys: pytest.CaptureFixture
 
 
 def test_no_section_begins_after_its_time():
-    """What is left out has its name told."""
+    """What is left out has its name and the reason told."""
     now = 0.0
 
     def slow() -> None:
@@ -60,7 +60,48 @@ def test_no_section_begins_after_its_time():
     sections = Sections(lambda so_far: None, 60.0, clock=lambda: now)
     for name in ("first", "second", "third"):
         sections.run(name, slow)
-    assert now == 80.0 and sections.left_out == ["third"] and not sections.failed
+    assert now == 80.0 and sections.left_out == {"third": "the time is up"} and not sections.failed
+
+
+def test_no_section_begins_on_a_device_that_has_failed():
+    """The others are left out for that, and what was measured before is kept."""
+    working, kept = True, []
+
+    def fault() -> None:
+        nonlocal working
+        working = False
+        broken()
+
+    sections = Sections(lambda so_far: kept.append(list(so_far.rows)), 60.0, works=lambda: working)
+    sections.run("first", lambda: sections.add("speed", us=1.0))
+    sections.run("second", broken)
+    sections.run("third", fault)
+    sections.run("fourth", lambda: sections.add("speed", us=2.0))
+    assert sections.left_out == {"fourth": "the device computes nothing after third"}
+    assert list(sections.failed) == ["second", "third"]
+    assert kept == 4 * [[{"what": "speed", "us": 1.0}]]
+
+
+def test_a_fault_that_the_host_does_not_notice_is_its_section_s():
+    """And not that of the next one, which would be told of it."""
+    working = iter((True, False))
+    sections = Sections(lambda so_far: None, 60.0, works=lambda: next(working))
+    for name in ("first", "second", "third"):
+        sections.run(name, lambda: None)
+    assert sections.failed == {"second": "the device failed in it"} and list(sections.left_out) == ["third"]
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("an illegal memory access was encountered")])
+def test_a_device_that_cannot_finish_its_work_has_failed(device: Device, monkeypatch: pytest.MonkeyPatch, fault):
+    """As torch says when it waits for it."""
+
+    def synchronize(which: torch.device) -> None:
+        if fault:
+            raise fault
+
+    monkeypatch.setattr(device, "on_gpu", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert device.works() is (fault is None)
 
 
 def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch):
