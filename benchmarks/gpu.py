@@ -9,12 +9,16 @@ that fails says why, and the others go on.
     python -m benchmarks.gpu                        # results/gpu.json
     python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 255 seconds
     python -m benchmarks.gpu --also-in some/folder  # a copy of the results
+    python -m benchmarks.gpu --only 'people|mixed'  # what it finds in names: results/gpu_only.json
     python -m benchmarks.gpu --device cpu           # the same code on tiny shapes, to see that it runs; nothing is kept
+
+Without a GPU Triton has to be told to interpret its kernels (TRITON_INTERPRET=1).
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -46,7 +50,7 @@ STAGES, SPLITS = (3, 5), (256, 512)  # of decode attention
 
 
 class Marks:
-    """All that is measured on one device; every measurement is a section."""
+    """All that is measured on one device: sections, planned first and then run."""
 
     def __init__(self, device: Device, sections: Sections) -> None:
         self.device = device
@@ -55,21 +59,44 @@ class Marks:
         self.of_matrices = MatrixMarks(device, sections.add)
         self.of_engines = EngineMarks(device, sections.add)
         self._engines = Engines(device)
+        self.planned: dict[str, Callable[[], None]] = {}
+
+    def select(self, only: str) -> None:
+        """Of those planned, keep those in whose names the expression is found. Raises LookupError with all names where
+        there are none."""
+        found = {name: run for name, run in self.planned.items() if re.search(only, name)}
+        if not found:
+            raise LookupError(f"{only!r} is found in none of these names:\n" + "\n".join(self.planned))
+        self.planned = found
+
+    def run(self) -> None:
+        """In the order in which they were planned."""
+        for name, run in self.planned.items():
+            self.sections.run(name, run)
 
     def kernel(self, measure: Callable[..., None], shape: Shape, *sizes: Any) -> None:
         """measure: of `of_kernels` or `of_matrices`. An engine would have the memory that it needs."""
-        self._engines.drop()
-        self.sections.run(_name(measure, shape, sizes), partial(measure, shape, *sizes))
+
+        def alone() -> None:
+            self._engines.drop()
+            measure(shape, *sizes)
+
+        self._plan(_name(measure, shape.name, *sizes), alone)
 
     def engine(self, build: Build, measure: Callable[..., None], *sizes: Any, **more: Any) -> None:
         """measure: of `of_engines`."""
-        name = _name(measure, build.shape, (*sizes, *more.values()))
-        self.sections.run(name, lambda: measure(self._engines.get(build), build.shape, *sizes, **more))
+        name = _name(measure, build, *sizes, *(f"{key}={value}" for key, value in more.items()))
+        self._plan(name, lambda: measure(self._engines.get(build), build.shape, *sizes, **more))
 
     def transformers(self, build: Build, sequences: int, prompt: int, output: int) -> None:
         """The same shapes, prompts and lengths through transformers' continuous batching, and through this engine,
         which is gone when transformers begins."""
-        self.sections.run("transformers", partial(self._transformers, build, sequences, prompt, output))
+        self._plan(f"transformers {build}", partial(self._transformers, build, sequences, prompt, output))
+
+    def _plan(self, name: str, run: Callable[[], None]) -> None:
+        if name in self.planned:
+            raise ValueError(f"two sections are called {name!r}")
+        self.planned[name] = run
 
     def _transformers(self, build: Build, sequences: int, prompt: int, output: int) -> None:
         shape = build.shape
@@ -83,8 +110,8 @@ class Marks:
         )  # fmt: skip
 
 
-def _name(measure: Callable[..., None], shape: Shape, sizes: tuple[Any, ...]) -> str:
-    return " ".join(map(str, (measure.__name__, shape.name, *sizes)))
+def _name(measure: Callable[..., None], *sizes: object) -> str:
+    return " ".join(map(str, (measure.__name__, *sizes)))
 
 
 def on_gpu(marks: Marks) -> None:
@@ -169,12 +196,15 @@ def on_cpu(marks: Marks) -> None:
     marks.transformers(build, 4, 20, 10)
 
 
-def keep(device: Device, also_in: Path | None, sections: Sections) -> None:
-    """Results so far."""
+def keep(device: Device, also_in: Path | None, only: str, sections: Sections) -> None:
+    """Results so far. Those of a selection replace no whole run's."""
     properties = torch.cuda.get_device_properties(device.device)
     settings = {"device": properties.name, "multiprocessors": properties.multi_processor_count, "dtype": "bfloat16"}
     summary = asdict(device.ceilings) | {"failed": sections.failed, "left_out": sections.left_out}
-    path = save("gpu", settings, sections.rows, summary)
+    if only:
+        path = save("gpu_only", settings | {"only": only}, sections.rows, summary)
+    else:
+        path = save("gpu", settings, sections.rows, summary)
     if also_in is not None:
         shutil.copy(path, also_in)
 
@@ -185,14 +215,21 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=255.0)
     parser.add_argument("--also-in", type=Path)
+    parser.add_argument("--only", metavar="REGEX", default="")
     options = parser.parse_args()
     if options.also_in:
         options.also_in.mkdir(parents=True, exist_ok=True)
     device = Device(torch.device(options.device))
     print(device.ceilings, flush=True)
-    kept = partial(keep, device, options.also_in) if device.on_gpu else lambda sections: None
+    kept = partial(keep, device, options.also_in, options.only) if device.on_gpu else lambda sections: None
     sections = Sections(kept, options.seconds, works=device.works)
-    (on_gpu if device.on_gpu else on_cpu)(Marks(device, sections))
+    marks = Marks(device, sections)
+    (on_gpu if device.on_gpu else on_cpu)(marks)
+    try:
+        marks.select(options.only)
+    except (re.error, LookupError) as error:
+        parser.error(f"--only: {error}")
+    marks.run()
     print("failed:", sections.failed or "nothing")
     print("left out:", sections.left_out or "nothing")
     return 1 if sections.failed else 0

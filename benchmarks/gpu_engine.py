@@ -48,6 +48,12 @@ class Build:
     page_size: int = 64
     batch_invariant: bool = False
 
+    def __str__(self) -> str:
+        """The shape's name, and what is not as it is by default."""
+        usual = Build(self.shape)
+        others = (f"{key}={value}" for key, value in vars(self).items() if value != getattr(usual, key))
+        return " ".join((self.shape.name, *others))
+
 
 class Engines:
     """One engine at a time: the last one asked for, while it is idle. Its memory is free before another is built."""

@@ -195,12 +195,24 @@ def test_results_are_kept_where_they_are_wanted_too(device: Device, tmp_path: Pa
     card = SimpleNamespace(name="a card", multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(results, "FOLDER", here)
-    sections = Sections(partial(gpu.keep, device, there), 60.0)
+    sections = Sections(partial(gpu.keep, device, there, ""), 60.0)
     sections.run("first", lambda: sections.add("speed", us=1.0))
     sections.run("second", broken)
     kept = [json.loads((folder / "gpu.json").read_text()) for folder in (here, there)]
     assert kept[0] == kept[1]
     assert kept[0]["rows"] == sections.rows and list(kept[0]["summary"]["failed"]) == ["second"]
+
+
+def test_a_selection_replaces_no_whole_run_s_results(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has a file of its own, which says what was selected."""
+    card = SimpleNamespace(name="a card", multi_processor_count=7)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    for only in ("", "peo.le"):
+        Sections(partial(gpu.keep, device, None, only), 60.0).run("people", lambda: None)
+    settings = {path.name: json.loads(path.read_text())["settings"] for path in tmp_path.iterdir()}
+    assert settings.keys() == {"gpu.json", "gpu_only.json"}
+    assert "only" not in settings["gpu.json"] and settings["gpu_only.json"]["only"] == "peo.le"
 
 
 def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -233,11 +245,44 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     """On tiny shapes and a CPU, where figures say nothing; transformers is left out, which takes a minute there."""
     monkeypatch.setattr(gpu_transformers, "rates", lambda *_, **__: [100.0])
     sections = Sections(lambda so_far: None, 600.0)
-    gpu.on_cpu(gpu.Marks(device, sections))
+    marks = gpu.Marks(device, sections)
+    gpu.on_cpu(marks)
+    marks.run()
     assert not sections.failed and not sections.left_out
     measured = {row["what"] for row in sections.rows}
     assert {"decode attention", "prefill attention", "matrix", "rms_norm", "silu_mul", "sample"} < measured
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
+
+
+def test_sections_are_run_by_their_names(device: Device):
+    """Those in which an expression is found; one that is found in none is refused with all names."""
+    sections = Sections(lambda so_far: None, 600.0)
+    marks = gpu.Marks(device, sections)
+    gpu.on_cpu(marks)
+    with pytest.raises(LookupError, match=r"'nonsense' is found in none of these names:(?s:.*)\nelementwise tiny 3\n"):
+        marks.select("nonsense")
+    marks.select("^(elementwise|lone_prompt).*tiny")
+    marks.run()
+    assert {row["what"] for row in sections.rows} == {"rms_norm", "silu_mul", "lone prompt"}
+
+
+def test_a_selection_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """As what is no expression is."""
+    for only, why in (("nonsense", "found in none of these names:\ndecode_attention"), ("(", "unterminated")):
+        monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--only", only])
+        with pytest.raises(SystemExit) as ended:
+            gpu.main()
+        assert ended.value.code == 2 and why in capsys.readouterr().err
+
+
+def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
+    """Or a selection would be of both, and what failed in one would be told of the other; engines are told apart."""
+    marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
+    gpu.on_gpu(marks)
+    for build in ("Llama-3.2-1B", "Llama-3.2-1B batch_invariant=True"):
+        assert any(name.startswith(f"decode_step {build} 32 512") for name in marks.planned)
+    with pytest.raises(ValueError, match="two sections"):
+        gpu.on_gpu(marks)
 
 
 def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
