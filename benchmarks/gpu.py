@@ -4,7 +4,8 @@ The bounds come from two ceilings that are measured first, the rate of a large d
 bytes written) and that of a large bfloat16 matrix product. A decode step must at least read all weights once and the
 keys and values of every row; a prompt must at least be multiplied with all weights. Weights are random: shapes decide.
 What is measured several times has its median and its range. results/gpu.json is written anew after every section; one
-that fails says why, and the others go on.
+that fails says why, and the others go on. Where it took the device or the process with it, they do so in another
+process, which measures its ceilings anew: a row's bounds come from the last ones before it.
 
     python -m benchmarks.gpu                        # results/gpu.json
     python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 255 seconds
@@ -37,7 +38,7 @@ from benchmarks.gpu_engine import Build, EngineMarks, Engines, make_request
 from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.results import save, spread
-from benchmarks.sections import Sections
+from benchmarks.sections import DEVICE_FAILED, Sections, in_processes
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Shape
 
 # Rows and what each has in its context; keys and values of more than so many bytes are left out.
@@ -200,7 +201,7 @@ def keep(device: Device, also_in: Path | None, only: str, sections: Sections) ->
     """Results so far. Those of a selection replace no whole run's."""
     properties = torch.cuda.get_device_properties(device.device)
     settings = {"device": properties.name, "multiprocessors": properties.multi_processor_count, "dtype": "bfloat16"}
-    summary = asdict(device.ceilings) | {"failed": sections.failed, "left_out": sections.left_out}
+    summary = {"failed": sections.failed, "left_out": sections.left_out}
     if only:
         path = save("gpu_only", settings | {"only": only}, sections.rows, summary)
     else:
@@ -210,28 +211,37 @@ def keep(device: Device, also_in: Path | None, only: str, sections: Sections) ->
 
 
 def main() -> int:
-    """Measure, print, keep. 1 where a section failed."""
+    """Measure, print, keep. 1 where a section failed, DEVICE_FAILED where the device did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=255.0)
     parser.add_argument("--also-in", type=Path)
     parser.add_argument("--only", metavar="REGEX", default="")
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # of `in_processes`
     options = parser.parse_args()
+    target = torch.device(options.device)
+    if target.type == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("this torch sees no CUDA device; --device cpu only tries the code")
+        if options.record is None:
+            return in_processes([sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]], options.seconds)
     if options.also_in:
         options.also_in.mkdir(parents=True, exist_ok=True)
-    device = Device(torch.device(options.device))
-    print(device.ceilings, flush=True)
+    device = Device(target)
     kept = partial(keep, device, options.also_in, options.only) if device.on_gpu else lambda sections: None
-    sections = Sections(kept, options.seconds, works=device.works)
+    sections = Sections(kept, options.seconds, works=device.works, record=options.record)
     marks = Marks(device, sections)
     (on_gpu if device.on_gpu else on_cpu)(marks)
     try:
         marks.select(options.only)
     except (re.error, LookupError) as error:
         parser.error(f"--only: {error}")
+    sections.add("ceilings", **asdict(device.ceilings))
     marks.run()
     print("failed:", sections.failed or "nothing")
     print("left out:", sections.left_out or "nothing")
+    if sections.ended_by is not None:
+        return DEVICE_FAILED
     return 1 if sections.failed else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from benchmarks import gpu, gpu_engine, gpu_matrices, gpu_transformers, results
 from benchmarks.device import Device
 from benchmarks.gpu_engine import Build, EngineMarks, Engines
 from benchmarks.gpu_matrices import MatrixMarks
-from benchmarks.sections import Sections
+from benchmarks.sections import DEVICE_FAILED, MOST_PROCESSES, Sections, in_processes
 from benchmarks.shapes import TINY, Matrix
 from engine.execution.runner import ModelRunner
 from kernels import few_rows
@@ -26,6 +27,35 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 BUILD = Build(TINY, slots=4, budget=64, page_size=16)
 
+# Sections, two of which end the process, and what is kept of them.
+DEADLY = """
+import json, os, signal, sys
+from pathlib import Path
+from benchmarks.sections import DEVICE_FAILED, Sections
+
+working = True
+record, kept = (Path(sys.argv[sys.argv.index(option) + 1]) for option in ("--record", "--kept"))
+
+def keep(sections):
+    kept.write_text(json.dumps({name: getattr(sections, name) for name in ("rows", "failed", "left_out")}))
+
+def fault():
+    global working
+    working = False
+
+def killed():
+    sections.add("lost")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+sections = Sections(keep, 60.0, works=lambda: working, record=record)
+sections.add("process")
+sections.run("a", lambda: sections.add("of a"))
+sections.run("b", killed)
+sections.run("c", fault)
+sections.run("d", lambda: sections.add("of d"))
+sys.exit(DEVICE_FAILED if sections.ended_by else 1)
+"""
+
 
 @pytest.fixture(scope="module")
 def device() -> Device:
@@ -34,6 +64,10 @@ def device() -> Device:
 
 def broken() -> None:
     raise ZeroDivisionError("nothing to divide by")
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_section_that_fails_costs_no_others_rows(capsys: pytest.CaptureFixture[str]):
@@ -89,6 +123,64 @@ def test_a_fault_that_the_host_does_not_notice_is_its_section_s():
     for name in ("first", "second", "third"):
         sections.run(name, lambda: None)
     assert sections.failed == {"second": "the device failed in it"} and list(sections.left_out) == ["third"]
+
+
+def test_another_process_goes_on_behind_a_section_that_ends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whether it is killed or its device fails; nothing is run twice, and what was measured before is kept."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script, kept = tmp_path / "deadly.py", tmp_path / "kept.json"
+    script.write_text(DEADLY)
+    assert in_processes([sys.executable, str(script), "--kept", str(kept)], 60.0) == 1
+    found = json.loads(kept.read_text())
+    assert [row["what"] for row in found["rows"]] == ["process", "of a", "process", "process", "of d"]
+    assert found["failed"] == {"b": "the process ended in it", "c": "the device failed in it"}
+    assert not found["left_out"]
+
+
+def test_what_the_last_section_did_to_its_process_is_kept(tmp_path: Path):
+    """No other one would have it written."""
+    record, kept = tmp_path / "record.json", []
+    with pytest.raises(KeyboardInterrupt):
+        Sections(lambda so_far: None, 60.0, record=record).run("last", interrupted)
+    sections = Sections(lambda so_far: kept.append(dict(so_far.failed)), 60.0, record=record)
+    sections.run("last", interrupted)
+    assert kept == [{"last": "the process ended in it"}]
+
+
+def test_processes_that_get_nowhere_are_given_up(tmp_path: Path):
+    """And have no more time together than one would have had."""
+    said = tmp_path / "said"
+    assert in_processes(["sh", "-c", f'echo "$2" >> {said}; kill -9 $$', "sh"], 60.0) == -9
+    left = [float(line) for line in said.read_text().splitlines()]
+    assert len(left) == MOST_PROCESSES and 60.0 >= left[0] > left[-1] > 0.0
+
+
+def test_a_gpu_is_measured_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch):
+    """With the options given, and on a machine without one it is said that there is none."""
+    started = []
+    monkeypatch.setattr(gpu, "in_processes", lambda command, seconds: started.append((command, seconds)) or 7)
+    monkeypatch.setattr("sys.argv", ["gpu", "--seconds", "9", "--only", "mixed"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu.main() == 7
+    command = [sys.executable, "-m", "benchmarks.gpu", "--seconds", "9", "--only", "mixed"]
+    assert started == [(command, 9.0)]
+
+
+def test_a_process_says_that_its_device_has_failed(monkeypatch: pytest.MonkeyPatch):
+    """By its status, which no failure of a section has."""
+    monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--only", "elementwise"])
+    assert gpu.main() == 0
+    monkeypatch.setattr(Device, "works", lambda device: False)
+    assert gpu.main() == DEVICE_FAILED
+
+
+def test_without_a_gpu_the_benchmark_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """In one line."""
+    monkeypatch.setattr("sys.argv", ["gpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert "sees no CUDA device" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("an illegal memory access was encountered")])
