@@ -16,6 +16,7 @@ import torch
 from benchmarks import gpu, gpu_engine, gpu_matrices, gpu_transformers, results
 from benchmarks.device import Device
 from benchmarks.gpu_engine import Build, EngineMarks, Engines
+from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.sections import DEVICE_FAILED, MOST_PROCESSES, Sections, in_processes
 from benchmarks.shapes import TINY, Matrix
@@ -214,6 +215,26 @@ def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
     assert engines.get(Build(TINY, slots=4, budget=64, page_size=16)) is engine
     other = engines.get(Build(TINY, slots=4, budget=None, page_size=16))
     assert other is not engine and other.config.max_num_batched_tokens is None
+
+
+def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """All layers in one recording, each over keys and values of its own."""
+    read = []
+
+    def times(*calls: Callable[[], object], share: bool = False) -> list[float]:
+        assert share
+        for call in calls:
+            call()
+        return [1.0]
+
+    def attention(q: torch.Tensor, k: torch.Tensor, *more: object) -> torch.Tensor:
+        read.append(k.data_ptr())
+        return q
+
+    monkeypatch.setattr(device, "times", times)
+    monkeypatch.setattr(device.kernels, "decode_attention", attention)
+    KernelMarks(device, lambda what, **row: None).decode_attention(TINY, 3, 70, 16)
+    assert len(set(read)) == len(read) == TINY.layers
 
 
 def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, monkeypatch: pytest.MonkeyPatch):
