@@ -58,7 +58,7 @@ class Marks:
         self.sections = sections
         self.of_kernels = KernelMarks(device, sections.add)
         self.of_matrices = MatrixMarks(device, sections.add)
-        self.of_engines = EngineMarks(device, sections.add)
+        self.of_engines = EngineMarks(device, self._add_of_engine)
         self._engines = Engines(device)
         self.planned: dict[str, Callable[[], None]] = {}
 
@@ -93,6 +93,9 @@ class Marks:
         """The same shapes, prompts and lengths through transformers' continuous batching, and through this engine,
         which is gone when transformers begins."""
         self._plan(f"transformers {build}", partial(self._transformers, build, sequences, prompt, output))
+
+    def _add_of_engine(self, what: str, **row: Any) -> None:
+        self.sections.add(what, **row, early_launch=self._engines.early_launch)
 
     def _plan(self, name: str, run: Callable[[], None]) -> None:
         if name in self.planned:
@@ -129,8 +132,7 @@ def on_gpu(marks: Marks) -> None:
     for batch in (1, 32, 256):
         marks.engine(invariant, marks.of_engines.decode_step, batch, 512, 20)
     marks.engine(invariant, marks.of_engines.prefill, 2048, 4)
-    for batch in (1, 32, 256):
-        marks.engine(full, marks.of_engines.kernels_of_a_step, batch, 512)
+    profiles_of(marks, replace(full, early_launch=False))
     marks.transformers(full, 64, 512, 256)
 
 
@@ -164,6 +166,15 @@ def steps_of(marks: Marks, build: Build) -> None:
         marks.engine(build, marks.of_engines.recorded_step, batch, 512, prompt)
 
 
+def profiles_of(marks: Marks, build: Build) -> None:
+    """Where the time of a step goes; and steps of `steps_of`, for what they take without early launch."""
+    for batch in (1, 32):
+        marks.engine(build, marks.of_engines.kernels_of_a_step, batch, 512)
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 50)
+        marks.engine(build, marks.of_engines.recorded_step, batch, 512)
+    marks.engine(build, marks.of_engines.kernels_of_a_step, 256, 512)
+
+
 def prompts_of(marks: Marks, build: Build, runs: int) -> None:
     """Prompts, prompts and answers together, and pages that come and go."""
     for tokens, prompts in ((512, 32), (2048, 8)):
@@ -188,13 +199,13 @@ def on_cpu(marks: Marks) -> None:
     build = Build(TINY, slots=8, budget=256, page_size=16)
     marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, top_p=0.9)
     marks.engine(build, marks.of_engines.decode_step, 3, 70, 5, demanding=1)
-    marks.engine(build, marks.of_engines.kernels_of_a_step, 3, 70)
     marks.engine(build, marks.of_engines.swapping, 3, 70, 8)
     marks.engine(build, marks.of_engines.lone_prompt, 100, 2)
     marks.engine(build, marks.of_engines.prefill, 100, 2)
     marks.engine(build, marks.of_engines.mixed, 12, 10, 40, 2)
     marks.engine(replace(build, budget=None), marks.of_engines.people, 100, 10, 3, (20, 400))
     marks.transformers(build, 4, 20, 10)
+    marks.engine(replace(build, early_launch=False), marks.of_engines.kernels_of_a_step, 3, 70)
 
 
 def keep(device: Device, also_in: Path | None, only: str, sections: Sections) -> None:

@@ -8,11 +8,13 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.graphs import PromptTokens
 from engine.types import Event, Mechanism, Request, SamplingParams, ServiceClass, TokenEvent
+from kernels import early
 from kernels.query_tiles import query_tiles
 
 MOST_STEPS = 20_000  # that anything here takes, and several times more; beyond that nothing moves
@@ -47,6 +50,7 @@ class Build:
     budget: int | None = 8192  # tokens of a step; None: the engine decides
     page_size: int = 64
     batch_invariant: bool = False
+    early_launch: bool = True  # recorded kernels begin while those before them end, where the device can do that
 
     def __str__(self) -> str:
         """The shape's name, and what is not as it is by default."""
@@ -69,6 +73,11 @@ class Engines:
             self.drop()
             self._engine, self._build = self._made(build), build
         return self._engine
+
+    @property
+    def early_launch(self) -> bool:
+        """Whether recorded kernels of the last one begin early."""
+        return self._build is not None and self._build.early_launch and early.can_start_early(self._on.device)
 
     def drop(self) -> None:
         """Nothing of the last one is left."""
@@ -95,7 +104,10 @@ class Engines:
                 batch_invariant=build.batch_invariant,
                 kernels="auto" if self._on.on_gpu else "torch",  # a profiler does not see into a step in one call
             )
-            return build_engine(config)
+            # Steps are recorded as the engine is built, and each launch asks whether it may begin early.
+            never = patch.object(early, "can_start_early", lambda device: False)
+            with nullcontext() if build.early_launch else never:
+                return build_engine(config)
 
 
 class EngineMarks:
@@ -171,7 +183,8 @@ class EngineMarks:
         self, engine: Engine, shape: Shape, batch: int, context: int, steps: int = 10, most: int = 15
     ) -> None:
         """A row for each of the kernels that `steps` decode steps spend most time in, as torch's profiler saw them, and
-        one for all together. The profiler makes each a little slower."""
+        one for all together. The profiler makes each a little slower. It takes a kernel to start when its programs are
+        there: one that begins early would be told with a part of the one before, so the engine should have none."""
         names = _decoding(engine, shape, batch, context, steps, 1.0)
         kind = DeviceType.CUDA if self._on.on_gpu else DeviceType.CPU
         activity = ProfilerActivity.CUDA if self._on.on_gpu else ProfilerActivity.CPU

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,10 @@ from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.sections import DEVICE_FAILED, MOST_PROCESSES, Sections, in_processes
 from benchmarks.shapes import TINY, Matrix
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.execution.runner import ModelRunner
-from kernels import few_rows
+from kernels import early, few_rows
 from kernels.few_rows import Tile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,6 +238,39 @@ def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeyp
     monkeypatch.setattr(device.kernels, "decode_attention", attention)
     KernelMarks(device, lambda what, **row: None).decode_attention(TINY, 3, 70, 16)
     assert len(set(read)) == len(read) == TINY.layers
+
+
+def test_an_engine_records_no_early_launch_where_none_is_wanted(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """And afterwards kernels begin early again, where they can."""
+    monkeypatch.setattr(early, "can_start_early", lambda device: True)
+    launches, build_engine = [], gpu_engine.build_engine
+
+    def built(config: EngineConfig) -> Engine:
+        launches.append(early.early(CPU))
+        return build_engine(config)
+
+    monkeypatch.setattr(gpu_engine, "build_engine", built)
+    engines, said = Engines(device), []
+    for wanted in (False, True):
+        engines.get(replace(BUILD, early_launch=wanted))
+        said.append(engines.early_launch)
+    assert launches == [{"EARLY": False}, {"EARLY": True, "launch_pdl": True}] and said == [False, True]
+    monkeypatch.setattr(early, "can_start_early", lambda device: False)
+    assert not engines.early_launch  # of a device that cannot
+
+
+def test_rows_of_an_engine_say_whether_its_kernels_begin_early(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Those of a profile, whose times would overlap, and those of steps, which show what it gives."""
+    monkeypatch.setattr(early, "can_start_early", lambda device: True)
+    sections = Sections(lambda so_far: None, 600.0)
+    marks = gpu.Marks(device, sections)
+    marks.engine(BUILD, marks.of_engines.decode_step, 3, 20, 4)
+    marks.engine(replace(BUILD, early_launch=False), marks.of_engines.kernels_of_a_step, 3, 20)
+    marks.run()
+    assert not sections.failed
+    assert {row["what"]: row["early_launch"] for row in sections.rows} == {
+        "decode step": True, "profile": False, "kernel": False,
+    }  # fmt: skip
 
 
 def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, monkeypatch: pytest.MonkeyPatch):
