@@ -119,21 +119,20 @@ def _name(measure: Callable[..., None], *sizes: object) -> str:
 
 
 def on_gpu(marks: Marks) -> None:
-    """The marks of the project; what can hang or disturb others comes last."""
-    for shape, runs in ((LLAMA_1B, 3), (QWEN_06B, 2)):
-        kernels_of(marks, shape)
-        steps_of(marks, Build(shape))
-        prompts_of(marks, Build(shape), runs)
-        # A step is as long there as the engine itself has it.
-        marks.engine(Build(shape, budget=None), marks.of_engines.mixed, 256, 100, 1024, 1)
-        for prompt in (512, 2048):
-            marks.engine(Build(shape, budget=None), marks.of_engines.people, prompt, 64, 20, (512, 2048))
-    invariant, full = Build(LLAMA_1B, batch_invariant=True), Build(LLAMA_1B)
-    for batch in (1, 32, 256):
-        marks.engine(invariant, marks.of_engines.decode_step, batch, 512, 20)
-    marks.engine(invariant, marks.of_engines.prefill, 2048, 4)
-    profiles_of(marks, replace(full, early_launch=False))
-    marks.transformers(full, 64, 512, 256)
+    """The marks of the project: what is needed first comes first, as the time may be up before the end, and what can
+    hang or disturb others comes last of its shape. Marks of one engine stand together where they can."""
+    llama, qwen = Build(LLAMA_1B), Build(QWEN_06B)
+    kernels_of(marks, llama.shape)
+    steps_of(marks, llama)
+    profiles_of(marks, replace(llama, early_launch=False))
+    people_of(marks, replace(llama, budget=None))
+    invariant_of(marks, replace(llama, batch_invariant=True))
+    prompts_of(marks, llama, 3)
+    marks.transformers(llama, 64, 512, 256)
+    kernels_of(marks, qwen.shape)
+    steps_of(marks, qwen)
+    people_of(marks, replace(qwen, budget=None))
+    prompts_of(marks, qwen, 2)
 
 
 def kernels_of(marks: Marks, shape: Shape) -> None:
@@ -173,6 +172,20 @@ def profiles_of(marks: Marks, build: Build) -> None:
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 50)
         marks.engine(build, marks.of_engines.recorded_step, batch, 512)
     marks.engine(build, marks.of_engines.kernels_of_a_step, 256, 512)
+
+
+def people_of(marks: Marks, build: Build) -> None:
+    """What people feel, and all at once, where a step is as long as the engine itself has it."""
+    marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 1)
+    for prompt in (512, 2048):
+        marks.engine(build, marks.of_engines.people, prompt, 64, 20, (512, 2048))
+
+
+def invariant_of(marks: Marks, build: Build) -> None:
+    """What it costs that no answer depends on its company."""
+    for batch in (1, 32, 256):
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20)
+    marks.engine(build, marks.of_engines.prefill, 2048, 4)
 
 
 def prompts_of(marks: Marks, build: Build, runs: int) -> None:

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -432,6 +434,35 @@ def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
         assert any(name.startswith(f"decode_step {build} 32 512") for name in marks.planned)
     with pytest.raises(ValueError, match="two sections"):
         gpu.on_gpu(marks)
+
+
+def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """One shape before the other, the profile behind the steps, people behind that; engines are built once but one."""
+    builds, engine = [], gpu.Marks.engine
+
+    def planned(marks: gpu.Marks, build: Build, *measure: Any, **more: Any) -> None:
+        builds.append(build)
+        engine(marks, build, *measure, **more)
+
+    monkeypatch.setattr(gpu.Marks, "engine", planned)
+    marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
+    gpu.on_gpu(marks)
+    names = list(marks.planned)
+    wanted = [
+        "decode_attention Llama-3.2-1B",
+        "decode_step Llama-3.2-1B 1",
+        "kernels_of_a_step Llama-3.2-1B early_launch=False 1",
+        "kernels_of_a_step Llama-3.2-1B early_launch=False 32",
+        "mixed Llama-3.2-1B",
+        "people Llama-3.2-1B",
+        "decode_step Llama-3.2-1B batch_invariant=True",
+        "transformers Llama-3.2-1B",
+        "decode_attention Qwen3-0.6B",
+    ]
+    places = [next(at for at, name in enumerate(names) if name.startswith(f"{one} ") or name == one) for one in wanted]
+    assert places == sorted(places)
+    assert not any("Llama" in name for name in names[places[-1] :])
+    assert [build.shape.name for build, _ in groupby(builds)] == 5 * ["Llama-3.2-1B"] + 3 * ["Qwen3-0.6B"]
 
 
 def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
