@@ -8,7 +8,7 @@ that fails says why, and the others go on. Where it took the device or the proce
 process, which measures its ceilings anew: a row's bounds come from the last ones before it.
 
     python -m benchmarks.gpu                        # results/gpu.json
-    python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 255 seconds
+    python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 245 seconds
     python -m benchmarks.gpu --also-in some/folder  # a copy of the results
     python -m benchmarks.gpu --only 'people|mixed'  # what it finds in names: results/gpu_only.json
     python -m benchmarks.gpu --device cpu           # the same code on tiny shapes, to see that it runs; nothing is kept
@@ -238,7 +238,7 @@ def main() -> int:
     """Measure, print, keep. 1 where a section failed, DEVICE_FAILED where the device did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=255.0)
+    parser.add_argument("--seconds", type=float, default=245.0)
     parser.add_argument("--also-in", type=Path)
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # of `in_processes`

@@ -373,16 +373,18 @@ def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatc
 
 
 def test_the_benchmark_runs_whatever_the_tests_said(tmp_path: Path):
-    """`make gpu` fails in the end when either did, and the results go where they are wanted too."""
-    python, said = tmp_path / "python", tmp_path / "said"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {said}\ncase "$2" in pytest) exit 1;; esac\n')
+    """`make gpu` fails in the end when either did, and the results and what tests said go where they are wanted too."""
+    python, said, out = tmp_path / "python", tmp_path / "said", tmp_path / "out"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {said}\ncase "$2" in pytest) echo 1 failed; exit 1;; esac\n')
     python.chmod(0o755)
-    command = ["make", "gpu", f"GPU_PYTHON={python}", f"OUT={tmp_path}"]
+    command = ["make", "gpu", f"GPU_PYTHON={python}", f"OUT={out}"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode != 0, ended.stderr
     lines = said.read_text().splitlines()
+    assert {line.split()[1] for line in lines[:2]} == {"import", "kernels.cpu"}  # what every worker would wait for
     assert any(line.startswith("-m pytest") and "tests/engine/test_on_device.py" in line for line in lines)
-    assert lines[-1] == f"-m benchmarks.gpu --also-in {tmp_path}"
+    assert lines[-1] == f"-m benchmarks.gpu --also-in {out}"
+    assert (out / "tests.log").read_text() == "1 failed\n" and "1 failed" in ended.stdout
 
 
 def test_what_make_gpu_runs_is_there():
