@@ -127,7 +127,7 @@ def on_gpu(marks: Marks) -> None:
     profiles_of(marks, replace(llama, early_launch=False))
     people_of(marks, replace(llama, budget=None))
     invariant_of(marks, replace(llama, batch_invariant=True))
-    prompts_of(marks, llama, 3)
+    prompts_of(marks, llama, 2)
     marks.transformers(llama, 64, 512, 256)
     kernels_of(marks, qwen.shape)
     steps_of(marks, qwen)
