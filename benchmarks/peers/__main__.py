@@ -1,12 +1,13 @@
 """Output tokens per second and latencies of this server and its peers on a CPU, in one interleaved run.
 
 The peers (vLLM's CPU build, llama-server, transformers serve, transformers generate in static batches) serve the same
-random bfloat16 weights and get the same token ids over HTTP: prompts of 64 tokens, answers of 32-96, all streams at
-once. Whatever is not being measured is frozen. The bound is the linear layers alone.
+random bfloat16 weights and get the same token ids over HTTP: prompts of 64 tokens or --prompt, answers of 32-96, all
+streams at once. Whatever is not being measured is frozen. The bound is the linear layers alone.
 
     python -m benchmarks.peers                      # 5 interleaved runs; sets up what is missing first
     python -m benchmarks.peers --setup              # only that
     python -m benchmarks.peers --model qwen3-0.6b   # at 1 and 8 streams
+    python -m benchmarks.peers --prompt 1024 --streams 1,4,8
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.peers.environments import SetupFailed, set_up
 from benchmarks.peers.load import LONGEST, PROMPT, SHORTEST, Load
 from benchmarks.peers.model import SHAPES, make_model
 from benchmarks.peers.plot import draw
-from benchmarks.peers.servers import PEERS, Peer, PeerFailed, Watch
+from benchmarks.peers.servers import PEERS, Peer, PeerFailed, Watch, context
 from benchmarks.results import FOLDER, save, spread
 
 STREAMS = {"llama-115m": "1,4,8,16,32", "qwen3-0.6b": "1,8"}
@@ -40,8 +41,10 @@ HTTP = ("carousel", "vllm", "llama-server", "transformers serve")
 class Comparison:
     """The peers that are left, and what was measured. A peer that fails is dropped, loudly, and the rest goes on."""
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, prompt: int) -> None:
+        """prompt: tokens of each."""
         self.vocabulary = vocabulary
+        self.prompt = prompt
         self.peers: dict[str, Peer] = {}
         self.dropped: dict[str, str] = {}
         self.rows: list[dict[str, Any]] = []
@@ -60,7 +63,7 @@ class Comparison:
             print(f"starting {name} ...", flush=True)
             try:
                 log = home / "logs" / f"{name.replace(' ', '_')}.log"
-                self.peers[name] = PEERS[name][1](home, model, log, options.get(name, []))
+                self.peers[name] = PEERS[name][1](home, model, log, context(self.prompt), options.get(name, []))
                 self.peers[name].wait()
                 self.peers[name].process.freeze()
             except (PeerFailed, SetupFailed, OSError) as error:
@@ -68,11 +71,11 @@ class Comparison:
 
     def measure(self, streams: int, runs: int) -> None:
         """A warm-up of each peer, in which their tokens are compared; then the runs, each of all peers in turn."""
-        warm_up = {name: self._measure(name, Load(streams, -1, self.vocabulary)) for name in list(self.peers)}
+        warm_up = {name: self._measure(name, self._load(streams, -1)) for name in list(self.peers)}
         self._compare({name: measured[1] for name, measured in warm_up.items() if measured})
         for run in range(runs):
             for name in list(self.peers):
-                measured = self._measure(name, Load(streams, run, self.vocabulary))
+                measured = self._measure(name, self._load(streams, run))
                 if measured:
                     self.rows.append({"peer": name, "streams": streams, "run": run, **measured[0]})
                     print(f"{streams} streams, run {run}: {name} {measured[0]['tokens_per_s']:.1f}", flush=True)
@@ -81,6 +84,9 @@ class Comparison:
         """End all processes."""
         for peer in self.peers.values():
             peer.process.stop()
+
+    def _load(self, streams: int, run: int) -> Load:
+        return Load(streams, run, self.vocabulary, self.prompt)
 
     def _measure(self, name: str, load: Load) -> tuple[dict[str, Any], list[list[str]]] | None:
         process = self.peers[name].process
@@ -162,6 +168,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default="llama-115m")
     parser.add_argument("--streams", help="numbers of streams; default: " + str(STREAMS))
+    parser.add_argument(
+        "--prompt", type=int, default=PROMPT, metavar="TOKENS", help="of each stream (default: %(default)s)"
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peers", default=",".join(PEERS), help="which to measure (default: %(default)s)")
     parser.add_argument("--home", type=Path, default=Path.home() / ".cache/carousel/peers")
@@ -173,6 +182,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     options.peers = options.peers.split(",")
     options.streams = [int(number) for number in (options.streams or STREAMS[options.model]).split(",")]
+    if options.prompt < 1:
+        parser.error(f"--prompt must be a number of tokens, not {options.prompt}")
     if unknown := set(options.peers) - set(PEERS):
         parser.error(f"no such peers: {', '.join(sorted(unknown))}")
     if unknown := {name for name, _ in options.options} - set(HTTP):
@@ -188,7 +199,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peers are stopped then too
     versions, failed = set_up(options.home, {PEERS[name][0] or "" for name in options.peers})
-    comparison = Comparison(SHAPES[options.model]["vocab_size"])
+    comparison = Comparison(SHAPES[options.model]["vocab_size"], options.prompt)
     for name in options.peers:
         if PEERS[name][0] in failed:
             comparison.drop(name, failed[PEERS[name][0] or ""])
@@ -218,7 +229,7 @@ def report(
     agreement = {name: statistics.mean(values) for name, values in comparison.agreement.items()}
     settings = {
         "model": {"name": options.model, **SHAPES[options.model]},
-        "prompt": PROMPT,
+        "prompt": options.prompt,
         "output": [SHORTEST, LONGEST],
         "runs": options.runs,
         "options": extra,
@@ -231,6 +242,8 @@ def report(
     for name, reason in comparison.dropped.items():
         print(f"!!! {name} was left out: {reason}")
     name = "peers" if options.model == "llama-115m" else f"peers_{options.model}"
+    if options.prompt != PROMPT:
+        name += f"_prompts_of_{options.prompt}"
     print("kept in", save(name, settings, comparison.rows, summary))
     print("drawn in", draw(summary, options.model, FOLDER / f"{name}.svg"))
 

@@ -25,12 +25,13 @@ class Load:
     streams: int
     run: int
     vocabulary: int
+    prompt: int = PROMPT  # tokens
 
     @property
     def prompts(self) -> list[list[int]]:
         """Token ids; bytes are left out, see model.py."""
         chance = random.Random(f"{self.run} {self.streams}")
-        return [[chance.randrange(BYTES, self.vocabulary) for _ in range(PROMPT)] for _ in range(self.streams)]
+        return [[chance.randrange(BYTES, self.vocabulary) for _ in range(self.prompt)] for _ in range(self.streams)]
 
     @property
     def lengths(self) -> list[int]:

@@ -19,14 +19,14 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.peers import environments
-from benchmarks.peers.load import PROMPT, Load, Stream, figures, over_http
+from benchmarks.peers.load import LONGEST, Load, Stream, figures, over_http
 from benchmarks.peers.model import as_text, word
 
 START = 600.0  # seconds for a peer to be ready
 SLOTS = 32
 ROWS = (1, 2, 4, 8, 16, 17, 24, 32)  # at which the bound is measured; with the 17th a second tile of rows begins
 PREFILL = 512
-CONTEXT = 256  # tokens of a stream at most: prompt and answer are 160
+CONTEXT = 256  # tokens of a stream; of longer ones a multiple of it
 
 
 class PeerFailed(Exception):
@@ -202,7 +202,7 @@ class Bound:
         times: dict[str, dict[str, float]] = self.process.exchange({"rows": [*counts, PREFILL]})["milliseconds"]
         fastest = [min(of[str(rows)] for of in times.values()) for rows in counts]
         decode = sum(_between(counts, fastest, rows) for rows in running)
-        prefill = load.streams * PROMPT / PREFILL * min(of[str(PREFILL)] for of in times.values())
+        prefill = load.streams * load.prompt / PREFILL * min(of[str(PREFILL)] for of in times.values())
         return {"tokens_per_s": 1000 * sum(load.lengths) / (decode + prefill), "milliseconds": times}, []
 
 
@@ -223,37 +223,43 @@ def _by_tokens(prompt: list[int], length: int) -> dict[str, Any]:
     return {"model": "model", "prompt": prompt, **ask, "stream_options": {"include_usage": True}}
 
 
-def carousel(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+def context(prompt: int) -> int:
+    """Tokens that a stream may have, whose prompt has so many."""
+    return -(-(prompt + LONGEST) // CONTEXT) * CONTEXT
+
+
+def carousel(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """This project, as a user would start it but for the prefix cache."""
     options = ["--served-model-name", "model", "--max-num-seqs", str(SLOTS), "--no-enable-prefix-caching"]
     command = [sys.executable, "-m", "app", "serve", str(model), "--port", "PORT", *options, *extra]
     return Server(command, {}, log, _by_tokens)
 
 
-def vllm(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+def vllm(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """vLLM's CPU back end in bfloat16, compiled by inductor as is its default.
 
     A thread on every core: left alone it was a third slower here, as it seems to keep a core for its scheduler.
     """
     cores = f"0-{(os.cpu_count() or 1) - 1}"
     environment = OFFLINE | {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
-    options = ["--max-num-seqs", str(SLOTS), "--max-model-len", "2048", "--dtype", "bfloat16"]
+    options = ["--max-num-seqs", str(SLOTS), "--max-model-len", str(max(2048, tokens)), "--dtype", "bfloat16"]
     entry = [str(home / "vllm/bin/python"), "-m", "vllm.entrypoints.openai.api_server", "--served-model-name", "model"]
     command = [*entry, "--model", str(model), "--port", "PORT", "--no-enable-prefix-caching", *options, *extra]
     return Server(command, environment, log, _by_tokens)
 
 
-def llama(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+def llama(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """llama-server with a slot for each stream, on all cores."""
     file = environments.write_gguf(home, model)
-    slots = ["-np", str(SLOTS), "-c", str(SLOTS * CONTEXT), "-t", str(os.cpu_count() or 1), "--cache-ram", "0"]
+    slots = ["-np", str(SLOTS), "-c", str(SLOTS * tokens), "-t", str(os.cpu_count() or 1), "--cache-ram", "0"]
     command = [str(home / "llama/build/bin/llama-server"), "-m", str(file), "--port", "PORT", *slots, *extra]
     return Server(command, {}, log, lambda prompt, length: _by_tokens(prompt, length) | {"cache_prompt": False})
 
 
-def transformers(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+def transformers(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """`transformers serve` with continuous batching. The cache is given a size: left alone it takes 90 % of memory."""
-    options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--cb-num-blocks", str(2 * SLOTS)]
+    blocks = str(2 * SLOTS * tokens // CONTEXT)
+    options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--cb-num-blocks", blocks]
     program = str(home / "transformers/bin/transformers")
     command = [program, "serve", str(model), "--port", "PORT", *options, "--cb-max-batch-tokens", "2048", *extra]
 
@@ -264,18 +270,18 @@ def transformers(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
     return Server(command, OFFLINE, log, by_text)
 
 
-def static_batches(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+def static_batches(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """`generate` in static batches of all streams, without HTTP."""
     return StaticBatches(home, model, log)
 
 
-def bound(home: Path, model: Path, log: Path, extra: list[str]) -> Peer:
+def bound(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
     """Not a peer, but measured as one."""
     return Bound(model, log)
 
 
-# name: (environment it needs, how to start it)
-PEERS: dict[str, tuple[str | None, Callable[[Path, Path, Path, list[str]], Peer]]] = {
+# name: (environment it needs, how to start it for streams of so many tokens)
+PEERS: dict[str, tuple[str | None, Callable[[Path, Path, Path, int, list[str]], Peer]]] = {
     "carousel": (None, carousel),
     "vllm": ("vllm", vllm),
     "llama-server": ("llama", llama),
