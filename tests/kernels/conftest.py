@@ -47,16 +47,18 @@ def cpu_kernels(may_round: bool = False) -> Kernels:
         pytest.skip(f"needs a C++ compiler: {error}")
 
 
-def pairs_are_fast() -> bool:
-    """Whether the compiled ones multiply pairs of bfloat16 on this processor, where they may round."""
+def attention_rounds() -> bool:
+    """Whether the compiled ones round what attention multiplies, where they may: on processors that multiply pairs of
+    bfloat16 faster than floats and have no matrix unit."""
     from kernels.cpu.library import CannotCompile
     from kernels.cpu.linear import layouts
     from kernels.cpu.structs import Layout
 
     try:
-        return layouts(torch.bfloat16, may_round=True)[0] == Layout.BFLOAT16_PAIRS
+        here = layouts(torch.bfloat16, may_round=True)
     except CannotCompile:
         return False
+    return Layout.BFLOAT16_PAIRS in here and Layout.BFLOAT16_TILES not in here
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])

@@ -23,7 +23,7 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
 from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
-from tests.kernels.conftest import cpu_kernels, pairs_are_fast
+from tests.kernels.conftest import attention_rounds, cpu_kernels
 from tests.kernels.paged import make_paged
 from tests.kernels.test_norm_and_gate import naive_norm
 
@@ -244,8 +244,8 @@ def test_a_cache_in_bfloat16_computes_what_float32_copies_of_it_compute(dim: int
 @pytest.mark.parametrize(("group", "dim"), [(1, 32), (3, 64), (7, 128), (2, 96), (4, 256)])
 def test_rounded_attention_is_nearer_to_the_truth_than_torch_s_in_bfloat16(group: int, dim: int):
     """And near the beginning of a context nothing is rounded."""
-    if not pairs_are_fast():
-        pytest.skip("no pairs of bfloat16 are multiplied here")
+    if not attention_rounds():
+        pytest.skip("attention rounds nothing here")
     context = 600
     paged = make_paged((context,), 1, dim, 32, torch.bfloat16)
     q = torch.randn(context, group, dim, generator=torch.Generator().manual_seed(0))

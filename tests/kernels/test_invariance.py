@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.interface import Kernels
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import decode_attention, plan_decode
-from tests.kernels.conftest import cpu_kernels, pairs_are_fast
+from tests.kernels.conftest import attention_rounds, cpu_kernels
 from tests.kernels.paged import Paged, make_paged
 
 PAGE_SIZES = [4, 16, 32]
@@ -23,8 +23,8 @@ HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (
 
 def rounding_kernels() -> Kernels:
     """Those that round what attention multiplies; elsewhere they would be tested twice."""
-    if not pairs_are_fast():
-        pytest.skip("no pairs of bfloat16 are multiplied here")
+    if not attention_rounds():
+        pytest.skip("attention rounds nothing here")
     return cpu_kernels(may_round=True)
 
 

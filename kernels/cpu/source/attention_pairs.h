@@ -1,6 +1,7 @@
 // Attention's multiplications in vectors, two numbers in bfloat16 at a time, for caches in bfloat16 where queries and weights
 // may be rounded to it. Each of a row's sums is one chain, over D or over positions in ascending order; where rows are few,
-// as those of a decode step, words are multiplied as they are made, else they are made once for all rows.
+// as those of a decode step, words are multiplied as they are made, else they are made once for all rows. (Numbers below
+// 2^-126 count as nothing: the instruction knows no denormal ones.)
 #pragma once
 
 #include <cstring>
@@ -76,19 +77,19 @@ struct OnPairs : Words<VECTORS> {
         return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
     }
 
-    // 16 words of 16 rows, turned: to[word] has those of row 0 to 15. As `turn`, from whole lines: lines are only here on their
-    // way, and what is not stored is not loaded again.
+    // 16 words of 16 rows, turned: to[word] has those of row 0 to 15. Of whole lines, other than `turn`: where words are not
+    // kept, a line is as often read as it is asked for.
     static void turn_lines(const Number* const* rows, int64_t at, __m512i (&to)[LANES]) {
         __m512i r[4][4];  // [quarter][i]: four words of row i, i + 4, i + 8 and i + 12
         for (int i = 0; i < 4; i++) {
             const auto all = [&](int row) { return _mm512_loadu_si512(rows[row] + at); };
             const __m512i a = all(i), b = all(i + 4), c = all(i + 8), d = all(i + 12);
-            const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x44), cd = _mm512_shuffle_i32x4(c, d, 0x44);
-            const __m512i AB = _mm512_shuffle_i32x4(a, b, 0xee), CD = _mm512_shuffle_i32x4(c, d, 0xee);
-            r[0][i] = _mm512_shuffle_i32x4(ab, cd, 0x88);
-            r[1][i] = _mm512_shuffle_i32x4(ab, cd, 0xdd);
-            r[2][i] = _mm512_shuffle_i32x4(AB, CD, 0x88);
-            r[3][i] = _mm512_shuffle_i32x4(AB, CD, 0xdd);
+            const __m512i first = _mm512_shuffle_i32x4(a, b, 0x44), second = _mm512_shuffle_i32x4(c, d, 0x44);
+            const __m512i third = _mm512_shuffle_i32x4(a, b, 0xee), fourth = _mm512_shuffle_i32x4(c, d, 0xee);
+            r[0][i] = _mm512_shuffle_i32x4(first, second, 0x88);
+            r[1][i] = _mm512_shuffle_i32x4(first, second, 0xdd);
+            r[2][i] = _mm512_shuffle_i32x4(third, fourth, 0x88);
+            r[3][i] = _mm512_shuffle_i32x4(third, fourth, 0xdd);
         }
         for (int q = 0; q < 4; q++) {
             const __m512i a = _mm512_unpacklo_epi32(r[q][0], r[q][1]), b = _mm512_unpackhi_epi32(r[q][0], r[q][1]);
@@ -164,9 +165,9 @@ struct OnPairs : Words<VECTORS> {
             if (j % FETCH_EVERY == 0 && row == 0 && v == 0) ahead.fetch();
             __m512i words[N];
             for (int n = 0; n < N; n += 2) {
-                const Number *const one = segment.values[j] + (v + n) * LANES, *const two = segment.values[j + 1] + (v + n) * LANES;
+                const int at = (v + n) * LANES;
                 if constexpr (ARE_FEW)
-                    this->pair(one, two, words[n], words[n + 1]);
+                    this->pair(segment.values[j] + at, segment.values[j + 1] + at, words[n], words[n + 1]);
                 else
                     for (int i = n; i < n + 2; i++) words[i] = _mm512_load_si512(values[j / STEP][v + i][j % STEP / 2]);
             }
