@@ -46,10 +46,13 @@ template <class Keep>
 inline void soften(float* line, int from, int end, int64_t first, int64_t last, float& most, float& mass, const Keep& keep) {
     F16 highest = splat(NONE);
     for (int j = from; j < end; j += LANES) {
-        const I16 lane = I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + j;
-        const F16 s = choose((lane < int(last)) & (lane >= int(first)), load(line + j), splat(NONE));
+        F16 s = load(line + j);
+        if (j < first || j + LANES > last) {
+            const I16 lane = I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + j;
+            s = choose((lane < int(last)) & (lane >= int(first)), s, splat(NONE));
+            store(line + j, s);
+        }
         highest = larger(s, highest);
-        store(line + j, s);
     }
     most = maximum(highest);
     F16 total = splat(0.0f);
