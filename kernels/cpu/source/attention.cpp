@@ -18,7 +18,7 @@
 
 namespace {
 
-// From this position on the unit computes, or pairs are multiplied. Both are about twice as fast with prompts, and no faster
+// From this position on the unit computes, or pairs are multiplied. Both are up to twice as fast with prompts, and no faster
 // with the few rows of a decode, which wait for memory; near the beginning, prompts have little to attend to.
 constexpr int FAR = 256;
 constexpr int MOST_DIM = 256;
@@ -57,9 +57,7 @@ inline void soften(float* line, int from, int end, int64_t first, int64_t last, 
     most = maximum(highest);
     F16 total = splat(0.0f);
     const F16 shift = splat(most == NONE ? 0.0f : most);
-    for (int j = from; j < end; j += LANES) {
-        total += keep(j, exp16(load(line + j) - shift));
-    }
+    for (int j = from; j < end; j += LANES) total += keep(j, exp16(load(line + j) - shift));
     mass = sum(total);
 }
 

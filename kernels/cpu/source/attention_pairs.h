@@ -16,15 +16,13 @@ struct OnPairs : Words<VECTORS> {
     using typename Words<VECTORS>::Number;
     using Words<VECTORS>::V, Words<VECTORS>::D, Words<VECTORS>::STEP;
     using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
-    static constexpr int TOGETHER = 6, WIDE = 4;  // rows and vectors of words: their sums fit in registers
+    static constexpr int TOGETHER = 6, WIDE = 4;   // rows and vectors of words: their sums fit in registers
+    static constexpr int WALKS = ARE_FEW ? 2 : 4;  // as in InVectors, or as in OnUnit
 
     alignas(64) Number queries[MOST_ROWS][D];
     alignas(64) Number weights[MOST_ROWS][SEGMENT + STEP];  // not all to the same lines of a cache
 
     explicit OnPairs(int64_t) {}
-
-    // Over keys and over values, once or twice: in each its share of `ahead` is fetched, for the first rows.
-    static constexpr int WALKS = ARE_FEW ? 2 : 4;
 
     void take_query(int64_t row, const float* query, float scale) {
         for (int d = 0; d < D; d += LANES) put(queries[row] + d, load(query + d) * splat(scale));

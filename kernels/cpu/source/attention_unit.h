@@ -15,6 +15,7 @@ struct OnUnit : Words<VECTORS> {
     using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
     static constexpr int TOGETHER = Operand::ROWS;
     static constexpr int TILES = MOST_ROWS / TOGETHER, ALL = Operand::ALL;
+    static constexpr int WALKS = 4;  // taking keys, scoring, taking values, weighing: each fetches its share of `ahead`
     static constexpr int64_t TILE = Operand::TILE, WORDS = TILE / 2;
 
     // Tiles of rows of numbers as Operand has them, queries by D and weights by positions.
@@ -23,9 +24,6 @@ struct OnUnit : Words<VECTORS> {
     Unit unit;
 
     explicit OnUnit(int64_t rows) { unit.set(rows < TOGETHER ? rows : TOGETHER); }
-
-    // Taking keys, scoring, taking values, weighing: each fetches its share of `ahead`.
-    static constexpr int WALKS = 4;
 
     void take_query(int64_t row, const float* query, float scale) {
         const Operand::Line line = Operand::in_tiles(queries, D, ALL).line(row);

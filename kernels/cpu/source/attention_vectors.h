@@ -130,14 +130,12 @@ struct InVectors {
     static constexpr int V = VECTORS, D = V * LANES;
     static constexpr int TOGETHER = V <= 4 ? 3 : V <= 8 ? 2 : 1;  // rows scored together: their vectors fit in registers
     static constexpr int STEP = LANES;                            // positions
+    static constexpr int WALKS = 2;  // over keys and over values: in each its share of `ahead` is fetched, for the first rows
 
     float queries[MOST_ROWS][D];
     Ahead ahead;
 
     explicit InVectors(int64_t) {}
-
-    // Over keys and over values: in each its share of `ahead` is fetched, for the first rows.
-    static constexpr int WALKS = 2;
 
     void take_query(int64_t row, const float* query, float scale) {
         F16 some[V];
