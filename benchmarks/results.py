@@ -65,9 +65,12 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
+    """Its name and, as generations of one vendor may share a name, its family and model."""
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        first = info.read_text().split("\n\n")[0]
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        if "model name" in fields:
+            which = [f"{key} {fields[name]}" for key, name in (("family", "cpu family"), ("model", "model")) if name in fields]
+            return ", ".join([fields["model name"], *which])
     return platform.processor() or platform.machine()

@@ -171,7 +171,10 @@ void attend(
         for (int d = 0; d < V; d++) mean[d] = load(work.totals + r * D + d * LANES) * share;
         Math::put_right(mean);
         const Operand::Line line = out.line(token(r));
-        for (int d = 0; d < V; d++) line.put(place(r) + d * LANES, mean[d]);
+        if constexpr (V % 2 == 0)
+            for (int d = 0; d < V; d += 2) line.put(place(r) + d * LANES, mean[d], mean[d + 1]);
+        else
+            for (int d = 0; d < V; d++) line.put(place(r) + d * LANES, mean[d]);
     }
 }
 
@@ -205,8 +208,11 @@ std::vector<Tile> tiles_of(const Attention& p) {
             tiles.push_back({chunk, first, last, has_far && first >= far});
         }
     }
-    // Last tiles first: within a chunk they have the longest contexts.
-    std::reverse(tiles.begin(), tiles.end());
+    // A thread begins with the rows that it has rotated. Of its share the last come first: within a chunk they have the
+    // longest contexts.
+    const int64_t shares = Pool::instance().threads(), count = tiles.size();
+    for (int64_t i = 0; i < shares; i++)
+        std::reverse(tiles.begin() + count * i / shares, tiles.begin() + count * (i + 1) / shares);
     return tiles;
 }
 
@@ -214,7 +220,7 @@ template <int V, class Number>
 void run(const Attention& p, const Operand& out) {
     const std::vector<Tile> tiles = tiles_of(p);
     const int64_t count = tiles.size() * p.kv_heads;
-    Pool::instance().each(count, [&](int64_t task) {
+    Pool::instance().each(count, [p, out, count, tiles = tiles.data()](int64_t task) {
         int64_t& fetched = workspace().fetched;
         const bool is_fetched = fetched == task;
         fetched = task + 1;  // a thread's tasks follow one another

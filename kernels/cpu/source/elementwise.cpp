@@ -29,7 +29,8 @@ void norm_row(const float* x, const float* weight, int64_t size, float eps, floa
     }
     const F16 factor = splat(1.0f / std::sqrt(sum(squares) / float(size) + eps));
     const Operand::Line line = Operand::floats(out, size).line(0);
-    for (int64_t i = 0; i < size; i += LANES) line.put(i, load_some(x, i, size) * factor * load_some(weight, i, size));
+    const auto normed = [&](int64_t i) { return load_some(x, i, size) * factor * load_some(weight, i, size); };
+    for (int64_t i = 0; i < size; i += 2 * LANES) line.put(i, normed(i), normed(i + LANES));
 }
 
 }  // namespace
@@ -43,8 +44,8 @@ void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& o
     each_row(rows, 4 * size, [&](int64_t row) {
         const float *gate = gate_up + row * 2 * size, *up = gate + size;
         const Operand::Line line = out.line(row);
-        for (int64_t i = 0; i < size; i += LANES)
-            line.put(i, silu16(load_some(gate, i, size)) * load_some(up, i, size));
+        const auto gated = [&](int64_t i) { return silu16(load_some(gate, i, size)) * load_some(up, i, size); };
+        for (int64_t i = 0; i < size; i += 2 * LANES) line.put(i, gated(i), gated(i + LANES));
     });
 }
 

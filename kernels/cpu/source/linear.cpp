@@ -157,7 +157,7 @@ struct Walk {
 template <class Panel>
 void run(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside) {
     const int64_t blocks = (rows + ROWS - 1) / ROWS;
-    Pool::instance().each(panels(layer.outputs), [&](int64_t panel) {
+    Pool::instance().each(panels(layer.outputs), [=](int64_t panel) {
         const Walk<Panel> walk(layer, x, blocks, panel);
         const PanelResult to(layer, panel, result);
         Beside part = beside.part(panel, panel + 1, panels(layer.outputs));
@@ -177,7 +177,7 @@ void run_gated(
     const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside
 ) {
     const int64_t size = layer.outputs / 2, blocks = (rows + ROWS - 1) / ROWS;
-    Pool::instance().each(panels(size), [&](int64_t panel) {
+    Pool::instance().each(panels(size), [=](int64_t panel) {
         const Walk<Panel> gates(layer, x, blocks, panel), ups(layer, x, blocks, panels(size) + panel);
         const GatedPanel to(layer, panel, factors, y);
         Beside part = beside.part(panel, panel + 1, panels(size));

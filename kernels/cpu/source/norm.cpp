@@ -13,8 +13,7 @@ void Norm::put(const float* x, int64_t first, int64_t last) const {
         const NormPanel panel(*this, column / PANEL);
         for (int64_t row = first; row < last; row++) {
             const float* const line = x + row * size;
-            const F16 high = column + LANES < size ? load_some(line, column + LANES, size) : splat(0.0f);
-            panel.put(row, load_some(line, column, size), high);
+            panel.put(row, load_some(line, column, size), load_some(line, column + LANES, size));
         }
     }
 }

@@ -33,15 +33,12 @@ class NormPanel {
         : rows_(norm.rows), squares_(norm.squares + panel * Norm::padded(norm.count)), column_(panel * PANEL) {
         const int64_t size = norm.rows.inputs;
         low_ = load_some(norm.weight, column_, size);
-        has_high_ = column_ + LANES < size;
-        if (has_high_) high_ = load_some(norm.weight, column_ + LANES, size);
+        high_ = load_some(norm.weight, column_ + LANES, size);
     }
 
     // 32 numbers of a row, zeros behind its last one.
     __attribute__((always_inline)) void put(int64_t row, F16 low, F16 high) const {
-        const Operand::Line line = rows_.line(row);
-        line.put(column_, low * low_);
-        if (has_high_) line.put(column_ + LANES, high * high_);
+        rows_.line(row).put(column_, low * low_, high * high_);
         // Beginning with 0, so that which product is fused into which sum is not the compiler's choice.
         F16 squares = splat(0.0f);
         squares += low * low;
@@ -53,7 +50,6 @@ class NormPanel {
     Operand rows_{};
     float* squares_ = nullptr;
     int64_t column_ = 0;
-    bool has_high_ = false;
     F16 low_{}, high_{};  // of the weight
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "panel.h"
 #include "pool.h"
 
 Operand Operand::put(const Linear& layer, const float* x, int64_t rows) {
@@ -17,7 +18,9 @@ Operand Operand::put(const Linear& layer, const float* x, int64_t rows) {
     Pool::instance().each(tiles(rows), [&](int64_t tile) {
         for (int64_t row = tile * ROWS; row < std::min(rows, (tile + 1) * ROWS); row++) {
             const Operand::Line line = to.line(row);
-            for (int64_t k = 0; k < inputs; k += LANES) line.put(k, load_some(x + row * inputs, k, inputs));
+            const float* const from = x + row * inputs;
+            for (int64_t k = 0; k < inputs; k += PANEL)
+                line.put(k, load_some(from, k, inputs), load_some(from, k + LANES, inputs));
         }
     });
     return to;

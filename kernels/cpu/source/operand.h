@@ -52,13 +52,33 @@ struct Operand {
         return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts, height};
     }
 
-    // One row, to be written sixteen numbers at a time.
+    // One row, to be written 32 numbers at a time, or sixteen; those behind the last input are zeros. Inlined always, as exp16.
     struct Line {
         float* floats;
         uint16_t* cut;
         int64_t inputs, parts, tile;  // the last: numbers
 
-        // At a multiple of 16. What is behind the last input is not looked at. Inlined always, as exp16.
+        // At a multiple of 32. In bfloat16 they are a line of a cache, and written as one: other cores have read what lay there,
+        // and the line is waited for with each write, longest where cores share no cache.
+        __attribute__((always_inline)) void put(int64_t column, F16 low, F16 high) const {
+            if (floats) {
+                put(column, low);
+                if (column + LANES < inputs) put(column + LANES, high);
+                return;
+            }
+#if defined(__AVX512BF16__)
+            uint16_t* to = cut + column / DEPTH * parts * tile;
+            for (int64_t part = 1;; part++, to += tile) {
+                const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+                _mm512_storeu_si512(to, both);
+                if (part >= parts) break;
+                low -= widened(_mm512_castsi512_si256(both));
+                high -= widened(_mm512_extracti64x4_epi64(both, 1));
+            }
+#endif
+        }
+
+        // At a multiple of 16.
         __attribute__((always_inline)) void put(int64_t column, F16 v) const {
             if (floats) {
                 if (column + LANES <= inputs) return store(floats + column, v);
@@ -67,21 +87,23 @@ struct Operand {
                 std::memcpy(floats + column, some, (inputs - column) * sizeof(float));
                 return;
             }
-            if (column + LANES > inputs)
-                for (int64_t lane = inputs - column; lane < LANES; lane++) v[lane] = 0.0f;
             uint16_t* to = cut + column / DEPTH * parts * tile + column % DEPTH;
             put_parts(to, v);
             if (column + LANES >= inputs && column % DEPTH == 0) put_parts(to + LANES, splat(0.0f));
         }
 
       private:
+#if defined(__AVX512BF16__)
+        static F16 widened(__m256i narrow) { return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16); }
+#endif
+
         // Each part is what the ones before leave of a number, rounded; what the third leaves is nothing.
         void put_parts(uint16_t* to, F16 v) const {
 #if defined(__AVX512BF16__)
             for (int64_t part = 0; part < parts; part++) {
                 const __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)v);
                 std::memcpy(to + part * tile, &narrow, sizeof narrow);
-                v -= (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
+                v -= widened(narrow);
             }
 #endif
         }

@@ -16,6 +16,7 @@ class Pool {
 
     // Threads that compute, the caller's included; at most MOST_THREADS.
     void set_threads(int threads);
+    int threads() const { return threads_.load(std::memory_order_relaxed); }  // those
 
     // Runs task(context, 0..count-1), each once, in any order, and returns when all are done. While one caller is served
     // another one does its tasks by itself.
@@ -23,15 +24,22 @@ class Pool {
 
     template <class F>
     void each(int64_t count, const F& f) {
-        run(count, [](void* context, int64_t index) { (*static_cast<const F*>(context))(index); }, (void*)&f);
+        // A copy, as `f` lies among what the caller writes to while others read it. What it refers to does too: operations of
+        // many short tasks capture values.
+        struct alignas(APART) Alone {
+            F f;
+        } alone{f};
+        run(count, [](void* context, int64_t index) { static_cast<const Alone*>(context)->f(index); }, &alone);
     }
 
   private:
+    static constexpr int APART = 128;  // bytes between what is written to by different threads: caches fetch lines in pairs
+
     Pool() = default;
     // A thread's share of the job in hand: tasks that nobody has taken yet, in one word: the last one's index + 1 (upper
     // half), and the first one's. And how many of all tasks this thread has done: one count for all threads would be
     // fetched from another core after every task.
-    struct alignas(64) Share {
+    struct alignas(APART) Share {
         std::atomic<uint64_t> left{0};
         std::atomic<int64_t> done{0};
     };
@@ -45,13 +53,13 @@ class Pool {
     void help(int number);  // a helper's life
 
     Share shares_[MOST_THREADS];  // of the job in hand, one for each thread
-    alignas(64) int64_t count_ = 0;
+    alignas(APART) int64_t count_ = 0;
     Task task_ = nullptr;
     void* context_ = nullptr;
-    alignas(64) std::atomic<int> sleeping_{0};
+    alignas(APART) std::atomic<int> sleeping_{0};
     std::atomic<int> threads_{1};  // helpers of this number and above rest
     int started_ = 1;
-    alignas(64) std::atomic<bool> waits_{false};  // the caller, for the last tasks
+    alignas(APART) std::atomic<bool> waits_{false};  // the caller, for the last tasks
     std::mutex caller_, sleep_, end_;
     std::condition_variable awake_, ended_;
 };

@@ -54,9 +54,9 @@ class GatedPanel {
 
     __attribute__((always_inline)) void put(int64_t row, F16 gate_low, F16 gate_high, F16 up_low, F16 up_high) const {
         const F16 factor = factor_of(factors_, row);
-        const Operand::Line line = to_.line(row);
-        line.put(column_, silu16(gate_low * factor + gate_.low) * (up_low * factor + up_.low));
-        line.put(column_ + LANES, silu16(gate_high * factor + gate_.high) * (up_high * factor + up_.high));
+        const F16 low = silu16(gate_low * factor + gate_.low) * (up_low * factor + up_.low);
+        const F16 high = silu16(gate_high * factor + gate_.high) * (up_high * factor + up_.high);
+        to_.line(row).put(column_, low, high);
     }
 
   private:

@@ -25,11 +25,11 @@ static inline F16 load(const float* p) {
 
 static inline void store(float* p, F16 v) { std::memcpy(p, &v, sizeof v); }
 
-// Sixteen floats, or the `size - at` that are left, the rest 0.
+// Sixteen floats of `size`; 0 for those behind the last one.
 static inline F16 load_some(const float* p, int64_t at, int64_t size) {
     if (at + LANES <= size) return load(p + at);
     float some[LANES] = {};
-    std::memcpy(some, p + at, (size - at) * sizeof(float));
+    if (at < size) std::memcpy(some, p + at, (size - at) * sizeof(float));
     return load(some);
 }
 
