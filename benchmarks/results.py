@@ -69,8 +69,9 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
         first = info.read_text().split("\n\n")[0]
-        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+        pairs = (line.partition(":") for line in first.splitlines())
+        fields = {key.strip(): value.strip() for key, _, value in pairs}
         if "model name" in fields:
-            which = [f"{key} {fields[name]}" for key, name in (("family", "cpu family"), ("model", "model")) if name in fields]
-            return ", ".join([fields["model name"], *which])
+            numbers = [f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields]
+            return ", ".join([fields["model name"], *numbers])
     return platform.processor() or platform.machine()
