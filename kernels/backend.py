@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.composed import Composed
-from kernels.decode_attention import decode_attention
+from kernels.decode_attention import decode_attention, plan_decode
 from kernels.decode_step import gather_slots
 from kernels.decoder import Linear
 from kernels.few_rows import DenseLinear
@@ -21,7 +21,7 @@ from kernels.silu_mul import silu_mul
 
 class TritonKernels(Composed):
     """`kernels.interface.Kernels` in Triton; products of many rows are the library's. Index arithmetic is free inside a
-    kernel, so nothing is planned ahead."""
+    kernel, so none is planned ahead."""
 
     set_threads = staticmethod(torch.set_num_threads)
     rms_norm = staticmethod(rms_norm)
@@ -75,4 +75,4 @@ class TritonKernels(Composed):
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
     ) -> DecodePlan | None:
-        return None
+        return plan_decode(context_lens, k_cache.shape[1])

@@ -1,7 +1,7 @@
 """Matrices for few rows: with the norm before, the gate behind or the addition to the residual in the same kernel.
 
-A step of a handful of rows computes next to nothing: it reads all weights once. So a layer is seven kernels here, not
-ten, and each streams its matrix from its first instruction on: the root mean square is found beside the product and
+A step of a handful of rows computes next to nothing: it reads all weights once. So a layer is six kernels here, not
+nine, and each streams its matrix from its first instruction on: the root mean square is found beside the product and
 divides it afterwards, and what follows a product is done while it is in registers. Outputs are the 16 rows of a tensor
 core's product and the batch its 8 columns; the warps of a program each take a part of k, so that none does or reads
 what another one does, and Triton copies their operands to shared memory several blocks ahead. While the kernel before

@@ -62,3 +62,11 @@ class DecodeTiles(DecodePlan):
     """tiles[B, 4] int32: each row as a chunk of one query, see `kernels.query_tiles`; of none without a context."""
 
     tiles: Tensor
+
+
+@dataclass(frozen=True)
+class DecodeArrivals(DecodePlan):
+    """arrived[B, Hkv] int32 zeros: of a row and key/value head, how many parts of its context are reduced. Each layer
+    leaves zeros behind."""
+
+    arrived: Tensor

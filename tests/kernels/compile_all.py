@@ -122,13 +122,15 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             STAGES,
         ),
         (
-            decode_attention._split_kernel,
+            decode_attention._decode_kernel,
             {
                 "q": MODEL,
                 "page_table": INT,
                 "context_lens": INT,
+                "arrived": INT,
                 "partial": FLOAT,
                 "weight": FLOAT,
+                "out": MODEL,
                 "table_stride": "i32",
                 "page_rows": "i32",
             }
@@ -136,19 +138,10 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             | {"scale": "fp32", "window": "i32", "split_size": "i32"},
             heads
             | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee", "EARLY": True}
-            | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
+            | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT}
+            | {"CHUNK": decode_attention.CHUNK, "HEADS": 4},
             decode_warps,
             decode_attention.NUM_STAGES,
-        ),
-        (
-            decode_attention._combine_kernel,
-            {"partial": FLOAT, "weight": FLOAT, "context_lens": INT, "out": MODEL, "splits": "i32", "window": "i32"}
-            | {"split_size": "i32"},
-            {"QUERY_HEADS": 32, "HEAD_DIM": dim, "HEAD_BLOCK": dim}
-            | {"CHUNK": decode_attention.CHUNK, "EARLY": True}
-            | {"LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT},
-            1,
-            STAGES,
         ),
         (
             prefill_attention._prefill_kernel,

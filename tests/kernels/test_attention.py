@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from kernels.interface import Kernels
+from kernels.plans import DecodeArrivals
 from kernels.query_tiles import QUERIES, query_tiles
+from tests.kernels.conftest import DEVICE
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 
 # kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split: of
@@ -162,6 +164,34 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
         q[:1], paged.k_cache, paged.v_cache, paged.page_table[:1, :11].contiguous(), paged.lengths[:1], 0.3, window
     )
     assert torch.equal(both[:1], alone)
+
+
+def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.device) -> None:
+    """The splits of each are counted from zero again: of one split, of a few, and of more than are combined at once."""
+    paged = make_paged((40, 300, 1300), 2, 16, 64, device=device)
+    plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.k_cache, 0)
+    torch.manual_seed(1)
+    for _ in range(3):
+        q = torch.randn(3, 4, 16, device=device)
+        given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
+        planned, alone = triton_kernels.decode_attention(*given, plan), triton_kernels.decode_attention(*given)
+        assert torch.equal(planned, alone)
+        assert isinstance(plan, DecodeArrivals) and not plan.arrived.any()
+
+
+@pytest.mark.device
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_whichever_split_ends_last_combines_what_all_have_written(triton_kernels: Kernels, rows: int) -> None:
+    """Hundreds of times in a row, over memory in which other numbers were before, the bits are those of the first."""
+    paged = make_paged(tuple(range(900, 900 + 17 * rows, 17)), 8, 64, 64, dtype=torch.bfloat16, device=DEVICE)
+    q = torch.randn(rows, 32, 64, device=DEVICE).bfloat16()
+    given = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
+    plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 32, paged.k_cache, 0)
+    first = triton_kernels.decode_attention(q, *given, plan)
+    for _ in range(300):
+        triton_kernels.decode_attention(-q, *given, plan)
+        assert torch.equal(triton_kernels.decode_attention(q, *given, plan), first)
 
 
 def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.device) -> None:
