@@ -1,7 +1,8 @@
 """Matrices of few rows on a device: one kernel with what stands around them, beside the library's product between
-kernels of their own; and which tiles are best for each, which is what `kernels.few_rows.TILES` holds.
+kernels of their own; and which tiles are best for each, which is what `kernels/tile_table.py` holds.
 
     python -m benchmarks.gpu_matrices                        # every tile for every matrix: results/gpu_matrices.json
+    python -m benchmarks.gpu_matrices --write                # and the best ones into kernels/tile_table.py
     python -m benchmarks.gpu_matrices --also-in some/folder  # a copy of the results
     python -m benchmarks.gpu_matrices --device cpu           # the same code on a tiny shape; nothing is kept
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from itertools import product
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +26,7 @@ from benchmarks.device import Call, Device
 from benchmarks.results import microseconds, save
 from benchmarks.sections import Sections
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Matrix, Shape
-from kernels import few_rows
+from kernels import few_rows, tile_table
 from kernels.few_rows import DenseLinear, Tile
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
@@ -36,6 +39,17 @@ EPS = 1e-5
 OUTPUTS, INPUTS, WARPS, STAGES = (16, 32, 64), (256, 512), (4, 8), (3, 4, 6, 8)
 SHARED = 220 << 10  # bytes of all blocks under way: what a multiprocessor has
 ROWS = 1  # tiles are chosen for one person alone
+
+Found = dict[tuple[int, int, bool], Tile]  # by outputs, inputs, and whether it is gated
+
+MODULE = '''"""Tiles of matrices of few rows (`kernels.few_rows.Tile`), by outputs, inputs and whether they are gated:
+then outputs are those of the gate. `python -m benchmarks.gpu_matrices --write` wrote them: the fastest ones for one row
+on {device}.
+"""
+
+FOUND: dict[tuple[int, int, bool], tuple[int, int, int, int]] = {{
+{rows}}}
+'''
 
 
 class Layer:
@@ -95,14 +109,12 @@ class MatrixMarks:
         sizes = dict(zip(("outputs", "inputs", "gated"), key, strict=True))
         found: list[tuple[float, Tile]] = []
         for tile in candidates(matrix.gated):
-            few_rows.TILES[key] = tile
             try:
-                times = self._times([layer.by_one_kernel for layer in layers])
+                with patch.dict(few_rows.TILES, {key: tile}):
+                    times = self._times([layer.by_one_kernel for layer in layers])
             except Exception as error:
                 self._add("tile that fails", **sizes, tile=list(vars(tile).values()), error=str(error))
                 continue
-            finally:
-                del few_rows.TILES[key]
             found.append((median(times), tile))
             rate = self._of_copy_rate(matrix, times)
             self._add("tile", **sizes, tile=list(vars(tile).values()), us=microseconds(times), of_copy_rate=rate)
@@ -134,35 +146,49 @@ def candidates(gated: bool) -> Iterator[Tile]:
             yield Tile(outputs, inputs, warps, stages)
 
 
+def as_module(device: str, found: Found) -> str:
+    """What kernels/tile_table.py is to be: what was found, and what it has of other matrices."""
+    table = tile_table.FOUND | {matrix: astuple(tile) for matrix, tile in found.items()}
+    return MODULE.format(device=device, rows="".join(f"    {matrix}: {tile},\n" for matrix, tile in table.items()))
+
+
 def main() -> None:
-    """Measure all tiles, print the table, keep the rows."""
+    """Measure all tiles, print the best, keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--also-in", type=Path)
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     device = Device(torch.device(options.device))
-    best: dict[str, str] = {}
+    best: Found = {}
 
     def keep(sections: Sections) -> None:
-        if device.on_gpu:
-            summary = {"tiles": best, "failed": sections.failed, "left_out": sections.left_out}
-            path = save("gpu_matrices", {"device": torch.cuda.get_device_name(device.device)}, sections.rows, summary)
-            if options.also_in:
-                options.also_in.mkdir(parents=True, exist_ok=True)
+        if not device.on_gpu:
+            return
+        name = torch.cuda.get_device_name(device.device)
+        shown = {str(matrix): str(tile) for matrix, tile in best.items()}
+        summary = {"tiles": shown, "failed": sections.failed, "left_out": sections.left_out}
+        kept = [save("gpu_matrices", {"device": name}, sections.rows, summary)]
+        if options.write:
+            kept.append(Path(tile_table.__file__))
+            kept[-1].write_text(as_module(name, best))
+        if options.also_in:
+            options.also_in.mkdir(parents=True, exist_ok=True)
+            for path in kept:
                 shutil.copy(path, options.also_in)
 
     sections = Sections(keep, options.seconds, works=device.works)
     marks = MatrixMarks(device, sections.add)
 
     def choose(matrix: Matrix) -> None:
-        best[f"({matrix.outputs}, {matrix.inputs}, {matrix.gated})"] = str(marks.tiles(matrix))
+        best[matrix.outputs, matrix.inputs, matrix.gated] = marks.tiles(matrix)
 
     for shape in (LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,):
         for matrix in shape.matrices:
             sections.run(f"{shape.name} {matrix.name}", lambda matrix=matrix: choose(matrix))  # type: ignore[misc]
     for size, tile in best.items():
-        print(f"    {size}: {tile},")
+        print(f"{size}: {tile}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.early import early
+from kernels.tile_table import FOUND
 
 FEW = 8  # rows up to which this is used: columns of a tensor core's product
 WIDE = 1 << 15  # outputs from which on programs are plenty, however many each has
@@ -39,9 +40,7 @@ class Tile:
     stages: int
 
 
-# By outputs and inputs of a matrix, and whether it is gated: then its outputs are those of the gate. Printed by
-# `benchmarks/gpu_matrices.py`, and empty until that has run on a GPU.
-TILES: dict[tuple[int, int, bool], Tile] = {}
+TILES = {matrix: Tile(*tile) for matrix, tile in FOUND.items()}
 
 
 def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:

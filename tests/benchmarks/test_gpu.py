@@ -26,7 +26,7 @@ from benchmarks.shapes import TINY, Matrix
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.runner import ModelRunner
-from kernels import early, few_rows
+from kernels import early, few_rows, tile_table
 from kernels.few_rows import Tile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -481,10 +481,23 @@ def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
 
     monkeypatch.setattr(device, "times", times)
     rows: list[str] = []
-    marks = MatrixMarks(device, lambda what, **row: rows.append(what))
+    marks, before = MatrixMarks(device, lambda what, **row: rows.append(what)), dict(few_rows.TILES)
     assert marks.tiles(Matrix("down", 40, 64)) == fast
     assert rows == ["tile", "tile that fails", "tile"]
-    assert not few_rows.TILES
+    assert before == few_rows.TILES
+
+
+def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.MonkeyPatch):
+    """As it would be written by hand, with the device that was measured, and what was known of others."""
+    monkeypatch.setattr(tile_table, "FOUND", {(40, 64, False): (16, 64, 1, 3), (8, 8, True): (16, 256, 4, 3)})
+    best = {(40, 64, False): Tile(32, 64, 1, 3), (128256, 2048, False): Tile(32, 256, 4, 8)}
+    module = gpu_matrices.as_module("NVIDIA H100 80GB HBM3", best)
+    read: dict[str, Any] = {}
+    exec(module, read)
+    assert "NVIDIA H100 80GB HBM3" in read["__doc__"]
+    assert {matrix: Tile(*tile) for matrix, tile in read["FOUND"].items()} == best | {(8, 8, True): Tile(16, 256, 4, 3)}
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--stdin-filename", "tile_table.py", "-"]
+    assert subprocess.run(command, input=module, text=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("gated", [False, True])
