@@ -48,6 +48,7 @@ MOST_KV_BYTES = 40e9
 SAMPLERS = ((0, 1.0, 0.0), (0, 1.0, 0.6), (0, 0.9, 0.6), (50, 0.9, 0.6))  # top_k, top_p, temperature
 
 STAGES, SPLITS = (3, 5), (256, 512)  # of decode attention
+BLOCKS = ((32, 4), (64, 4), (64, 8), (128, 8))  # of prefill attention: positions of one, and warps
 
 
 class Marks:
@@ -124,6 +125,7 @@ def on_gpu(marks: Marks) -> None:
     llama, qwen = Build(LLAMA_1B), Build(QWEN_06B)
     kernels_of(marks, llama.shape)
     steps_of(marks, llama)
+    variants_of(marks, llama.shape)
     profiles_of(marks, replace(llama, early_launch=False))
     people_of(marks, replace(llama, budget=None))
     invariant_of(marks, replace(llama, batch_invariant=True))
@@ -133,6 +135,7 @@ def on_gpu(marks: Marks) -> None:
     steps_of(marks, qwen)
     people_of(marks, replace(qwen, budget=None))
     prompts_of(marks, qwen, 2)
+    variants_of(marks, qwen.shape)
 
 
 def kernels_of(marks: Marks, shape: Shape) -> None:
@@ -141,8 +144,6 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
     for page_size in (16, 32):
         marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
-    for stages, split in product(STAGES, SPLITS):
-        marks.kernel(marks.of_kernels.decode_attention_as, shape, 32, 2048, 64, stages, split)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
     for rows in (1, 4, 8):
         marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
@@ -151,6 +152,14 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
     for rows in (1, 32, 256):
         for settings in SAMPLERS:
             marks.kernel(marks.of_kernels.sampler, shape, rows, *settings)
+
+
+def variants_of(marks: Marks, shape: Shape) -> None:
+    """Attention otherwise than it is, which may be better."""
+    for stages, split in product(STAGES, SPLITS):
+        marks.kernel(marks.of_kernels.decode_attention_as, shape, 32, 2048, 64, stages, split)
+    for (block, warps), stages in product(BLOCKS, (2, 3)):
+        marks.kernel(marks.of_kernels.prefill_attention_as, shape, 2048, 64, block, warps, stages)
 
 
 def steps_of(marks: Marks, build: Build) -> None:
@@ -206,6 +215,7 @@ def on_cpu(marks: Marks) -> None:
     marks.kernel(marks.of_kernels.decode_attention, TINY, 3, 70, 16)
     marks.kernel(marks.of_kernels.decode_attention_as, TINY, 3, 70, 16, 2, 128)
     marks.kernel(marks.of_kernels.prefill_attention, TINY, 40, 16)
+    marks.kernel(marks.of_kernels.prefill_attention_as, TINY, 40, 16, 32, 4, 2)
     marks.kernel(marks.of_matrices.beside_the_library, TINY, 3)
     marks.kernel(marks.of_kernels.elementwise, TINY, 3)
     marks.kernel(marks.of_kernels.sampler, TINY, 3, 50, 0.9, 0.6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from benchmarks.device import Device
 from benchmarks.results import microseconds
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
-from kernels import decode_attention
+from kernels import decode_attention, prefill_attention
 
 CALLS = 20  # over inputs of their own, where one is short
 
@@ -49,15 +50,11 @@ class KernelMarks:
         self, shape: Shape, batch: int, context: int, page_size: int, stages: int, split: int
     ) -> None:
         """The same with other stages and splits than the kernel has."""
-        kept = decode_attention.NUM_STAGES, decode_attention.SPLIT
-        decode_attention.NUM_STAGES, decode_attention.SPLIT = stages, split
-        try:
+        with patch.multiple(decode_attention, NUM_STAGES=stages, SPLIT=split):
             self.decode_attention(shape, batch, context, page_size, stages=stages, split=split)
-        finally:
-            decode_attention.NUM_STAGES, decode_attention.SPLIT = kept
 
-    def prefill_attention(self, shape: Shape, tokens: int, page_size: int) -> None:
-        """One layer, one whole prompt; the bound is half of a full attention's matrix products."""
+    def prefill_attention(self, shape: Shape, tokens: int, page_size: int, **more: int) -> None:
+        """One layer, one whole prompt; the bound is half of a full attention's matrix products. more: columns."""
         cache = self._cache(shape, -(-tokens // page_size), page_size)
         table = self._pages(cache).view(1, -1)
         q = self._random(tokens, shape.heads, shape.head_dim)
@@ -65,9 +62,16 @@ class KernelMarks:
         times = self._on.times(lambda: self._on.kernels.prefill_attention(*given))
         flops = 2 * tokens * tokens * shape.heads * shape.head_dim
         self._add(
-            "prefill attention", shape=shape.name, tokens=tokens, us=microseconds(times),
+            "prefill attention", shape=shape.name, tokens=tokens, page_size=page_size, **more, us=microseconds(times),
             of_matmul_rate=flops / median(times) / self._on.ceilings.flops_per_second,
         )  # fmt: skip
+
+    def prefill_attention_as(
+        self, shape: Shape, tokens: int, page_size: int, block: int, warps: int, stages: int
+    ) -> None:
+        """The same with other blocks of positions, warps and stages than the kernel has."""
+        with patch.multiple(prefill_attention, BLOCK_N=block, NUM_WARPS=warps, NUM_STAGES=stages):
+            self.prefill_attention(shape, tokens, page_size, block=block, warps=warps, stages=stages)
 
     def elementwise(self, shape: Shape, rows: int) -> None:
         """The two memory-bound kernels between the matrix products of many rows."""
