@@ -108,11 +108,12 @@ class Marks:
         prompts = [make_request("", shape.vocab, prompt, output, i).prompt for i in range(sequences)]
         ours = self.of_engines.greedy_rates(self._engines.get(build), prompts, output, runs=3)
         self._engines.drop()
+        sizes = {"shape": shape.name, "sequences": sequences, "prompt": prompt, "output": output}
+        self.sections.add("beside transformers", **sizes, tokens_per_second=spread(ours))  # whatever becomes of it
         theirs = gpu_transformers.rates(shape, self.device.device, prompts, output, runs=3)
         self.sections.add(
-            "transformers", shape=shape.name, sequences=sequences, prompt=prompt, output=output,
-            tokens_per_second=spread(ours), theirs=spread(theirs), ratio=median(ours) / median(theirs),
-        )  # fmt: skip
+            "transformers", **sizes, tokens_per_second=spread(theirs), times_that=median(ours) / median(theirs)
+        )
 
 
 def _name(measure: Callable[..., None], *sizes: object) -> str:
@@ -120,31 +121,35 @@ def _name(measure: Callable[..., None], *sizes: object) -> str:
 
 
 def on_gpu(marks: Marks) -> None:
-    """The marks of the project: what is needed first comes first, as the time may be up before the end, and what can
-    hang or disturb others comes last of its shape. Marks of one engine stand together where they can."""
+    """The marks of the project: what is needed first comes first, as the time may be up before the end. Behind them is
+    what explains them, last the profiler, which stays in the process. Marks of one engine stand together."""
     llama, qwen = Build(LLAMA_1B), Build(QWEN_06B)
-    kernels_of(marks, llama.shape)
+    attention_of(marks, llama.shape)
     steps_of(marks, llama)
-    variants_of(marks, llama.shape)
-    profiles_of(marks, replace(llama, early_launch=False))
-    people_of(marks, replace(llama, budget=None))
-    invariant_of(marks, replace(llama, batch_invariant=True))
     prompts_of(marks, llama, 2)
     marks.transformers(llama, 64, 512, 256)
-    kernels_of(marks, qwen.shape)
+    people_of(marks, replace(llama, budget=None))
+    attention_of(marks, qwen.shape)
     steps_of(marks, qwen)
-    people_of(marks, replace(qwen, budget=None))
     prompts_of(marks, qwen, 2)
+    variants_of(marks, llama.shape)
+    kernels_of(marks, llama.shape)
+    invariant_of(marks, replace(llama, batch_invariant=True))
+    people_of(marks, replace(qwen, budget=None))
     variants_of(marks, qwen.shape)
+    kernels_of(marks, qwen.shape)
+    profiles_of(marks, replace(llama, early_launch=False))
+
+
+def attention_of(marks: Marks, shape: Shape) -> None:
+    """By itself."""
+    for batch, context in _that_fit(shape):
+        marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
+    marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
 
 
 def kernels_of(marks: Marks, shape: Shape) -> None:
-    """Each by itself."""
-    for batch, context in _that_fit(shape):
-        marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
-    for page_size in (16, 32):
-        marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
-    marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
+    """Others, each by itself."""
     for rows in (1, 4, 8):
         marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
     for rows in (1, 32, 256, 2048):
@@ -156,6 +161,8 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
 
 def variants_of(marks: Marks, shape: Shape) -> None:
     """Attention otherwise than it is, which may be better."""
+    for page_size in (16, 32):
+        marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
     for stages, split in product(STAGES, SPLITS):
         marks.kernel(marks.of_kernels.decode_attention_as, shape, 32, 2048, 64, stages, split)
     for (block, warps), stages in product(BLOCKS, (2, 3)):
@@ -175,12 +182,12 @@ def steps_of(marks: Marks, build: Build) -> None:
 
 
 def profiles_of(marks: Marks, build: Build) -> None:
-    """Where the time of a step goes; and steps of `steps_of`, for what they take without early launch."""
+    """Steps of `steps_of`, for what they take without early launch; and where the time of a step goes."""
     for batch in (1, 32):
-        marks.engine(build, marks.of_engines.kernels_of_a_step, batch, 512)
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 50)
         marks.engine(build, marks.of_engines.recorded_step, batch, 512)
-    marks.engine(build, marks.of_engines.kernels_of_a_step, 256, 512)
+    for batch in (1, 32, 256):
+        marks.engine(build, marks.of_engines.kernels_of_a_step, batch, 512)
 
 
 def people_of(marks: Marks, build: Build) -> None:

@@ -336,7 +336,7 @@ def test_fewer_tokens_than_were_asked_for_are_no_rate(monkeypatch: pytest.Monkey
     model = SimpleNamespace(generate_batch=lambda prompts, **options: answers)
     monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: model)
     with pytest.raises(RuntimeError, match="2 tokens of 6"):
-        gpu_transformers._measured(TINY, CPU, [[1], [2]], output=3, runs=1)
+        list(gpu_transformers._measured(TINY, CPU, [[1], [2]], output=3, runs=1))
 
 
 def test_results_are_kept_where_they_are_wanted_too(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -428,6 +428,25 @@ def test_a_selection_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, caps
         assert ended.value.code == 2 and why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("runs", [0, 2])
+def test_what_transformers_did_before_its_time_was_up_is_not_lost(monkeypatch: pytest.MonkeyPatch, runs: int):
+    """Rates that it had told count, among whatever else it says; without one it is said that it took too long."""
+    told = "loading: 100%\n" + "".join(f"\n{gpu_transformers.RATE}{10.5 * run}\n" for run in range(1, runs + 1))
+    told += f"{gpu_transformers.RATE}99"  # and is about to say more
+    body = f"import sys, time; sys.stdout.write({told!r}); sys.stdout.flush(); time.sleep(60)"
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: run([sys.executable, "-c", body], **more))
+
+    def rates() -> list[float]:
+        return gpu_transformers.rates(TINY, CPU, [(1,)], 3, 2, timeout=2.0)
+
+    if runs:
+        assert rates() == [10.5, 21.0]
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            rates()
+
+
 def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
     """Or a selection would be of both, and what failed in one would be told of the other; engines are told apart."""
     marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
@@ -439,7 +458,8 @@ def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
 
 
 def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """One shape before the other, the profile behind the steps, people behind that; engines are built once but one."""
+    """Figures that have a mark, of both shapes, before what explains them; the profiler, which stays in the process,
+    behind all; and every engine is built once, but the one that is compared with transformers."""
     builds, engine = [], gpu.Marks.engine
 
     def planned(marks: gpu.Marks, build: Build, *measure: Any, **more: Any) -> None:
@@ -453,18 +473,25 @@ def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pyt
     wanted = [
         "decode_attention Llama-3.2-1B",
         "decode_step Llama-3.2-1B 1",
-        "kernels_of_a_step Llama-3.2-1B early_launch=False 1",
-        "kernels_of_a_step Llama-3.2-1B early_launch=False 32",
+        "prefill Llama-3.2-1B",
         "mixed Llama-3.2-1B",
-        "people Llama-3.2-1B",
-        "decode_step Llama-3.2-1B batch_invariant=True",
         "transformers Llama-3.2-1B",
+        "people Llama-3.2-1B",
         "decode_attention Qwen3-0.6B",
+        "decode_step Qwen3-0.6B 1",
+        "mixed Qwen3-0.6B",
+        "decode_attention_as Llama-3.2-1B",
+        "sampler Llama-3.2-1B",
+        "decode_step Llama-3.2-1B batch_invariant=True",
+        "people Qwen3-0.6B",
+        "sampler Qwen3-0.6B",
+        "decode_step Llama-3.2-1B early_launch=False 1",
     ]
     places = [next(at for at, name in enumerate(names) if name.startswith(f"{one} ") or name == one) for one in wanted]
     assert places == sorted(places)
-    assert not any("Llama" in name for name in names[places[-1] :])
-    assert [build.shape.name for build, _ in groupby(builds)] == 5 * ["Llama-3.2-1B"] + 3 * ["Qwen3-0.6B"]
+    profiled = [at for at, name in enumerate(names) if name.startswith("kernels_of_a_step ")]
+    assert profiled == list(range(len(names) - len(profiled), len(names)))
+    assert len([build for build, _ in groupby(builds)]) == len(set(builds)) == 6
 
 
 def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(

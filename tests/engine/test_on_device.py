@@ -11,6 +11,7 @@ import torch
 
 from app.text import TextModel
 from engine.engine import Engine
+from engine.execution.runner import ModelRunner
 from engine.scheduling.batch import Batch, Outcome
 from engine.types import Mechanism, Request, SamplingParams, TokenEvent
 from tests.engine.same import make_engine, run
@@ -171,12 +172,12 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Reque
     some = [*wanted, *(msgspec.structs.replace(r, id=f"{r.id} again", sampling=sampling) for r in wanted)]
     engine = on_device(demo, max_num_seqs=4)
     run(engine, some)  # kernels and tables are made
-    launch, steps = engine._runner.launch, 0
+    launch, steps = ModelRunner.launch, 0
 
-    def watched(batch: Batch) -> Callable[[], Outcome]:
+    def watched(runner: ModelRunner, batch: Batch) -> Callable[[], Outcome]:
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return launch(batch)
+            return launch(runner, batch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -187,6 +188,6 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Reque
             mechanism = (Mechanism.RECOMPUTE, Mechanism.SWAP)[steps // 5 % 2]
             engine.scheduler.pause(next(iter(engine.scheduler.running)), 0.0, mechanism=mechanism)
 
-    monkeypatch.setattr(engine._runner, "launch", watched)
+    monkeypatch.setattr(ModelRunner, "launch", watched)
     run(engine, some, pause_one)
     assert steps > TOKENS
