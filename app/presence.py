@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
+
+Done = TypeVar("Done")
 
 # A scope's extension with one function: hang_up() ends the connection at once, whatever it has not sent yet.
 HANG_UP = "carousel.hang_up"
@@ -28,6 +32,13 @@ async def while_present(receive: Receive) -> AsyncIterator[None]:
     except TimeoutError:
         if not presence.expired():
             raise
+
+
+async def done_for(receive: Receive, work: Awaitable[Done]) -> Done:
+    """What `work` makes. Raises `ClientDisconnect`, with `work` cancelled, when the client leaves meanwhile."""
+    async with while_present(receive):
+        return await work
+    raise ClientDisconnect
 
 
 async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -187,9 +188,11 @@ class Session:
         return turns
 
     async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
-        asked = response.fields
+        asked, arrived = response.fields, time.monotonic()
         service_class = self.service.admit(self.tenant, self.tenant.highest)
-        prompt = await self.service.encode_chat(turns)
+        names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
+        text = self.service.render_chat(turns)
+        prompt = await self.service.encode(text, service_class, add_special_tokens=False, names=names)
         defaults = self.service.text.sampling_defaults
         temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
         seed = asked.seed if asked.seed is not None else self._fields.seed
@@ -210,9 +213,10 @@ class Session:
             stops=(),
             encoder=_NoEncoder(),
             tenant=self.tenant,
+            arrived=arrived,
             deadline_ms=asked.deadline_ms,
             stream_id=stream_id,
-            names={"prompt": "conversation", "max_tokens": "response.max_output_tokens"},
+            names=names,
         )
 
     def _cancel(self, response_id: str | None) -> None:

@@ -6,12 +6,13 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.admission import Admission
 from app.client import EngineClient, EngineUnavailable, Phase
+from app.encoding import Encoding
 from app.energy import Energy
 from app.errors import ApiError
 from app.generation import Generation
@@ -22,14 +23,13 @@ from app.settings import Settings
 from app.streams import Encoder, StreamLog
 from app.tenants import Tenant
 from app.text import TemplateRefused, TextModel
-from engine.errors import RequestRefused
+from engine.errors import ContextExceeded, RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
 if TYPE_CHECKING:
     from app.metering import Metering
 
 ENGINE_GONE = "the engine is not available; the server's log says why"
-THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
 MAX_GRACE = 120.0  # seconds an answer may go on without a reader
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -61,7 +61,10 @@ class Service:
     metering: Metering | None
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
-    encoding: int = 0  # long texts that are being tokenised
+    encoding: Encoding = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.encoding = Encoding(self.text)
 
     @property
     def info(self) -> ModelInfo:
@@ -101,7 +104,7 @@ class Service:
                 param="service_tier",
                 code="tier_not_allowed",
             )
-        self.admission.check(tenant, asked, tokens, self.encoding)
+        self.admission.check(tenant, asked, tokens, self.encoding.coming)
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
@@ -113,23 +116,27 @@ class Service:
                 code="model_not_found",
             )
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise without holding up the event loop."""
-        if len(text) < THREAD_FROM:
-            return self.text.encode(text, add_special_tokens=add_special_tokens)
-        self.encoding += 1
+    async def encode(
+        self,
+        text: str,
+        service_class: ServiceClass,
+        *,
+        add_special_tokens: bool,
+        names: Mapping[str, str] = NO_NAMES,
+    ) -> list[int]:
+        """Token ids of a text that the model is to continue, in turn. Raises `ApiError` where it is far too long."""
+        most = self.info.max_model_len
         try:
-            return await asyncio.to_thread(self.text.encode, text, add_special_tokens=add_special_tokens)
-        finally:
-            self.encoding -= 1
+            return await self.encoding.encode(text, service_class, add_special_tokens=add_special_tokens, most=most)
+        except ContextExceeded as error:
+            raise _renamed(error, names) from None
 
-    async def encode_chat(self, turns: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation that the model is to continue. Raises `ApiError` when its template refuses it."""
+    def render_chat(self, turns: list[dict[str, str]]) -> str:
+        """The text of a conversation. Raises `ApiError` when its template refuses it."""
         try:
-            prompt = self.text.render_chat(turns)
+            return self.text.render_chat(turns)
         except TemplateRefused as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
-        return await self.encode(prompt, add_special_tokens=False)
 
     def token_limit(self, wanted: int | None, prompt_tokens: int) -> int:
         """`wanted`, or as many tokens as context and pool leave behind the prompt."""
@@ -148,6 +155,7 @@ class Service:
         encoder: Encoder,
         tenant: Tenant,
         service_class: ServiceClass,
+        arrived: float,
         names: Mapping[str, str] = NO_NAMES,
         grace: float = 0.0,
     ) -> Generation:
@@ -161,6 +169,7 @@ class Service:
             stops=fields.stops,
             encoder=encoder,
             tenant=tenant,
+            arrived=arrived,
             deadline_ms=fields.deadline_ms,
             names=names,
             grace=grace,
@@ -175,6 +184,7 @@ class Service:
         stops: tuple[str, ...],
         encoder: Encoder,
         tenant: Tenant,
+        arrived: float,
         names: Mapping[str, str] = NO_NAMES,
         priority: int = 0,
         n: int = 1,
@@ -182,8 +192,9 @@ class Service:
         deadline_ms: int | None = None,
         stream_id: str | None = None,
     ) -> Generation:
-        """Queue a request and make its stream findable, by `stream_id` where that was told already. names: what the
-        protocol calls parameters of the engine that have another name there. Raises `ApiError`."""
+        """Queue a request and make its stream findable, by `stream_id` where that was told already. arrived: when, on
+        the monotonic clock; its deadline counts from then. names: what the protocol calls parameters of the engine that
+        have another name there. Raises `ApiError`."""
         self.admit(tenant, service_class, len(prompt))
         stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
@@ -197,7 +208,7 @@ class Service:
             cache_salt=tenant.id,
             tenant=tenant.id,
             weight=tenant.weight,
-            deadline=None if deadline_ms is None else time.monotonic() + deadline_ms / 1000,
+            deadline=None if deadline_ms is None else arrived + deadline_ms / 1000,
         )
         generation = Generation(
             request,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.routes.answers import resume_grace, stream, whole
 from app.schemas import chat
@@ -15,12 +18,15 @@ from app.tenants import TIER_OF_CLASS
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
+    arrived = time.monotonic()
     service, tenant = service_of(request), tenant_of(request)
     asked = parse(chat.ChatRequest, await read_json_body(request, service.settings))
     asked.check()
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
-    prompt = await service.encode_chat(asked.turns)
+    text = service.render_chat(asked.turns)
+    work = service.encode(text, service_class, add_special_tokens=False, names=asked.names)
+    prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]
     answer = chat.ChatFormat(service.settings.model_name, tier, service.text, include_usage=asked.include_usage)
     generation = service.generate(
@@ -31,6 +37,7 @@ async def chat_completions(request: Request) -> Response:
         encoder=answer,
         tenant=tenant,
         service_class=service_class,
+        arrived=arrived,
         names=asked.names,
         grace=resume_grace(request),
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.routes.answers import resume_grace, stream, whole
 from app.schemas import completions
@@ -15,13 +18,16 @@ from app.tenants import TIER_OF_CLASS
 
 async def text_completions(request: Request) -> Response:
     """Continue a text, streamed or whole."""
+    arrived = time.monotonic()
     service, tenant = service_of(request), tenant_of(request)
     asked = parse(completions.CompletionRequest, await read_json_body(request, service.settings))
     asked.check()
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
-    text = asked.single_prompt
-    prompt = await service.encode(text, add_special_tokens=True) if isinstance(text, str) else text
+    prompt = asked.single_prompt
+    if isinstance(prompt, str):
+        work = service.encode(prompt, service_class, add_special_tokens=True)
+        prompt = await done_for(request.receive, work)
     tier, name = TIER_OF_CLASS[service_class], service.settings.model_name
     answer = completions.CompletionFormat(name, tier, service.text, include_usage=asked.include_usage)
     generation = service.generate(
@@ -32,6 +38,7 @@ async def text_completions(request: Request) -> Response:
         encoder=answer,
         tenant=tenant,
         service_class=service_class,
+        arrived=arrived,
         grace=resume_grace(request),
     )
     if asked.stream:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.client import Phase
 from app.errors import ApiError, error_body
+from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.schemas.chat import turns
 from app.schemas.common import parse
@@ -18,6 +19,7 @@ from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from app.security import read_json_body
 from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
+from engine.types import ServiceClass
 
 COMING = {Phase.LOADING: "the model is loading", Phase.RESTARTING: "the engine died, and another one is loading"}
 
@@ -55,10 +57,11 @@ async def tokenize(request: Request) -> Response:
     service.check_model(asked.model)
     asked.check()
     if asked.messages is not None:
-        ids = await service.encode_chat(turns(asked.messages))
+        text, special = service.render_chat(turns(asked.messages)), False
     else:
-        special = asked.add_special_tokens is not False
-        ids = await service.encode(asked.prompt or "", add_special_tokens=special)
+        text, special = asked.prompt or "", asked.add_special_tokens is not False
+    work = service.encoding.encode(text, ServiceClass.BATCH, add_special_tokens=special)  # no answer waits for it
+    ids = await done_for(request.receive, work)
     return JSONResponse({"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,6 +12,7 @@ from app.client import EngineClient
 from app.server import create_app
 from app.settings import Settings
 from app.tenants import Tenant, of_key
+from app.text import TextModel
 from engine.config import EngineConfig
 from tests.app.test_client import CONFIG, fake_engine
 from tests.app.test_text import byte_level
@@ -245,6 +247,37 @@ def test_a_deadline_that_cannot_be_met_is_504_and_says_so(http):
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (504, "deadline_exceeded", "deadline_error")
     assert error["param"] == "deadline_ms"
+
+
+def test_a_deadline_counts_from_the_arrival(http, monkeypatch):
+    """What tokenising takes is a part of it."""
+    encode = TextModel.encode
+
+    def slowly(text: TextModel, *given, **more):
+        time.sleep(0.3)
+        return encode(text, *given, **more)
+
+    monkeypatch.setattr(TextModel, "encode", slowly)
+    assert http.post(CHAT, json={**ASK, "deadline_ms": 200}).status_code == 504
+    assert http.post(CHAT, json={**ASK, "deadline_ms": 60_000}).status_code == 200
+
+
+def test_a_text_that_can_never_fit_is_refused_untokenised(monkeypatch):
+    """By the name that the client gave it; how many tokens it has is told to who asks for that."""
+    far_too_long = "ab" * 50_000
+    with make() as client:
+        ready(client)
+        assert client.post("/tokenize", json={"prompt": far_too_long}).json()["count"] == 100_000
+        tokenised = []
+        monkeypatch.setattr(TextModel, "encode", lambda *_, **__: tokenised.append(1) or [1])
+        for path, name, content in (
+            (CHAT, "messages", user(far_too_long)),
+            ("/v1/completions", "prompt", far_too_long),
+        ):
+            answer = client.post(path, json={name: content})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", name)
+        assert not tokenised
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, "soon", 1.5])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from app.schemas.common import SamplingFields
 from app.text import Detokenizer, StopMatcher, TemplateBroken, TemplateRefused, TextModel, TokenizerMissing
@@ -37,6 +37,24 @@ def test_a_text_survives_being_cut_into_tokens(text: str):
     pieces = [detokenizer.push(i) for i in MODEL.encode(text)] + [detokenizer.flush()]
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
+
+
+@given(st.text(max_size=200))
+@settings(deadline=None)
+def test_no_text_has_fewer_tokens_than_its_length_says(text: str):
+    """Whatever its characters, and where some are composed first too."""
+    assert MODEL.least_tokens(text) <= len(MODEL.encode(text))
+    composing = byte_level()
+    composing.tokenizer.normalizer = normalizers.NFC()
+    assert composing.least_tokens(text) <= len(composing.encode(text))
+
+
+def test_where_a_token_may_stand_for_any_number_of_characters_nothing_is_said():
+    """One for unknown words, and one that takes the spaces beside it."""
+    words = TextModel(Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")), None, {}, frozenset())
+    taking = byte_level()
+    taking.tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
+    assert [words.least_tokens("a" * 99), taking.least_tokens("a" * 99), MODEL.least_tokens("a" * 99)] == [0, 0, 24]
 
 
 @given(ANY_IDS)

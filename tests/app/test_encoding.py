@@ -1,0 +1,106 @@
+"""Long texts are tokenised in turn, and not at all where they could not be served."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.encoding import AT_ONCE, FOR_PEOPLE, THREAD_FROM, Encoding
+from app.text import TextModel
+from engine.errors import ContextExceeded
+from engine.types import ServiceClass
+
+LONG = "a " * THREAD_FROM
+PERSON, BULK = ServiceClass.INTERACTIVE, ServiceClass.BATCH
+BULK_AT_ONCE = AT_ONCE - FOR_PEOPLE
+
+
+class Slow(TextModel):
+    """Tokenises when it is let, and remembers what."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.may_end = threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.begun.append(text[-1])
+        self.may_end.wait(10.0)
+        return [len(self.begun)]
+
+
+async def started(count: int, slow: Slow) -> None:
+    """Waits until so many are being tokenised."""
+    while len(slow.begun) < count:
+        await asyncio.sleep(0.001)
+
+
+async def test_people_s_texts_come_first_and_whoever_has_left_costs_nothing():
+    """Few are tokenised at once, of bulk fewer than of people; the others in the order of their classes, but for those
+    who were cancelled."""
+    slow = Slow()
+    encoding = Encoding(slow)
+
+    def come(name: str, service_class: ServiceClass) -> asyncio.Task[list[int]]:
+        return asyncio.create_task(encoding.encode(LONG + name, service_class, add_special_tokens=True))
+
+    first = [come(str(number), BULK) for number in range(BULK_AT_ONCE)]
+    await started(BULK_AT_ONCE, slow)
+    leaving, bulk, standard = come("l", BULK), come("b", BULK), come("s", ServiceClass.STANDARD)
+    await asyncio.sleep(0.01)
+    assert len(slow.begun) == BULK_AT_ONCE
+    people = [come("p", PERSON) for _ in range(FOR_PEOPLE + 1)]
+    await started(AT_ONCE, slow)
+    await asyncio.sleep(0.01)
+    assert slow.begun[BULK_AT_ONCE:] == FOR_PEOPLE * ["p"] and encoding.coming == AT_ONCE + 4
+    leaving.cancel()
+    slow.may_end.set()
+    await asyncio.gather(*first, bulk, standard, *people)
+    assert slow.begun[AT_ONCE:] == ["p", "s", "b"]
+    assert encoding.coming == 0
+
+
+async def test_a_thread_that_goes_on_for_nobody_keeps_its_place():
+    """Whoever leaves while a text of his is tokenised makes room when that is done, and not before."""
+    slow = Slow()
+    encoding = Encoding(slow)
+    leaving = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(AT_ONCE)]
+    await started(AT_ONCE, slow)
+    for task in leaving:
+        task.cancel()
+    person = asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True))
+    await asyncio.wait([*leaving, person], timeout=0.02)
+    assert all(task.cancelled() for task in leaving) and len(slow.begun) == AT_ONCE
+    slow.may_end.set()
+    await person
+    assert encoding.coming == 0
+
+
+async def test_who_is_cancelled_as_his_turn_comes_passes_it_on():
+    """Or nobody would have it any more."""
+    slow = Slow()
+    encoding = Encoding(slow)
+    tasks = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(AT_ONCE + 2)]
+    await started(AT_ONCE, slow)
+    encoding._pass_on()  # as a thread that has ended does
+    tasks[AT_ONCE].cancel()
+    await started(AT_ONCE + 1, slow)
+    slow.may_end.set()
+    assert len(await asyncio.gather(*tasks, return_exceptions=True)) == AT_ONCE + 2
+    assert tasks[AT_ONCE].cancelled() and not tasks[-1].cancelled()
+
+
+async def test_a_text_that_cannot_fit_is_not_tokenised(demo: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has a character more than all the longest tokens of a context."""
+    text = TextModel.load(demo)
+    longest = max(map(len, text.tokenizer.get_vocab()))
+    most = THREAD_FROM // longest + 1
+    fits = "a" * (most * longest)
+    assert text.least_tokens(fits) == most
+    encoding = Encoding(text)
+    assert len(await encoding.encode(fits, BULK, add_special_tokens=True, most=most)) >= most
+    monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("it was tokenised"))
+    with pytest.raises(ContextExceeded, match=f"{most + 1} tokens or more, the model's context {most}"):
+        await encoding.encode(fits + "a" * longest, BULK, add_special_tokens=True, most=most)
