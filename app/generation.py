@@ -74,7 +74,7 @@ class Generation:
         text: TextModel,
         stops: tuple[str, ...],
         log: StreamLog,
-        encoder: Encoder,
+        encoder: Encoder | None,
         client: EngineClient,
         *,
         grace: float = 0.0,
@@ -86,7 +86,7 @@ class Generation:
         request arrived, of its first token."""
         self.request = request
         self.log = log
-        self.encoder = encoder  # how a reader that comes back is answered
+        self.encoder = encoder  # how a reader that comes back is answered; None: not at all
         self.grace = grace  # seconds it goes on without a reader
         self.timing = Timing(time.monotonic())
         self.audit = Audit(request.n, self.timing.submitted)

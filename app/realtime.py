@@ -35,19 +35,11 @@ from app.schemas.realtime import (
 )
 from app.service import Service, new_stream_id
 from app.spoken import ConversationItem, SpokenResponse, Telling, encode
-from app.streams import Item, StreamLog
 from app.tenants import Tenant
 from engine.types import SamplingParams
 
 MAX_CHARACTERS = 4 << 20  # of a whole conversation
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
-
-
-class _NoEncoder:
-    """Realtime streams are not resumed over SSE."""
-
-    def encode(self, log: StreamLog, items: list[Item]) -> bytes:
-        return b""
 
 
 @dataclass
@@ -211,7 +203,7 @@ class Session:
             sampling,
             service_class=service_class,
             stops=(),
-            encoder=_NoEncoder(),
+            encoder=None,  # it is not followed over SSE
             tenant=self.tenant,
             arrived=arrived,
             deadline_ms=asked.deadline_ms,

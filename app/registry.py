@@ -15,8 +15,10 @@ EACH = 50  # units that any stream counts for, whatever was said in it; a unit i
 
 
 def size(generation: Generation) -> int:
-    """What keeping it takes, in such units: tokens of its prompt, records, and log-probabilities in them."""
-    return EACH + len(generation.request.prompt) + len(generation.log.records) + generation.log.details
+    """What keeping it takes, in such units: tokens of its prompt, records, and log-probabilities in them; and the
+    entries of its logit bias."""
+    request, log = generation.request, generation.log
+    return EACH + len(request.prompt) + len(request.sampling.logit_bias) + len(log.records) + log.details
 
 
 @dataclass

@@ -182,7 +182,7 @@ class Service:
         *,
         service_class: ServiceClass,
         stops: tuple[str, ...],
-        encoder: Encoder,
+        encoder: Encoder | None,
         tenant: Tenant,
         arrived: float,
         names: Mapping[str, str] = NO_NAMES,

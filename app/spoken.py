@@ -67,7 +67,7 @@ class SpokenResponse:
         """How it ended."""
         if self.failure is not None:
             return "failed"
-        if self.cancelled:
+        if self.cancelled or self.finish == "abort":  # over this session, or over another connection
             return "cancelled"
         return "incomplete" if self.finish == "length" else "completed"
 

@@ -31,14 +31,16 @@ def resume_grace(request: Request) -> float:
 
 def stream(generation: Generation, after: int = 0) -> Response:
     """The log's records behind `after`, and all that follow, as server-sent events."""
-    log = generation.log
+    log, encoder = generation.log, generation.encoder
+    if encoder is None:
+        raise ApiError(404, f"{log.id} is a response of a realtime session and not a stream", code="stream_not_found")
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
         return Response(status_code=204, headers=_headers(log))  # it knows; an EventSource stops asking
 
     def content(response: EventStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
             return _end_mark(log)  # the connection was cut between the last record and it
-        return pieces(log, after, generation.encoder, response, sse.PING)
+        return pieces(log, after, encoder, response, sse.PING)
 
     return EventStream(content, generation.reader_left, _headers(log))
 

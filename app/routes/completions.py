@@ -33,7 +33,7 @@ async def text_completions(request: Request) -> Response:
     generation = service.generate(
         prompt,
         asked,
-        max_tokens=service.token_limit(asked.max_tokens, len(prompt)),
+        max_tokens=asked.token_limit,
         logprobs=asked.logprobs,
         encoder=answer,
         tenant=tenant,

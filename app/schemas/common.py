@@ -61,6 +61,15 @@ class Strict(BaseModel):
 Absent: TypeAlias = None
 
 
+def _no_number(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):  # 0 is equal to False, and is no boolean
+        raise PydanticCustomError("bool_type", "Input should be a valid boolean")
+    return value
+
+
+Off = Annotated[Literal[False], BeforeValidator(_no_number)]  # what can be asked for and is not done here
+
+
 class StreamOptions(Strict):
     """`stream_options` of a streamed request."""
 
@@ -77,7 +86,7 @@ class SamplingFields(Strict):
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=10.0)
+    repetition_penalty: float | None = Field(None, ge=1e-6, le=10.0)
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], at_most(1024)] | None = None
     min_tokens: int | None = Field(None, ge=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
@@ -95,7 +104,7 @@ class SamplingFields(Strict):
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    store: Literal[False] | None = None
+    store: Off | None = None
 
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import MAX_PARTS, Absent, SamplingFields, TokenIds
+from app.schemas.common import MAX_PARTS, Absent, Off, SamplingFields, TokenIds
 from app.streams import Delta, TokenInfo
 
 
@@ -17,10 +17,10 @@ class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`. One prompt, as text or as token ids."""
 
     prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PARTS)] = Field(min_length=1)
-    max_tokens: int | None = Field(16, ge=1, lt=2**31)  # 16 is the protocol's default
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
     suffix: Absent = None
-    echo: Literal[False] | None = None
+    echo: Off | None = None
     best_of: Absent = None
 
     def check(self) -> None:
@@ -28,6 +28,11 @@ class CompletionRequest(SamplingFields):
         super().check()
         if isinstance(self.prompt, list) and len(self.prompt) > 1 and isinstance(self.prompt[0], str):
             raise ApiError(400, "prompt: one prompt per request", param="prompt", code="unsupported_value")
+
+    @property
+    def token_limit(self) -> int:
+        """The most tokens to generate; 16 is the protocol's default."""
+        return self.max_tokens or 16
 
     @property
     def single_prompt(self) -> str | list[int]:

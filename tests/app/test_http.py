@@ -231,6 +231,31 @@ def test_a_stream_belongs_to_the_key_that_began_it(locked):
     assert foreign.text.replace(stream, "") == unknown.text.replace("0" * 24, "")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"store": 0}, "store"),
+        (CHAT, {"store": True}, "store"),
+        ("/v1/completions", {"echo": 0.0}, "echo"),
+        ("/v1/completions", {"echo": True}, "echo"),
+        ("/v1/completions", {"repetition_penalty": 1e-7}, "repetition_penalty"),
+    ],
+)
+def test_what_is_no_boolean_or_beyond_a_range_is_refused(http, path, fields, param):
+    """0 equals False in Python, not in JSON; and a range is told as it is."""
+    body = ASK if path == CHAT else {"prompt": "hi"}
+    error = http.post(path, json={**body, **fields}).json()["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert "1e-06, 1e+06" not in error["message"]
+
+
+def test_a_completion_without_a_limit_has_sixteen_tokens(http):
+    """Left out, and null, as some clients write it."""
+    for fields in ({}, {"max_tokens": None}):
+        answer = http.post("/v1/completions", json={"prompt": "hi", "ignore_eos": True, **fields}).json()
+        assert answer["usage"]["completion_tokens"] == 16
+
+
 def test_tokens_go_there_and_back(http):
     """/tokenize and /detokenize are each other's inverse."""
     ids = http.post("/tokenize", json={"prompt": "hello wörld 🎠"}).json()

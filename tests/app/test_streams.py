@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.client import EngineClient
 from app.generation import Generation
-from app.registry import EACH, StreamRegistry
+from app.registry import EACH, StreamRegistry, size
 from app.schemas.chat import ChatFormat
 from app.streams import Cursor, CursorRefused, Delta, Failure, Finished, Numbered, StreamLog, TokenInfo, Usage
 from engine.config import EngineConfig
@@ -139,6 +139,16 @@ def test_who_keeps_most_lets_go_first():
     for name in "bcdefghijklm":
         finish(registry, name, "bob")
     assert kept(registry, "a", "alice") == "a" and kept(registry, "bcdefghijklm", "bob") == "ghijklm"
+
+
+def test_a_logit_bias_counts_as_what_it_takes():
+    """A thousand entries are kept with each of its streams."""
+    holder = Holder(StreamLog("s", "e", ""))
+    plain = size(holder)  # type: ignore[arg-type]
+    holder.request = Request(
+        id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1, logit_bias={1: 2.0, 3: 4.0})
+    )
+    assert size(holder) == plain + 2  # type: ignore[arg-type]
 
 
 def test_log_probabilities_count_as_what_they_take():

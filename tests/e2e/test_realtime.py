@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.request
 
+import httpx
 import openai
 import pytest
 from websockets.asyncio.client import connect
@@ -148,6 +149,22 @@ async def test_an_interruption_frees_the_slot_at_once(raw, http):  # noqa: F811
     done = await raw.until("response.done")
     assert done["response"]["status"] == "cancelled"
     await asyncio.to_thread(wait_until_idle, http, 3.0)
+
+
+async def test_a_response_that_is_stopped_from_elsewhere_says_so_and_is_no_stream(raw, slow_server):
+    """By its owner over HTTP: it is cancelled, not complete; and whoever would follow it is told that it cannot be."""
+    await raw.send(type="conversation.item.create", item=LONG)
+    await raw.send(type="response.create")
+    response = (await raw.until("response.created"))["response"]["id"]
+    url = f"{slow_server.url}/v1/streams/{response.removeprefix('resp_')}"
+    await raw.until("response.output_text.delta")
+    async with httpx.AsyncClient() as client:
+        followed = await client.get(url)
+        assert (followed.status_code, followed.json()["error"]["code"]) == (404, "stream_not_found")
+        assert (await client.delete(url)).status_code == 204
+        done = (await raw.until("response.done"))["response"]
+        assert (done["status"], done["status_details"]["type"]) == ("cancelled", "cancelled")
+        assert (await client.get(url)).status_code == 404
 
 
 async def test_one_response_at_a_time_writes_but_another_may_run_beside_it(raw):
