@@ -22,6 +22,7 @@ from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEv
 log = logging.getLogger("carousel.generation")
 
 ABANDONED = "abandoned"  # code of the failure of an answer that lost its last reader
+LATE = 0.25  # seconds behind a deadline by which the engine has said so, if there is one
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Generation:
         "_on_start",
         "_on_token",
         "_text",
+        "_too_late",
         "audit",
         "cached_tokens",
         "encoder",
@@ -99,6 +101,7 @@ class Generation:
         self._on_end = on_end
         self._on_token = on_token
         self._give_up: asyncio.TimerHandle | None = None
+        self._too_late: asyncio.TimerHandle | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -167,12 +170,19 @@ class Generation:
                 self._finish(choice, "abort")
         self.log.announce()
 
-    def fail(self, message: str, code: str) -> None:
+    def fail(self, message: str, code: str, param: str | None = None) -> None:
         """End it with an error that its readers are told."""
         if not self.log.is_closed:
             self._client.abort(self.request.id)
-            self._close(Failure(message, code, None))
+            self._close(Failure(message, code, param))
             self.log.announce()
+
+    def keep_deadline(self) -> None:
+        """The engine ends it when its deadline cannot be met; where no engine is there, or it hangs, this does."""
+        if self.request.deadline is not None and not self.log.is_closed:
+            late = self.request.deadline + LATE - time.monotonic()
+            told = "the deadline has passed", "deadline_exceeded", "deadline_ms"
+            self._too_late = asyncio.get_running_loop().call_later(late, self.fail, *told)
 
     def reader_left(self) -> None:
         """Called when a reader is gone. The last one takes the request with it, after the grace that was asked for."""
@@ -267,6 +277,8 @@ class Generation:
 
     def _close(self, record: Usage | Failure) -> None:
         self._keep()
+        if self._too_late is not None:
+            self._too_late.cancel()
         self.audit.close(time.monotonic(), is_read=self.log.readers > 0)
         self.log.append(record)
         self._on_end(self)

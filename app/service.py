@@ -231,6 +231,7 @@ class Service:
             raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         self.admission.enter(tenant.id, service_class, len(prompt))
         self.registry.add(generation)
+        generation.keep_deadline()
         return generation
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:

@@ -89,6 +89,28 @@ def all_at_once(server: Server, heard: Callable[[], None]) -> list[str | list[st
         return [answer.result() for answer in [pool.submit(kind, server, heard) for kind in KINDS]]
 
 
+def test_a_deadline_ends_an_answer_though_the_engine_hangs(server: Server):
+    """Streamed, after what was said, and whole: whoever waits hears it when it has passed, and the others later."""
+    engine = engine_of(server)
+    ask = ASK | {"max_tokens": 100, "deadline_ms": 2500}  # which it would meet
+    with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
+        with http.stream("POST", "/v1/chat/completions", json=ask | {"stream": True}) as response:
+            coming = events(response)
+            for _, data in coming:
+                if json.loads(data)["choices"][0]["delta"].get("content"):
+                    break
+            engine.suspend()
+            try:
+                whole = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=ask, timeout=30)
+                *_, (_, last) = coming
+                assert json.loads(last)["error"]["code"] == "deadline_exceeded"
+                error = whole.result().json()["error"]
+                assert (error["code"], error["param"]) == ("deadline_exceeded", "deadline_ms")
+            finally:
+                engine.resume()
+        assert http.post("/v1/chat/completions", json=ASK | {"max_tokens": 3}).status_code == 200
+
+
 def test_an_engine_that_is_killed_costs_no_client_a_word(server: Server):
     """Streamed, whole and over a WebSocket, killed twice; meanwhile whoever asks for /health is told, and a newcomer
     waits."""
