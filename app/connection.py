@@ -34,7 +34,8 @@ class Connection(HttpToolsProtocol):
 
     _is_deaf = False
     _is_head = False  # in the middle of one
-    _head_bytes = 0
+    _head_bytes = 0  # that came with it, the beginning of a body perhaps too
+    _head_size = 0  # what of it is known to be its own
     _deadline: asyncio.TimerHandle | None = None  # of what is coming
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -66,6 +67,9 @@ class Connection(HttpToolsProtocol):
             else:
                 self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError:
+            if self._head_size > MAX_HEAD:
+                self._refuse_head()
+                return
             # What came is too early, or nonsense. A refusal would stand in the middle of an answer that has begun.
             if self._is_answering and (self.cycle.response_started or not self.cycle.more_body):
                 self._is_deaf = True
@@ -75,18 +79,29 @@ class Connection(HttpToolsProtocol):
         else:
             self._head_bytes += len(data)
             if self._is_head and self._head_bytes > MAX_HEAD:
-                self._refuse(
-                    431, f"the request's line and headers have more than {MAX_HEAD} bytes", "headers_too_large"
-                )
+                self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request's line and headers have more than {MAX_HEAD} bytes", "headers_too_large")
 
     def on_message_begin(self) -> None:
         if self._is_answering:
             raise asyncio.InvalidStateError("an answer is under way")  # the parser gives up
         super().on_message_begin()
-        self._is_head, self._head_bytes = True, 0
+        self._is_head, self._head_bytes, self._head_size = True, 0, 0
+
+    def on_url(self, url: bytes) -> None:
+        self._head_size += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_size += len(name) + len(value) + 4  # with what stands between and behind
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_head = False
+        if self._head_size > MAX_HEAD:
+            raise ValueError("too large a head")  # the parser gives up
         if sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError("more than one Host")  # as above; RFC 9112, 3.2
         super().on_headers_complete()

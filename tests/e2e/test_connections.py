@@ -194,6 +194,17 @@ def test_a_connection_takes_one_request_after_another(server: Server):
                 answer += chunk
 
 
+@pytest.mark.parametrize("size", [MAX_HEAD - 1000, MAX_HEAD + 1, 2 * MAX_HEAD])
+@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nX: ", b"GET /health?"])
+def test_a_head_is_measured_though_it_comes_at_once(server: Server, start: bytes, size: int):
+    """A long address, and a long header, with their end."""
+    ending = b" HTTP/1.1" * (b"?" in start) + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with closing(connect(server)) as connection:
+        connection.sendall(start + b"a" * size + ending)
+        answer = heard(connection)
+    assert answer.startswith(b"HTTP/1.1 200 " if size < MAX_HEAD else b"HTTP/1.1 431 ")
+
+
 @pytest.mark.parametrize("head", [b"X-Long: " + b"a" * (1 << 22), b"X-Short: a\r\n" * (1 << 18)])
 def test_headers_without_an_end_are_refused_before_they_fill_the_memory(server: Server, head: bytes):
     """One long one, and many."""
