@@ -34,6 +34,11 @@ def patch_once() -> Iterator[None]:
         yield
 
 
+def half_precision() -> torch.dtype:
+    """bfloat16; float16 in Triton's interpreter, which multiplies no bfloat16."""
+    return torch.float16 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
+
+
 def cpu_kernels(may_round: bool = False) -> Kernels:
     """The compiled ones; where nothing can be compiled their tests are left out, unless nothing may be."""
     from kernels.cpu.backend import CpuKernels

@@ -10,7 +10,7 @@ import torch
 from kernels.interface import Kernels
 from kernels.plans import DecodeArrivals
 from kernels.query_tiles import QUERIES, query_tiles
-from tests.kernels.conftest import DEVICE
+from tests.kernels.conftest import DEVICE, half_precision
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 
 # kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split: of
@@ -206,6 +206,27 @@ def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.de
         for row, context in enumerate((40, 300)):
             expected = naive_attention(q[row], *paged.contiguous[row], context - 1, 0.125, 0)
             torch.testing.assert_close(result[row].cpu().double(), expected, atol=2e-3, rtol=5e-3)
+
+
+@pytest.mark.skipif(half_precision() != torch.bfloat16, reason="the interpreter multiplies no bfloat16")
+@pytest.mark.parametrize(("head_dim", "group", "window"), [(64, 4, 0), (128, 2, 70)])
+def test_attention_in_bfloat16_stays_close(
+    triton_kernels: Kernels, device: torch.device, head_dim: int, group: int, window: int
+) -> None:
+    """As close to the exact one as bfloat16 allows: of one split and of several, of tiles full and not."""
+    contexts, queries, scale = (40, 300), (7, 70), head_dim**-0.5
+    paged = make_paged(contexts, 1, head_dim, 64, dtype=torch.bfloat16, device=device)
+    torch.manual_seed(1)
+    q = torch.randn(sum(queries), group, head_dim, device=device).bfloat16()
+    caches = (paged.k_cache, paged.v_cache, paged.page_table)
+    decoded = triton_kernels.decode_attention(q[:2], *caches, paged.lengths, scale, window)
+    for row, context in enumerate(contexts):
+        expected = naive_attention(q[row], *paged.contiguous[row], context - 1, scale, window)
+        torch.testing.assert_close(decoded[row].cpu().double(), expected, atol=8e-3, rtol=1.6e-2)
+    out = triton_kernels.prefill_attention(q, *caches, (0, 7, 77), contexts, scale, window)
+    for row, (rows, context) in enumerate(zip((slice(0, 7), slice(7, 77)), contexts, strict=True)):
+        expected = naive_rows(q[rows], paged, row, range(context - queries[row], context), scale, window)
+        torch.testing.assert_close(out[rows].cpu().double(), expected, atol=8e-3, rtol=1.6e-2)
 
 
 def test_a_strided_query_is_read_correctly(kernels: Kernels, device: torch.device) -> None:

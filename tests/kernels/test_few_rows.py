@@ -12,9 +12,10 @@ from kernels import early, few_rows
 from kernels.backend import TritonKernels
 from kernels.few_rows import DenseLinear, Tile
 from kernels.interface import Kernels
+from tests.kernels.conftest import half_precision
 
 EPS = 1e-5
-HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter multiplies no bfloat16
+HALF = half_precision()
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 # Inputs and outputs below a block, of one and of several with a rest; the outputs are halved where they are gated.
 SHAPES = [(24, 40), (256, 64), (576, 130)]

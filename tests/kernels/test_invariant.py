@@ -12,11 +12,12 @@ from triton.runtime import interpreter
 from kernels import invariant
 from kernels.interface import load
 from kernels.invariant import InvariantKernels, InvariantLinear
+from tests.kernels.conftest import half_precision
 from tests.kernels.paged import make_paged
 
 # Inputs of less than a block, of one split, and of several with a rest; outputs likewise.
 SHAPES = [(24, 40), (576, 130), (1024, 64), (2304, 96)]
-HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter multiplies no bfloat16
+HALF = half_precision()
 ROWS = (1, 2, 3, 17, 63, 64, 65, 100)
 
 

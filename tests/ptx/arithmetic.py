@@ -1,0 +1,197 @@
+"""What an instruction computes that looks at one thread's registers alone. Sources: PTX ISA, "Integer Arithmetic",
+"Floating Point", "Comparison and Selection", "Logic and Shift", "Data Movement and Conversion".
+
+Approximate functions are computed in float64 and rounded, and subnormal numbers are kept: a chip may be off by as much
+as PTX allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.ptx.numbers import TYPES, Array, columns, narrowed, widened
+from tests.ptx.operands import Operands
+from tests.ptx.program import PtxError, Statement
+from tests.ptx.state import Execute, Mask, State
+
+Compute = Callable[..., Array]
+
+IGNORED = {"lo", "rn", "full", "approx", "ftz"}  # what says how exact a result is; others are in a name below
+
+
+def _fma(x: Array, y: Array, z: Array) -> Array:
+    """The product of two float32 is exact in float64; the sum is rounded twice, which differs from once hardly ever."""
+    return (np.multiply(x, y, dtype=np.float64) + z).astype(np.float32)
+
+
+def _in_float64(function: Callable[[Array], Array]) -> Compute:
+    return lambda x: function(x.astype(np.float64)).astype(np.float32)
+
+
+def _divided(x: Array, y: Array) -> Array:
+    """int32, towards zero. A chip has some number where y is 0; here it is x."""
+    x, y = x.astype(np.int64), np.where(y == 0, 1, y).astype(np.int64)
+    return (np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)).astype(np.int32)
+
+
+def _remainder(x: Array, y: Array) -> Array:
+    return np.fmod(x, np.where(y == 0, 1, y).astype(y.dtype))
+
+
+def _times_pairs(x: Array, y: Array) -> Array:
+    """Pairs of bfloat16."""
+    return narrowed(widened(x.view(np.uint16)) * widened(y.view(np.uint16))).view(np.uint32)
+
+
+def _shifted_left(x: Array, by: Array) -> Array:
+    """By more than there are bits: 0."""
+    bits = 8 * x.dtype.itemsize
+    return np.where(by >= bits, 0, x << np.minimum(by, bits - 1).astype(x.dtype)).astype(x.dtype)
+
+
+def _shifted_right(x: Array, by: Array) -> Array:
+    """By more than there are bits: 0, or the sign."""
+    bits = 8 * x.dtype.itemsize
+    shifted = x >> np.minimum(by, bits - 1).astype(x.dtype)
+    return shifted if x.dtype.kind == "i" else np.where(by >= bits, 0, shifted).astype(x.dtype)
+
+
+def _extracted(x: Array, first: Array, length: Array) -> Array:
+    """A field of 32 bits or less, with its sign where x has one."""
+    wide = x.astype(np.int64) >> first & (np.int64(1) << length) - 1
+    sign = (wide >> np.maximum(length, 1) - 1 & 1) if x.dtype.kind == "i" else 0
+    return (wide - (sign << length)).astype(x.dtype)
+
+
+def _wide_product(x: Array, y: Array) -> Array:
+    return np.multiply(x, y, dtype=f"{x.dtype.kind}8")
+
+
+def _whole(x: Array) -> Array:
+    """Floats towards zero as int64, NaN as 0, what is too large as the largest."""
+    inside = (x >= -(2.0**63)) & (x < 2.0**63)
+    limit = np.where(x > 0, np.iinfo(np.int64).max, np.where(np.isnan(x), 0, np.iinfo(np.int64).min))
+    return np.where(inside, np.where(inside, x, 0).astype(np.int64), limit)
+
+
+def _cast(kind: str) -> Compute:
+    return lambda x: x.astype(TYPES[kind], copy=False)
+
+
+# What is computed, and of which types.
+FORMS: dict[str, tuple[Compute, str]] = {
+    "add": (np.add, "s32 s64 f32"),
+    "sub": (np.subtract, "s32 s64 f32"),
+    "mul": (np.multiply, "s32 s64 f32 f64"),
+    "mul.wide": (_wide_product, "s32 u32"),
+    "mul.hi": (lambda x, y: (_wide_product(x, y) >> 32).astype(x.dtype), "s32 u32"),
+    "mad": (lambda x, y, z: x * y + z, "s32 s64"),
+    "mad.wide": (lambda x, y, z: _wide_product(x, y) + z, "s32 u32"),
+    "fma": (_fma, "f32"),
+    "div": (np.divide, "f32"),
+    "rem": (_remainder, "u32 s64"),
+    "min": (np.fmin, "s32 u32 s64 f32"),
+    "max": (np.fmax, "s32 s64 f32"),
+    "neg": (np.negative, "s32 f32"),
+    "and": (np.bitwise_and, "pred b16 b32 b64"),
+    "or": (np.bitwise_or, "pred b16 b32 b64"),
+    "xor": (np.bitwise_xor, "b32"),
+    "not": (np.invert, "pred b32"),
+    "shl": (_shifted_left, "b16 b32 b64"),
+    "shr": (_shifted_right, "s32 u32 s64 u64"),
+    "selp": (lambda x, y, chosen: np.where(chosen, x, y), "b16 b32 b64 f32"),
+    "mov": (lambda x: x, "pred b16 u16 b32 u32 b64 u64"),
+    "bfe": (_extracted, "s32 u32"),
+    "popc": (np.bitwise_count, "b32"),
+    "ex2": (_in_float64(np.exp2), "f32"),
+    "lg2": (_in_float64(np.log2), "f32"),
+    "rsqrt": (_in_float64(lambda x: 1 / np.sqrt(x)), "f32"),
+}
+CASTS = "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s32 f32.u32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
+COMPUTED: dict[str, Compute] = {
+    **{f"{name}.{kind}": compute for name, (compute, kinds) in FORMS.items() for kind in kinds.split()},
+    **{f"cvt.{cast}": _cast(cast.split(".")[0]) for cast in CASTS.split()},
+    "div.s32": _divided,
+    "mul.bf16x2": _times_pairs,
+    "cvt.rzi.s64.f32": _whole,
+    "cvt.rzi.s64.f64": _whole,
+    "cvt.rzi.f64.f64": np.trunc,
+    "cvt.bf16.f32": narrowed,
+    "cvt.bf16x2.f32": lambda high, low: narrowed(low) | narrowed(high).astype(np.uint32) << 16,
+    "cvt.f16x2.f32": lambda high, low: np.stack((low, high), axis=1).astype(np.float16).view(np.uint32).ravel(),
+}
+# Of other types than the one that is named; {kind} is that.
+SOURCES = {
+    "mad.wide": "{kind} {kind} {kind[0]}64",
+    "shl": "{kind} u32",
+    "shr": "{kind} u32",
+    "selp": "{kind} {kind} pred",
+    "bfe": "{kind} u32 u32",
+}
+COMPARISONS = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+
+
+def arithmetic(statement: Statement, operands: Operands) -> Execute:
+    """What a statement does. Raises PtxError where it is not one of these."""
+    name = ".".join(part for part in statement.opcode if part not in IGNORED)
+    opcode, kind = statement.opcode, statement.opcode[-1]
+    target, *sources = statement.operands
+    if name in ("mov.b32", "mov.b64") and "{" in statement.text:
+        return _repacked(target, sources[0], kind, operands)
+    if opcode[0] == "setp":
+        return _applied(_comparison(opcode[1], kind), target, sources, [kind, kind], operands)
+    if name not in COMPUTED:
+        raise PtxError(f"no {name}")
+    kinds = SOURCES.get(name.rpartition(".")[0], " ".join(["{kind}"] * len(sources))).format(kind=kind)
+    return _applied(COMPUTED[name], target, sources, kinds.split(), operands)
+
+
+def _applied(compute: Compute, target: str, sources: list[str], kinds: list[str], operands: Operands) -> Execute:
+    write = operands.target(target)
+    match [operands.source(*pair) for pair in zip(sources, kinds, strict=True)]:
+        case [x]:
+            return lambda state, mask: write(state, compute(x(state)), mask)
+        case [x, y]:
+            return lambda state, mask: write(state, compute(x(state), y(state)), mask)
+        case [x, y, z]:
+            return lambda state, mask: write(state, compute(x(state), y(state), z(state)), mask)
+        case others:
+            raise PtxError(f"{len(others)} operands for {target}")
+
+
+def _comparison(name: str, kind: str) -> Compute:
+    """Of floats `lt` is false where one is NaN, `ltu` is true."""
+    exact = kind in ("f32", "f64", "bf16", "f16")
+    if exact and name in ("nan", "num"):
+        return lambda x, y: (np.isnan(x) | np.isnan(y)) == (name == "nan")
+    if exact and name == "ne":
+        return lambda x, y: (x != y) & ~np.isnan(x) & ~np.isnan(y)
+    if exact and name.endswith("u") and name[:2] in COMPARISONS:
+        compare = COMPARISONS[name[:2]]
+        return lambda x, y: compare(x, y) | np.isnan(x) | np.isnan(y)
+    if name not in COMPARISONS:
+        raise PtxError(f"no comparison of {kind}: {name}")
+    return COMPARISONS[name]
+
+
+def _repacked(target: str, source: str, kind: str, operands: Operands) -> Execute:
+    """A register from its parts, the low one first, or the other way round."""
+    if target.startswith("{"):
+        whole, writes = operands.source(source, kind), operands.targets(target)
+        part = f"u{TYPES[kind].itemsize // len(writes)}"
+
+        def unpack(state: State, mask: Mask) -> None:
+            pieces = columns(whole(state).view(part).reshape(-1, len(writes)))
+            for write, piece in zip(writes, pieces, strict=True):
+                write(state, piece, mask)
+
+        return unpack
+    write, count = operands.target(target), source.count(",") + 1
+    pieces = operands.sources(source, f"b{8 * TYPES[kind].itemsize // count}")
+    return lambda state, mask: write(
+        state, np.stack([piece(state) for piece in pieces], axis=1).view(TYPES[kind]).ravel(), mask
+    )

@@ -1,0 +1,75 @@
+"""What a kernel must not do is told when it does: for `pytest -p tests.ptx.plugin`, which tests/kernels starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.backend import TritonKernels
+from kernels.few_rows import DenseLinear
+from tests.kernels.paged import make_paged
+from tests.ptx import launch
+from tests.ptx.program import Program, PtxError
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Programs lack all statements that begin as the test says; labels stay before what they stood before."""
+    program_of, begin = launch.program_of, request.param
+
+    def broken(compiled: launch.CompiledKernel) -> Program:
+        program = program_of(compiled)
+        kept = [index for index, statement in enumerate(program.statements) if not statement.text.startswith(begin)]
+        assert len(kept) < len(program.statements)
+        labels = {name: sum(index < at for index in kept) for name, at in program.labels.items()}
+        return replace(program, statements=tuple(program.statements[index] for index in kept), labels=labels)
+
+    monkeypatch.setattr(launch, "program_of", broken)
+    launch.decoded.cache_clear()
+    yield
+    launch.decoded.cache_clear()
+
+
+def attend() -> None:
+    """Decode attention in bfloat16, of two splits."""
+    paged = make_paged((70,), 1, 16, 16, dtype=torch.bfloat16)
+    q = torch.randn(1, 2, 16).bfloat16()
+    TritonKernels().decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
+
+
+@pytest.mark.parametrize("without", ["bar.sync"], indirect=True)
+def test_a_race_between_warps_is_told(without: None):
+    """Without barriers a warp reads what another one has just written."""
+    with pytest.raises(PtxError, match="race"):
+        attend()
+
+
+@pytest.mark.parametrize("without", ["cp.async.wait_group"], indirect=True)
+def test_what_is_not_waited_for_is_not_there(without: None):
+    """Copies to shared memory that no thread waits for never come."""
+    layer, x = DenseLinear(torch.ones(16, 512).bfloat16(), None), torch.ones(1, 512).bfloat16()
+    assert not torch.equal(layer(x), torch.full((1, 16), 512.0).bfloat16())
+
+
+@pytest.mark.parametrize("without", ["griddepcontrol.wait"], indirect=True)
+def test_a_kernel_that_does_not_wait_for_its_turn_is_told(without: None):
+    """It would read what the kernel before it is still writing."""
+    with pytest.raises(PtxError, match="turn"):
+        attend()
+
+
+def test_reading_behind_a_tensor_is_told():
+    """A norm's weight has fewer numbers than a row."""
+    x, weight = torch.ones(2, 64), torch.ones(60)
+    with pytest.raises(PtxError, match="out of bounds in"):
+        TritonKernels().rms_norm(x, weight, 1e-5)
+
+
+def test_writing_behind_a_tensor_is_told():
+    """A slot is on the page behind a cache's last."""
+    k, k_cache, v_cache = torch.ones(1, 1, 16), torch.zeros(3, 1, 4, 16), torch.zeros(3, 1, 4, 16)
+    with pytest.raises(PtxError, match="out of bounds in"):
+        TritonKernels().write_cache(k, k, torch.tensor([3 * 4]), k_cache, v_cache)

@@ -1,0 +1,197 @@
+"""Instructions that move numbers: from and to memory, by copies that go on meanwhile, between the threads of a warp.
+Sources: PTX ISA, "Data Movement and Conversion", "Parallel Synchronization and Communication".
+
+MADE has, for each form of an opcode, what makes an instruction of a statement.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.ptx.memory import WARP
+from tests.ptx.numbers import TYPES, WORDS, Array, columns
+from tests.ptx.operands import Make, Operands
+from tests.ptx.program import Statement
+from tests.ptx.state import Copy, Execute, Mask, State
+
+LANES = np.arange(WARP)
+
+
+def _nothing(statement: Statement, operands: Operands) -> Execute:
+    """Launches of what comes next, fences and groups of products, which are complete at once here."""
+    return lambda state, mask: None
+
+
+def _wait_for_turn(statement: Statement, operands: Operands) -> Execute:
+    def wait(state: State, mask: Mask) -> None:
+        state.waited = True
+
+    return wait
+
+
+def _parameter(statement: Statement, operands: Operands) -> Execute:
+    kind, write = TYPES[statement.opcode[-1]], operands.target(statement.operands[0])
+    number = int(statement.operands[1].rstrip("]").rsplit("_", 1)[1])
+
+    def load(state: State, mask: Mask) -> None:
+        value = np.frombuffer(state.parameters[number], kind, 1)
+        write(state, np.repeat(value, operands.threads), mask)
+
+    return load
+
+
+def _load(statement: Statement, operands: Operands) -> Execute:
+    kind, text = TYPES[statement.opcode[-1]], statement.text
+    writes, address = operands.targets(statement.operands[0]), operands.address(statement.operands[1])
+    size, is_global = kind.itemsize * len(writes), statement.opcode[1] == "global"
+
+    def load(state: State, mask: Mask) -> None:
+        threads = state.chosen(mask)
+        addresses = address(state)[threads]
+        if is_global:
+            words = state.global_memory(text).read(addresses, size, text)
+        else:
+            words = state.shared.read(addresses, size, threads, text)
+        if mask is not None:
+            everyone = np.zeros(operands.threads, words.dtype)
+            everyone[threads] = words
+            words = everyone
+        for write, numbers in zip(writes, columns(words.view(kind).reshape(-1, len(writes))), strict=True):
+            write(state, numbers, mask)
+
+    return load
+
+
+def _store(statement: Statement, operands: Operands) -> Execute:
+    kind, text = statement.opcode[-1], statement.text
+    address, sources = operands.address(statement.operands[0]), operands.sources(statement.operands[1], kind)
+    word, is_global = WORDS[TYPES[kind].itemsize * len(sources)], statement.opcode[1] == "global"
+
+    def store(state: State, mask: Mask) -> None:
+        threads = state.chosen(mask)
+        data = np.stack([source(state)[threads] for source in sources], axis=1).view(word).ravel()
+        addresses = address(state)[threads]
+        if is_global:
+            state.global_memory(text).write(addresses, data, text)
+        else:
+            state.shared.write(addresses, data, threads, text)
+
+    return store
+
+
+def _add_atomically(statement: Statement, operands: Operands) -> Execute:
+    target, place, addend = statement.operands
+    write, address = operands.target(target), operands.address(place)
+    source, text = operands.source(addend, statement.opcode[-1]), statement.text
+
+    def add(state: State, mask: Mask) -> None:
+        threads, numbers = state.chosen(mask), source(state)
+        before = np.zeros_like(numbers)
+        before[threads] = state.global_memory(text).add(address(state)[threads], numbers[threads], text)
+        write(state, before, mask)
+
+    return add
+
+
+def _prefetch(statement: Statement, operands: Operands) -> Execute:
+    """Allowed before a kernel's turn: it changes nothing and gives it nothing."""
+    address, text = operands.address(statement.operands[0]), statement.text
+    return lambda state, mask: state.memory.check(address(state)[state.chosen(mask)], 1, text)
+
+
+def _copy(statement: Statement, operands: Operands) -> Execute:
+    """Of 4, 8 or 16 bytes: those of global memory or, where the fourth operand is 0, zeros."""
+    target, source, size = statement.operands[:3]
+    to, at, text = operands.address(target), operands.address(source), statement.text
+    word = WORDS[int(size, 0)]
+    sizes = operands.source(statement.operands[-1], "u32")
+
+    def begin(state: State, mask: Mask) -> None:
+        threads = state.chosen(mask)
+        read = sizes(state)[threads] > 0
+        data = np.zeros(len(threads), word)
+        if read.any():
+            data[read] = state.global_memory(text).read(at(state)[threads][read], word.itemsize, text)
+        copy = Copy(to(state)[threads], data, threads, text)
+        state.shared.begin_write(copy.addresses, word.itemsize, threads, text)
+        state.copies.append(copy)
+
+    return begin
+
+
+def _commit_copies(statement: Statement, operands: Operands) -> Execute:
+    def commit(state: State, mask: Mask) -> None:
+        state.groups.append(state.copies)
+        state.copies = []
+
+    return commit
+
+
+def _wait_for_copies(statement: Statement, operands: Operands) -> Execute:
+    """Not before this is there anything of a copy, so that a program that does not wait finds something else."""
+    left = int(statement.operands[0])
+
+    def wait(state: State, mask: Mask) -> None:
+        while len(state.groups) > left:
+            for copy in state.groups.pop(0):
+                state.shared.write(copy.addresses, copy.data, copy.threads, copy.text)
+
+    return wait
+
+
+def _shuffle(statement: Statement, operands: Operands) -> Execute:
+    """Each lane has the number of another one, or its own where that is outside the warp."""
+    target, number, other = statement.operands[:3]
+    write, source = operands.target(target), operands.source(number, "b32")
+    offset, mode = operands.source(other, "s32"), statement.opcode[2]
+
+    def lanes(by: Array) -> Array:
+        found = {"bfly": LANES ^ by, "up": LANES - by, "idx": by & WARP - 1}[mode]
+        return np.where((found >= 0) & (found < WARP), found, LANES)
+
+    if not other.startswith("%"):
+        fixed = lanes(np.int32(int(other, 0)))
+        return lambda state, mask: write(state, source(state).reshape(-1, WARP)[:, fixed].ravel(), mask)
+
+    def shuffle(state: State, mask: Mask) -> None:
+        numbers, by = source(state).reshape(-1, WARP), offset(state).reshape(-1, WARP)
+        write(state, np.take_along_axis(numbers, lanes(by), axis=1).ravel(), mask)
+
+    return shuffle
+
+
+def _reduce(statement: Statement, operands: Operands) -> Execute:
+    """Over the lanes of a warp whose bits are set, for each of them."""
+    target, number, members = statement.operands
+    write, source, bits = operands.target(target), operands.source(number, "s32"), operands.source(members, "u32")
+    reduce = {"add": np.add, "max": np.maximum, "min": np.minimum}[statement.opcode[2]].reduce
+
+    def reduce_warps(state: State, mask: Mask) -> None:
+        numbers, members = source(state).reshape(-1, WARP), bits(state).reshape(-1, WARP)
+        out = np.empty_like(numbers)
+        for row, of_warp, chosen in zip(out, numbers, members, strict=True):
+            for lanes in np.unique(chosen):
+                row[chosen == lanes] = reduce(of_warp[(lanes >> LANES & 1).astype(bool)], dtype=np.int32)
+        write(state, out.ravel(), mask)
+
+    return reduce_warps
+
+
+VECTOR = r"(v[24]\.)?[bs](8|16|32|64)"
+MADE: dict[str, Make] = {
+    r"ld\.param\.[bs](32|64)": _parameter,
+    rf"ld\.(global|global\.cg|shared)\.{VECTOR}": _load,
+    rf"st\.(global|shared)\.{VECTOR}": _store,
+    r"atom\.global\.gpu\.(relaxed|acq_rel)\.add\.u(32|64)": _add_atomically,
+    r"prefetch\.global\.L2": _prefetch,
+    r"cp\.async\.c[ag]\.shared\.global": _copy,
+    r"cp\.async\.commit_group": _commit_copies,
+    r"cp\.async\.wait_group": _wait_for_copies,
+    r"shfl\.sync\.(bfly|up|idx)\.b32": _shuffle,
+    r"redux\.sync\.(add|max|min)\.s32": _reduce,
+    r"griddepcontrol\.wait": _wait_for_turn,
+    r"griddepcontrol\.launch_dependents": _nothing,
+    r"fence\.proxy\.async\.shared::cta": _nothing,
+    r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned": _nothing,
+    r"bar\.warp\.sync": _nothing,
+}

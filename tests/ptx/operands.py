@@ -1,0 +1,112 @@
+"""Operands of statements as functions of a block's state, made once for each program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.ptx.numbers import REGISTERS, TYPES, WORDS, Array, widened
+from tests.ptx.program import PtxError, Statement, parts
+from tests.ptx.state import Execute, Mask, Source, State, Target
+
+INDICES = [f"%{name}.{axis}" for name in ("ctaid", "nctaid") for axis in "xyz"]
+SHARED = "global_smem"  # where Triton's shared memory begins: at 0
+
+
+class Operands:
+    """Gives each register of a program of `threads` threads a number; the first are the thread's and INDICES."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.kinds = [np.dtype("u4")] * (1 + len(INDICES))
+        self._thread = np.arange(threads, dtype=np.uint32)
+        self._zeros = {kind: np.zeros(threads, kind) for kind in REGISTERS.values()}
+        self._numbers = {name: number for number, name in enumerate(["%tid.x", *INDICES])}
+        self._sources: dict[tuple[str, str], Source] = {}
+
+    def registers(self, indices: list[int]) -> list[Array]:
+        """As a block begins: nobody writes into one, so that those of zeros are the same. indices: of INDICES."""
+        first = [self._thread, *(np.full(self.threads, index, np.uint32) for index in indices)]
+        return first + [self._zeros[kind] for kind in self.kinds[len(first) :]]
+
+    def source(self, text: str, kind: str) -> Source:
+        """The numbers of a register or a constant as a type of PTX; bfloat16 as float32. Raises PtxError."""
+        if (text, kind) not in self._sources:
+            self._sources[text, kind] = self._source(text, kind)
+        return self._sources[text, kind]
+
+    def target(self, text: str) -> Target:
+        """Where results are written: of the register's size, or integers of any. Raises PtxError."""
+        if text == "_":
+            return lambda state, value, mask: None
+        number = self._number(text)
+        stored = self.kinds[number]
+
+        def write(state: State, value: Array, mask: Mask) -> None:
+            if value.dtype != stored:
+                assert value.dtype.itemsize == stored.itemsize or value.dtype.kind in "iu"
+                same = value.dtype.itemsize == stored.itemsize
+                value = value.view(stored) if same else value.astype(stored)
+            state.registers[number] = value if mask is None else np.where(mask, value, state.registers[number])
+
+        return write
+
+    def sources(self, text: str, kind: str) -> list[Source]:
+        """Those of a vector."""
+        return [self.source(part, kind) for part in parts(text)]
+
+    def targets(self, text: str) -> list[Target]:
+        """Those of a vector."""
+        return [self.target(part) for part in parts(text)]
+
+    def address(self, text: str) -> Source:
+        """That of [%rd1 + 8], [%r1] or [global_smem+8], as int64. Raises PtxError."""
+        found = re.fullmatch(r"\[\s*(%rd?\d+|global_smem)\s*(?:\+\s*(-?\d+))?\s*\]", text)
+        if found is None:
+            raise PtxError(f"no address: {text}")
+        base, offset = found[1], int(found[2] or 0)
+        numbers = self.source(base, "s64" if base.startswith("%rd") else "u32")
+        return lambda state: numbers(state).astype(np.int64) + offset
+
+    def _source(self, text: str, kind: str) -> Source:
+        if kind == "bf16":
+            words = self.source(text, "u16")
+            return lambda state: widened(words(state))
+        wanted = TYPES[kind]
+        if not text.startswith("%"):
+            constant = np.full(self.threads, _constant(text, wanted))
+            return lambda state: constant
+        number = self._number(text)
+        stored = self.kinds[number]
+        if wanted == stored:
+            return lambda state: state.registers[number]
+        if wanted.itemsize == stored.itemsize:
+            return lambda state: state.registers[number].view(wanted)
+        if wanted.itemsize < stored.itemsize and stored.kind == "u":
+            low = WORDS[wanted.itemsize]
+            return lambda state: state.registers[number].astype(low).view(wanted)
+        raise PtxError(f"no {kind}: {text}")
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            found = re.fullmatch(r"%(p|rs|rd|r)\d+", name)
+            if found is None:
+                raise PtxError(f"no register: {name}")
+            self._numbers[name] = len(self.kinds)
+            self.kinds.append(REGISTERS[found[1]])
+        return self._numbers[name]
+
+
+Make = Callable[[Statement, Operands], Execute]  # raises PtxError
+
+
+def _constant(text: str, wanted: np.dtype) -> Array:
+    """One of `wanted`: a float by its bits, 0f3F800000, an integer, or a place in shared memory."""
+    if text[:2] in ("0f", "0d"):
+        return np.array(int(text[2:], 16), WORDS[wanted.itemsize]).view(wanted)
+    number = int(text.removeprefix(SHARED) or 0) if text.startswith(SHARED) else int(text, 0)
+    if wanted.kind == "b":
+        return np.array(bool(number))
+    return np.array(number & (1 << 8 * wanted.itemsize) - 1, WORDS[wanted.itemsize]).view(wanted)

@@ -1,0 +1,54 @@
+"""`pytest -p tests.ptx.plugin`: every Triton kernel is compiled for compute capability 9.0 and run as PTX on the CPU.
+At the end it says which kernels were.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import pytest
+
+patching = pytest.MonkeyPatch()
+ran: set[str] = set()
+cache = tempfile.TemporaryDirectory()  # of kernels without machine code, which nobody else may find
+
+
+def pytest_sessionstart() -> None:
+    """After tests/conftest.py has asked for Triton's interpreter, before a test module imports a kernel."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    patching.setenv("TRITON_CACHE_DIR", cache.name)
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from kernels import early
+    from tests.ptx.launch import Device, launch
+
+    driver.set_active(Device())
+    patching.setattr(early, "can_start_early", lambda device: True)
+    compile_only = JITFunction.run
+
+    def run(self: JITFunction, *given: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:
+        compiled = compile_only(self, *given, grid=grid, warmup=True, **named)
+        names = [parameter.name for parameter in self.params]
+        arguments = dict(zip(names, given, strict=False)) | {name: named[name] for name in names if name in named}
+        launch(compiled, arguments, grid)
+        ran.add(self.fn.__name__)
+        return compiled
+
+    patching.setattr(JITFunction, "run", run)
+    # Nothing here runs machine code, which takes long to assemble.
+    patching.setattr(CUDABackend, "make_cubin", lambda *given: b"")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line."""
+    terminalreporter.write_line(f"ran as PTX: {' '.join(sorted(ran))}")
+
+
+def pytest_unconfigure() -> None:
+    """Triton is as it was, but for its driver."""
+    patching.undo()
+    cache.cleanup()
