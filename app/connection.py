@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from functools import partial
 from http import HTTPStatus
 
@@ -21,6 +22,7 @@ HEAD_SECONDS = 30.0  # that they may take
 BODY_SECONDS = 120.0  # that a body may take
 BODY_HEADERS = (b"content-length", b"transfer-encoding")  # which say how long a body is
 LINGER = 1.0  # seconds that a refused client may still speak to nobody
+UNSENT = 1 << 14  # bytes that the system keeps of an answer beyond those on their way
 
 
 class Connection(HttpToolsProtocol):
@@ -40,6 +42,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        _keep_little(transport)
         self._expect(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -185,3 +188,11 @@ def write(transport: asyncio.Transport, piece: bytes) -> bool:
         return False
     transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     return True
+
+
+def _keep_little(transport: asyncio.Transport) -> None:
+    """A system keeps megabytes for a slow reader, and says that it takes more only when a good part of them is gone:
+    whoever reads all the time would seem to take nothing for minutes."""
+    connection = transport.get_extra_info("socket")
+    if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)

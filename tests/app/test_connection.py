@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 import app.connection
@@ -116,3 +116,46 @@ async def test_no_request_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch
         server.should_exit = True
         await serving
     assert heard.startswith(said) and heard.count(b"HTTP/1.1") == (1 if said else 0)
+
+
+async def test_of_a_slow_reader_it_is_known_what_it_takes():
+    """The system keeps little: a reader that takes some of an answer makes room for more of it."""
+    piece, pieces = b"a" * (1 << 14), 1000
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while taken < pieces:
+            taken += 1
+            yield piece
+
+    async def serve(_: Request) -> StreamingResponse:
+        return StreamingResponse(endless())
+
+    async def settled() -> int:
+        before = -1
+        while before != taken:
+            before = taken
+            await asyncio.sleep(0.2)
+        return before
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(Starlette(routes=[Route("/", serve)]), http=Connection, log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    loop = asyncio.get_running_loop()
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    reader.setblocking(False)
+    try:
+        async with asyncio.timeout(20):
+            await loop.sock_connect(reader, listening.getsockname())
+            await loop.sock_sendall(reader, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            full = await settled()
+            for _ in range(20):
+                await loop.sock_recv(reader, len(piece))
+            assert full < await settled() < full + 30
+    finally:
+        reader.close()
+        server.should_exit = True
+        await serving
