@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.errors import error_body
 from app.following import AT_ONCE
-from app.presence import HANG_UP
+from app.presence import HANG_UP, KEPT
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # that they may take
@@ -111,6 +111,7 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {
             AT_ONCE: {"write": partial(write, self.transport)},
             HANG_UP: {"hang_up": self.transport.abort},
+            KEPT: {"kept": self.transport.get_write_buffer_size},
         }
         self._expect(BODY_SECONDS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ Done = TypeVar("Done")
 
 # A scope's extension with one function: hang_up() ends the connection at once, whatever it has not sent yet.
 HANG_UP = "carousel.hang_up"
+KEPT = "carousel.kept"  # likewise: kept() has how many bytes it keeps for the client, which has not taken them
 
 
 @asynccontextmanager
@@ -45,6 +46,12 @@ async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     presence.reschedule(asyncio.get_running_loop().time())
+
+
+def kept_of(scope: Scope) -> Callable[[], int]:
+    """How many bytes the server keeps for the client; where it does not tell, always as many."""
+    extension = (scope.get("extensions") or {}).get(KEPT, {})
+    return extension.get("kept", lambda: 0)  # type: ignore[no-any-return]
 
 
 async def hang_up(scope: Scope, receive: Receive) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app import sse
 from app.following import AT_ONCE
-from app.presence import HANG_UP
+from app.presence import HANG_UP, KEPT
 from app.routes import answers, live
 from app.schemas.chat import ChatFormat
 from app.streams import Delta, StreamLog, Usage
@@ -45,6 +45,29 @@ async def test_a_reader_that_stalls_at_the_very_end_is_given_up(monkeypatch: pyt
     async with asyncio.timeout(10):
         await response({"type": "http", "method": "GET"}, asyncio.Event().wait, send)
     assert closed.is_set()
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_reader_that_takes_something_all_the_time_is_not_given_up(monkeypatch: pytest.MonkeyPatch, takes: bool):
+    """However long all of a large piece takes it; one that takes nothing is."""
+    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.2)
+    kept, sent = 1000, []
+
+    async def content():
+        yield b"data: x\n\n"
+
+    async def send(message) -> None:
+        nonlocal kept
+        while kept > 0 and message["type"] == "http.response.body":
+            await asyncio.sleep(0.01)
+            kept -= 10 * takes
+        sent.append(message)
+
+    response = sse.EventStream(lambda _: content(), lambda: None)
+    scope = {"type": "http", "method": "GET", "extensions": {KEPT: {"kept": lambda: kept}}}
+    async with asyncio.timeout(10):
+        await response(scope, asyncio.Event().wait, send)
+    assert len(sent) == (3 if takes else 1)
 
 
 class Answer:
