@@ -36,8 +36,8 @@ class Connection(HttpToolsProtocol):
 
     _is_deaf = False
     _is_head = False  # in the middle of one
-    _head_bytes = 0  # that came with it, the beginning of a body perhaps too
-    _head_size = 0  # what of it is known to be its own
+    _head_bytes = 0  # that came while it had no end
+    _head_size = 0  # of its address and whole headers, which may all come at once with a body behind them
     _deadline: asyncio.TimerHandle | None = None  # of what is coming
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -11,8 +11,8 @@ from engine.errors import ContextExceeded
 from engine.types import ServiceClass
 
 THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
-AT_ONCE = 2  # a tokeniser takes a hundred times the memory of its text, and the cores that the engine computes with
-FOR_PEOPLE = 1  # of them: what is being tokenised cannot be stopped, and nobody's person waits for somebody's book
+PLACES = 2  # texts at once: each takes a hundred times its memory, and a core that the engine computes with
+FOR_PEOPLE = 1  # of them: what is being tokenised cannot be stopped, and a person would wait for it
 
 
 class Encoding:
@@ -21,7 +21,7 @@ class Encoding:
     def __init__(self, text: TextModel) -> None:
         self.coming = 0
         self._text = text
-        self._free = AT_ONCE
+        self._free = PLACES
         self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
         self._arrivals = count()
 

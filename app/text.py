@@ -133,9 +133,8 @@ class TextModel:
             return None
         if any(token.lstrip or token.rstrip for token in added):
             return None
-        return max(
-            map(len, self.tokenizer.get_vocab())
-        )  # a character for each byte, and a byte or more for each of ours
+        # Written with a character for each byte, and a text has no more characters than bytes.
+        return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
     def _is_byte_level(self) -> bool:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from app.encoding import AT_ONCE, FOR_PEOPLE, THREAD_FROM, Encoding
+from app.encoding import FOR_PEOPLE, PLACES, THREAD_FROM, Encoding
 from app.text import TextModel
 from engine.errors import ContextExceeded
 from engine.types import ServiceClass
 
 LONG = "a " * THREAD_FROM
 PERSON, BULK = ServiceClass.INTERACTIVE, ServiceClass.BATCH
-BULK_AT_ONCE = AT_ONCE - FOR_PEOPLE
+PLACES_OF_BULK = PLACES - FOR_PEOPLE
 
 
 class Slow(TextModel):
@@ -46,19 +46,19 @@ async def test_people_s_texts_come_first_and_whoever_has_left_costs_nothing():
     def come(name: str, service_class: ServiceClass) -> asyncio.Task[list[int]]:
         return asyncio.create_task(encoding.encode(LONG + name, service_class, add_special_tokens=True))
 
-    first = [come(str(number), BULK) for number in range(BULK_AT_ONCE)]
-    await started(BULK_AT_ONCE, slow)
+    first = [come(str(number), BULK) for number in range(PLACES_OF_BULK)]
+    await started(PLACES_OF_BULK, slow)
     leaving, bulk, standard = come("l", BULK), come("b", BULK), come("s", ServiceClass.STANDARD)
     await asyncio.sleep(0.01)
-    assert len(slow.begun) == BULK_AT_ONCE
+    assert len(slow.begun) == PLACES_OF_BULK
     people = [come("p", PERSON) for _ in range(FOR_PEOPLE + 1)]
-    await started(AT_ONCE, slow)
+    await started(PLACES, slow)
     await asyncio.sleep(0.01)
-    assert slow.begun[BULK_AT_ONCE:] == FOR_PEOPLE * ["p"] and encoding.coming == AT_ONCE + 4
+    assert slow.begun[PLACES_OF_BULK:] == FOR_PEOPLE * ["p"] and encoding.coming == PLACES + 4
     leaving.cancel()
     slow.may_end.set()
     await asyncio.gather(*first, bulk, standard, *people)
-    assert slow.begun[AT_ONCE:] == ["p", "s", "b"]
+    assert slow.begun[PLACES:] == ["p", "s", "b"]
     assert encoding.coming == 0
 
 
@@ -66,13 +66,13 @@ async def test_a_thread_that_goes_on_for_nobody_keeps_its_place():
     """Whoever leaves while a text of his is tokenised makes room when that is done, and not before."""
     slow = Slow()
     encoding = Encoding(slow)
-    leaving = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(AT_ONCE)]
-    await started(AT_ONCE, slow)
+    leaving = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(PLACES)]
+    await started(PLACES, slow)
     for task in leaving:
         task.cancel()
     person = asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True))
     await asyncio.wait([*leaving, person], timeout=0.02)
-    assert all(task.cancelled() for task in leaving) and len(slow.begun) == AT_ONCE
+    assert all(task.cancelled() for task in leaving) and len(slow.begun) == PLACES
     slow.may_end.set()
     await person
     assert encoding.coming == 0
@@ -82,14 +82,14 @@ async def test_who_is_cancelled_as_his_turn_comes_passes_it_on():
     """Or nobody would have it any more."""
     slow = Slow()
     encoding = Encoding(slow)
-    tasks = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(AT_ONCE + 2)]
-    await started(AT_ONCE, slow)
+    tasks = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(PLACES + 2)]
+    await started(PLACES, slow)
     encoding._pass_on()  # as a thread that has ended does
-    tasks[AT_ONCE].cancel()
-    await started(AT_ONCE + 1, slow)
+    tasks[PLACES].cancel()
+    await started(PLACES + 1, slow)
     slow.may_end.set()
-    assert len(await asyncio.gather(*tasks, return_exceptions=True)) == AT_ONCE + 2
-    assert tasks[AT_ONCE].cancelled() and not tasks[-1].cancelled()
+    assert len(await asyncio.gather(*tasks, return_exceptions=True)) == PLACES + 2
+    assert tasks[PLACES].cancelled() and not tasks[-1].cancelled()
 
 
 async def test_a_text_that_cannot_fit_is_not_tokenised(demo: Path, monkeypatch: pytest.MonkeyPatch):
