@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,31 +167,53 @@ def test_what_is_rounded_is_rounded_to_the_nearest():
         assert torch.equal(rounded(x), exact(x))
 
 
-def compile_and_test(flags: str, tests: str, cache: Path) -> str:
-    """What pytest says of some of the tests of kernels, with the C++ compiled with more flags. They must pass."""
+# Other processors by name: whether their code is tested here, compiled with which flags, and which tests.
+OTHERS = {
+    "no AVX-512": (
+        torch.cpu._is_avx512_supported(),
+        "-mno-avx512f",
+        "a_row_has or in_float32 or (cpu and (test_attention or test_norm_and_gate))",
+    ),
+    # In an emulation of it.
+    "a matrix unit": (
+        torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported(),
+        f"-include {shlex.quote(str(Path(__file__).with_name('matrix_unit.h')))}",
+        "row_has or more_rows or in_float32 or rounded or in_bfloat16 or (cpu and test_attention)",
+    ),
+}
+
+
+def compile_and_test(flags: str, tests: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Some of the tests of kernels, with the C++ compiled with more flags."""
     compiler = next(name for name in library.COMPILERS if shutil.which(name))
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "CXX": f"{compiler} {flags}"}
     files = [f"tests/kernels/test_{name}.py" for name in ("cpu", "attention", "norm_and_gate")]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *files, "-k", tests]
-    run = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-2000:]
-    return run.stdout
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="all of this file is about such a processor then")
-def test_processors_without_avx512_compute_what_they_should(tmp_path: Path):
-    """What is compiled for them passes tests of layers, of attention and of norms and gates too."""
-    chosen = "a_row_has or in_float32 or (cpu and (test_attention or test_norm_and_gate))"
-    compile_and_test("-mno-avx512f", chosen, tmp_path)
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
+    """What pytest says of each, side by side."""
+    wanted = [(name, *how) for name, (is_tested, *how) in OTHERS.items() if is_tested]
+    with ThreadPoolExecutor() as pool:
+        asked = [
+            (name, pool.submit(compile_and_test, *how, tmp_path_factory.mktemp("compiled"))) for name, *how in wanted
+        ]
+    return {name: told.result() for name, told in asked}
 
 
-@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="all of this file is about such a processor then")
-@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="all with a matrix unit have this too")
-def test_a_matrix_unit_would_compute_what_it_should(tmp_path: Path):
-    """What is compiled for processors that have one passes the same tests, in an emulation of it: matrix_unit.h."""
-    chosen = "row_has or more_rows or in_float32 or rounded or in_bfloat16 or (cpu and test_attention)"
-    told = compile_and_test(f"-include {shlex.quote(str(Path(__file__).with_name('matrix_unit.h')))}", chosen, tmp_path)
-    assert "no bfloat16_tiles" not in told
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_compiled_for_other_processors_computes_what_it_should(
+    others: dict[str, subprocess.CompletedProcess[str]], name: str
+):
+    """It passes the same tests."""
+    if not OTHERS[name][0]:
+        pytest.skip("this processor is such a one, or cannot run its code")
+    told = others[name]
+    assert told.returncode == 0, told.stdout[-2000:]
+    if name == "a matrix unit":
+        assert "no bfloat16_tiles" not in told.stdout
 
 
 def test_every_field_lies_where_the_compiler_has_it(tmp_path: Path):

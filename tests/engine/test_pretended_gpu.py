@@ -1,0 +1,71 @@
+"""What torch is told to do on a GPU, without one: tests for devices, on one that is pretended (docs/decisions/0026)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+ON_DEVICE = "tests/engine/test_on_device.py::test_"
+KERNELS = "tests/kernels/test_"
+# Options of the plugin, and tests. Those that need the same bits in bfloat16 from torch's references are left out, and
+# of the kernels' it is only asked what they give them on a device.
+CHOSEN = {
+    "as late as can be": (
+        ["--gpu-pace", "at-last", "--gpu-kernels", "reference"],
+        [
+            f"{ON_DEVICE}a_device_and_a_cpu_agree_on_every_log_probability",
+            f"{ON_DEVICE}a_recorded_step_computes_what_single_operations_compute[more2-options0]",
+            f"{ON_DEVICE}a_device_runs_dry_when_nothing_is_told_to_it_in_time",
+            f"{ON_DEVICE}nothing_in_a_launch_waits_for_the_device",
+        ],
+    ),
+    "at any time": (
+        ["--gpu-pace", "by-chance", "--gpu-kernels", "reference"],
+        [f"{ON_DEVICE}a_swap_changes_no_text_on_a_device"],
+    ),
+    "kernels": (
+        ["--gpu-pace", "at-last", "--gpu-kernels", "triton"],
+        [
+            f"{KERNELS}attention.py::test_decode_attention_equals_naive[triton-three heads to one]",
+            f"{KERNELS}attention.py::test_prefill_attention_equals_naive[triton-three heads to one]",
+            f"{KERNELS}attention.py::test_one_plan_serves_every_layer",
+            f"{KERNELS}decode_step.py::test_a_row_is_its_slot[triton-301]",
+            f"{KERNELS}sample.py::test_all_back_ends_sample_the_same_tokens[triton]",
+            f"{KERNELS}few_rows.py::test_few_rows_are_multiplied_as_float64_says[24-40-8-dtype1]",
+        ],
+    ),
+}
+
+
+def run(part: str) -> str:
+    """What pytest says of one part. Without real devices."""
+    options, tests = CHOSEN[part]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin"]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    command += [*options, "-o", "addopts=", *tests]
+    return subprocess.run(command, cwd=ROOT, env=environment, **both, text=True, timeout=240, check=False).stdout
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    """Of all parts, side by side."""
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(CHOSEN, pool.map(run, CHOSEN), strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real device is asked itself")
+@pytest.mark.parametrize("part", CHOSEN)
+def test_a_pretended_device_is_told_what_a_device_can_do(told: dict[str, str], part: str):
+    """All that are chosen pass, and none is left out."""
+    passed = re.fullmatch(r"(\d+) passed.* in .*", told[part].splitlines()[-1])
+    assert passed, told[part][-4000:]
+    assert int(passed[1]) == len(CHOSEN[part][1])

@@ -1,0 +1,188 @@
+"""What stands for `torch.cuda` and Triton's launches while a GPU is pretended."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gpu import machine as machinery
+from tests.gpu.machine import Machine, Mark
+from tests.gpu.tensors import DEVICE, OnDevice, launch, pinned
+
+MEMORY = 8 << 30  # bytes
+# An Ampere card's: kernels that begin early, which those of Hopper do, say so in PTX (`tests.ptx` runs it).
+CAPABILITY = (8, 0)
+
+
+class Generator(torch.Generator):
+    """Of a device's numbers too, which are a CPU's here."""
+
+    def __new__(cls, device: object = None) -> Generator:
+        return super().__new__(cls)
+
+
+@contextmanager
+def pretended(machine: Machine) -> Iterator[None]:
+    """torch and Triton find one CUDA device, which is `machine`."""
+    import torch._dynamo  # which counts torch's functions when it is loaded, and a dispatch mode loads it
+
+    _make_guard()
+    with pytest.MonkeyPatch.context() as patching:
+        for name, stand_in in _of_torch(machine).items():
+            patching.setattr(torch.cuda, name, stand_in)
+        _pin(machine, patching)
+        patching.setattr(torch, "Generator", Generator)
+        # A module that moves here has other parameters there: those of the host cannot take in what is no memory.
+        patching.setattr(torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True)
+        _queue_launches(machine, patching)
+        before = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes its tensor on the host, and copies it then
+        try:
+            with OnDevice(machine):
+                yield
+        finally:
+            torch._C._set_only_lift_cpu_tensors(before)
+
+
+@functools.cache
+def _make_guard() -> None:
+    """For the life of this process; where torch is built for CUDA, one that finds no device is replaced."""
+    if torch.version.cuda is not None:
+        torch._C._ensureCUDADeviceGuardSet()
+        return
+    root = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "guard.so"
+        options = ["-std=c++20", "-shared", "-fPIC", "-O0", f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10"]
+        subprocess.run(["g++", str(Path(__file__).with_name("guard.cpp")), "-o", str(built), *options], check=True)
+        ctypes.CDLL(str(built))
+
+
+def _of_torch(machine: Machine) -> dict[str, Any]:
+    class Event:
+        """`torch.cuda.Event`. Time does not pass on this device."""
+
+        def __init__(self, enable_timing: bool = False) -> None:
+            self._mark: Mark | None = None
+
+        def record(self, stream: Stream | None = None) -> None:
+            self._mark = machine.mark(machine.current if stream is None else stream.queue)
+
+        def query(self) -> bool:
+            machine.refuse_in_capture("an event is asked for")
+            return self._mark is None or self._mark.is_reached
+
+        def synchronize(self) -> None:
+            if self._mark is not None:
+                machine.wait_for(self._mark)
+
+        def elapsed_time(self, end: Event) -> float:
+            assert self.query() and end.query()
+            return 1.0
+
+    class Stream:
+        """`torch.cuda.Stream`."""
+
+        def __init__(self, device: object = None, queue: machinery.Stream | None = None) -> None:
+            self.device = DEVICE
+            self.queue = queue or machine.new_stream()
+
+        def record_event(self, event: Event | None = None) -> Event:
+            event = event or Event()
+            event.record(self)
+            return event
+
+        def wait_event(self, event: Event) -> None:
+            with machine.on(self.queue):
+                machine.tell(lambda: None, after=event._mark)
+
+        def wait_stream(self, stream: Stream) -> None:
+            self.wait_event(stream.record_event())
+
+        def synchronize(self) -> None:
+            self.record_event().synchronize()
+
+    class CUDAGraph:
+        """`torch.cuda.CUDAGraph`."""
+
+        def __init__(self) -> None:
+            self.graph = machinery.Graph()
+
+        def replay(self) -> None:
+            machine.tell(self.graph.work)
+
+    def graph(recorded: CUDAGraph, pool: object = None, stream: Stream | None = None) -> AbstractContextManager[None]:
+        return machine.capture(recorded.graph, stream.queue if stream else machine.new_stream())
+
+    def set_sync_debug_mode(mode: str) -> None:
+        machine.may_wait = mode != "error"
+
+    def pass_over(*args: object, **options: object) -> None:
+        machine.refuse_in_capture("torch.cuda is asked for something")
+
+    properties = SimpleNamespace(
+        name="a pretended GPU", total_memory=MEMORY, multi_processor_count=4, L2_cache_size=1 << 20, major=8, minor=0
+    )
+    return {
+        "CUDAGraph": CUDAGraph,
+        "Event": Event,
+        "Stream": Stream,
+        "_lazy_init": pass_over,
+        "_sleep": lambda cycles: machine.tell(lambda: None),
+        "current_device": lambda: DEVICE.index,
+        "current_stream": lambda device=None: Stream(queue=machine.current),
+        "device_count": lambda: 1,
+        "empty_cache": pass_over,
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "graph": graph,
+        "graph_pool_handle": object,
+        "is_available": lambda: True,
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
+        "set_device": pass_over,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "stream": lambda stream: machine.on(stream.queue),
+        "synchronize": lambda device=None: machine.wait_for_all(),
+    }
+
+
+def _pin(machine: Machine, patching: pytest.MonkeyPatch) -> None:
+    """Of what `torch.empty` and the like make, `OnDevice` pins the memory."""
+    make = torch.tensor
+
+    def pin(tensor: Tensor) -> Tensor:
+        machine.refuse_in_capture("memory is pinned")
+        return pinned.add(tensor.clone())
+
+    def make_pinned(data: object, *, pin_memory: bool = False, **options: Any) -> Tensor:
+        return pin(make(data, **options)) if pin_memory else make(data, **options)
+
+    patching.setattr(torch.Tensor, "pin_memory", pin)
+    patching.setattr(torch, "tensor", make_pinned)
+
+
+def _queue_launches(machine: Machine, patching: pytest.MonkeyPatch) -> None:
+    """Kernels with tensors of the device are run by Triton's interpreter, in their turn."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    at_once = InterpretedFunction.run
+
+    def run(self: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        if any(isinstance(one, Tensor) for one in (*args, *options.values())):
+            launch(machine, lambda *a, **o: at_once(self, *a, grid=grid, warmup=warmup, **o), args, options)
+        else:
+            at_once(self, *args, grid=grid, warmup=warmup, **options)
+
+    patching.setattr(InterpretedFunction, "run", run)
