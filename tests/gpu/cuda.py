@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import COMPILERS
 from tests.gpu import machine as machinery
 from tests.gpu.machine import Machine, Mark
 from tests.gpu.tensors import DEVICE, OnDevice, launch, pinned
@@ -64,8 +66,9 @@ def _make_guard() -> None:
     root = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "guard.so"
+        compiler = next(name for name in COMPILERS if shutil.which(name))
         options = ["-std=c++20", "-shared", "-fPIC", "-O0", f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10"]
-        subprocess.run(["g++", str(Path(__file__).with_name("guard.cpp")), "-o", str(built), *options], check=True)
+        subprocess.run([compiler, str(Path(__file__).with_name("guard.cpp")), "-o", str(built), *options], check=True)
         ctypes.CDLL(str(built))
 
 

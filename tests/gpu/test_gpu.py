@@ -12,6 +12,8 @@ from tests.gpu.machine import Machine, Pace, Refused
 
 GPU = torch.device("cuda", 0)
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[Machine]:
