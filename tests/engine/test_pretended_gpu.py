@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.other_pytest import count_passed, run_pytest
+
 ON_DEVICE = "tests/engine/test_on_device.py::test_"
 KERNELS = "tests/kernels/test_"
 # Options of the plugin, and tests. Those that need the same bits in bfloat16 from torch's references are left out, and
@@ -48,11 +44,7 @@ CHOSEN = {
 def run(part: str) -> str:
     """What pytest says of one part. Without real devices."""
     options, tests = CHOSEN[part]
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "tests.gpu.plugin"]
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-    command += [*options, "-o", "addopts=", *tests]
-    return subprocess.run(command, cwd=ROOT, env=environment, **both, text=True, timeout=240, check=False).stdout
+    return run_pytest(["-p", "tests.gpu.plugin", *options, *tests], CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +58,4 @@ def told() -> dict[str, str]:
 @pytest.mark.parametrize("part", CHOSEN)
 def test_a_pretended_device_is_told_what_a_device_can_do(told: dict[str, str], part: str):
     """All that are chosen pass, and none is left out."""
-    passed = re.fullmatch(r"(\d+) passed.* in .*", told[part].splitlines()[-1])
-    assert passed, told[part][-4000:]
-    assert int(passed[1]) == len(CHOSEN[part][1])
+    assert count_passed(told[part]) == len(CHOSEN[part][1])

@@ -134,9 +134,7 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
     def pass_over(*args: object, **options: object) -> None:
         machine.refuse_in_capture("torch.cuda is asked for something")
 
-    properties = SimpleNamespace(
-        name="a pretended GPU", total_memory=MEMORY, multi_processor_count=4, L2_cache_size=1 << 20, major=8, minor=0
-    )
+    properties = SimpleNamespace(name="a pretended GPU", total_memory=MEMORY, multi_processor_count=4)
     return {
         "CUDAGraph": CUDAGraph,
         "Event": Event,

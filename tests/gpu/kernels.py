@@ -17,6 +17,7 @@ from kernels.slots import PromptRows, SlotTensors, StepRows
 from tests.gpu.tensors import DeviceTensor, launch
 
 REFERENCE = ReferenceKernels()
+Tensors = tuple[Tensor, ...]
 
 
 class Queued(ReferenceKernels):
@@ -29,7 +30,7 @@ class Queued(ReferenceKernels):
 
     @staticmethod
     def set_threads(threads: int) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # nothing here is worth two
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return QueuedLinear(weight, bias)
@@ -50,7 +51,7 @@ class Queued(ReferenceKernels):
         )
 
     def write_cache(self, *given: Any) -> None:
-        launch_one(REFERENCE.write_cache, *given)
+        _launch(REFERENCE.write_cache, *given)
 
     def plan_decode(self, *given: Any) -> DecodePlan | None:
         return None
@@ -71,14 +72,14 @@ class Queued(ReferenceKernels):
             return REFERENCE.decode_attention(*given, scale, window, out=out)
 
         out = torch.empty_like(q) if out is None else out
-        launch_one(attend, out, q, k_cache, v_cache, page_table, context_lens)
+        _launch(attend, out, q, k_cache, v_cache, page_table, context_lens)
         return out
 
     def prefill_attention(self, q: Tensor, *rest: Any) -> Tensor:
         return _queue(torch.empty_like(q), REFERENCE.prefill_attention, q, *rest)
 
     def attend_tiles(self, *given: Any) -> None:
-        launch_one(REFERENCE.attend_tiles, *given)
+        _launch(REFERENCE.attend_tiles, *given)
 
     def sample(self, logits: Tensor, *rest: Tensor) -> Tensor:
         return _queue(rest[-1].new_empty(len(logits)), REFERENCE.sample, logits, *rest)
@@ -95,21 +96,21 @@ class Queued(ReferenceKernels):
             context_lens=slots.page_table.new_empty(rows),
         )
 
-        def gather(*given: Any) -> None:
-            into, of = given[:5], given[5:14]
-            told = PromptRows(*given[15:]) if prompts else None
-            of_rows = REFERENCE.gather_slots(SlotTensors(*of), given[14], told, width, page_size)
-            for target, value in zip(into, _fields(of_rows), strict=True):
+        def gather(into: Tensors, of: Tensors, which: Tensor, told: Tensors) -> None:
+            rows = REFERENCE.gather_slots(
+                SlotTensors(*of), which, PromptRows(*told) if told else None, width, page_size
+            )
+            for target, value in zip(into, _fields(rows), strict=True):
                 target.copy_(value)
 
-        launch_one(gather, *_fields(made), *_fields(slots), which, *(_fields(prompts) if prompts else ()))
+        _launch(gather, _fields(made), _fields(slots), which, _fields(prompts) if prompts else ())
         return made
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-        def sample(logits: Tensor, which: Tensor, ids: Tensor, *of: Tensor) -> None:
+        def sample(logits: Tensor, of: Tensors, which: Tensor, ids: Tensor) -> None:
             REFERENCE.sample_slots(logits, SlotTensors(*of), which, ids, filtered)
 
-        launch_one(sample, logits, which, ids, *_fields(slots))
+        _launch(sample, logits, _fields(slots), which, ids)
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         rows = len(logits)
@@ -119,11 +120,11 @@ class Queued(ReferenceKernels):
             logits.new_empty((rows, k), dtype=torch.float32),
         )
 
-        def compute(*given: Tensor) -> None:
-            for target, value in zip(given[:3], REFERENCE.log_probs(*given[3:], k), strict=True):
+        def compute(into: Tensors, logits: Tensor, chosen: Tensor) -> None:
+            for target, value in zip(into, REFERENCE.log_probs(logits, chosen, k), strict=True):
                 target.copy_(value)
 
-        launch_one(compute, *made, logits, chosen)
+        _launch(compute, made, logits, chosen)
         return made
 
 
@@ -148,16 +149,17 @@ def _queue(out: Tensor, compute: Callable[..., Tensor], *given: Any) -> Tensor:
     def write(out: Tensor, *given: Any) -> None:
         out.copy_(compute(*given))
 
-    launch_one(write, out, *given)
+    _launch(write, out, *given)
     return out
 
 
-def launch_one(kernel: Callable[..., Any], *given: Any) -> None:
+def _launch(kernel: Callable[..., Any], *given: Any) -> None:
+    """On the device of whichever is a tensor."""
     tensor = next(one for one in given if isinstance(one, DeviceTensor))
     launch(tensor.machine, kernel, given, {})
 
 
-def _fields(record: Any) -> tuple[Tensor, ...]:
+def _fields(record: Any) -> Tensors:
     """In order."""
     return tuple(getattr(record, name) for name in record.__dataclass_fields__)
 

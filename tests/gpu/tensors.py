@@ -134,8 +134,8 @@ def dispatch(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def launch(machine: Machine, kernel: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Queue a kernel, which is run with the values of its tensors. Raises Refused where one is the host's."""
-    for name, one in (*enumerate(args), *kwargs.items()):
-        if isinstance(one, Tensor) and not isinstance(one, DeviceTensor):
+    for name, given in (*enumerate(args), *kwargs.items()):
+        if any(isinstance(one, Tensor) and not isinstance(one, DeviceTensor) for one in _leaves(given)):
             raise Refused(f"argument {name} of a kernel is a tensor of the host")
     _tell(machine, kernel, args, kwargs)
 

@@ -6,18 +6,14 @@ multiplies no bfloat16. `tests.ptx` does.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.kernels.test_compile import KERNELS
+from tests.other_pytest import count_passed, run_pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 # Some of each file: every kernel, every branch of it. Files of a part are loaded by one process.
 CHOSEN = {
     "attention": {
@@ -84,12 +80,7 @@ CHOSEN = {
 def run(part: str) -> str:
     """What pytest says of one part, whose tests it must all find. Without devices: their memory is not the CPU's."""
     tests = [f"tests/{file}::test_{name}" for file, names in CHOSEN[part].items() for name in names]
-    options = ["-q", "-rs", "-p", "no:cacheprovider", "-p", "tests.ptx.plugin", "-o", "addopts="]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "pytest", *options, *tests]
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(command, cwd=ROOT, env=environment, **both, text=True, timeout=240, check=False).stdout
+    return run_pytest(["-p", "tests.ptx.plugin", *tests], CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET=None)
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +93,7 @@ def told() -> dict[str, str]:
 @pytest.mark.parametrize("part", CHOSEN)
 def test_kernels_as_machine_code_pass_their_tests(told: dict[str, str], part: str):
     """All that are chosen, and none is left out."""
-    passed = re.fullmatch(r"(\d+) passed in .*", told[part].splitlines()[-1])
-    assert passed, told[part][-4000:]
-    assert int(passed[1]) >= sum(map(len, CHOSEN[part].values()))
+    assert count_passed(told[part]) >= sum(map(len, CHOSEN[part].values()))
 
 
 def test_every_kernel_runs_as_machine_code(told: dict[str, str]):
