@@ -103,12 +103,17 @@ def _device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not a torch device: use auto, cpu, cuda or cuda:N") from error
-    if device.type != "cuda":
+    except RuntimeError:  # torch does not know it either
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is none that this engine computes on: use auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
         return device
     if not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but this torch sees no CUDA device")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"device {name!r} was asked for, but this torch sees {count} CUDA devices, counted from 0")
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 

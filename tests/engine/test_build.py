@@ -73,7 +73,17 @@ def test_a_cuda_device_has_its_index(name: str, index: int, monkeypatch: pytest.
     """The current one's where none is named: nothing else can be made the current device."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert _device(name) == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize("name", ["gpu", "mps", "meta", "cuda:4"])
+def test_a_device_that_nothing_is_computed_on_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Whether torch knows of such or not, or has fewer of them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(ConfigError, match=f"device '{name}'"):
+        _device(name)
 
 
 def test_what_loading_left_behind_on_a_gpu_becomes_pages(monkeypatch: pytest.MonkeyPatch):
