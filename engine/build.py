@@ -111,10 +111,12 @@ def _device(name: str) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} was asked for, but this torch sees no CUDA device")
+    if device == torch.device("cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
     count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
+    if device.index >= count:
         raise ConfigError(f"device {name!r} was asked for, but this torch sees {count} CUDA devices, counted from 0")
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+    return device
 
 
 def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
