@@ -16,7 +16,7 @@ import pytest
 
 from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
-from tests import chromium
+from tests import beforehand, chromium
 
 # As in the engine's own process; it must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT)
@@ -32,6 +32,20 @@ if not torch.cuda.is_available():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin what is asked about."""
+    if session.config.option.collectonly:
+        return
+    for item in session.items:
+        for asks in item.iter_markers("beforehand"):
+            asks.args[0].begin()
+
+
+def pytest_unconfigure() -> None:
+    """Whoever interrupts the tests waits for none of it."""
+    beforehand.end()
 
 
 @dataclass

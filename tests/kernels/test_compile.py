@@ -5,13 +5,13 @@ that.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.beforehand import Beforehand, run
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = [
@@ -63,20 +63,20 @@ FIXED = {
 }
 
 
+def compile_all() -> str:
+    """In a process where Triton's interpreter is off."""
+    command = [sys.executable, "-m", "tests.kernels.compile_all"]
+    return run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")
+
+
+TOLD = Beforehand({"all": compile_all})
+pytestmark = pytest.mark.beforehand(TOLD)
+
+
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    """What `compile_all` says of each kernel, from a process where Triton's interpreter is off."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_all"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    results: dict[str, Any] = json.loads(result.stdout)
+    """What is said of each kernel."""
+    results: dict[str, Any] = json.loads(TOLD["all"])
     return results
 
 

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
@@ -24,9 +25,11 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.library import CannotCompile
 from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
+from tests.beforehand import Beforehand
 from tests.kernels.conftest import attention_rounds, cpu_kernels
 from tests.kernels.paged import make_paged
 from tests.kernels.test_norm_and_gate import naive_norm
+from tests.other_pytest import run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (1, 1), (2048, 512), (33, 33)]
@@ -183,37 +186,26 @@ OTHERS = {
 }
 
 
-def compile_and_test(flags: str, tests: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def compile_and_test(flags: str, tests: str) -> str:
     """Some of the tests of kernels, with the C++ compiled with more flags."""
     compiler = next(name for name in library.COMPILERS if shutil.which(name))
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "CXX": f"{compiler} {flags}"}
     files = [f"tests/kernels/test_{name}.py" for name in ("cpu", "attention", "norm_and_gate")]
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *files, "-k", tests]
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    with TemporaryDirectory() as cache:
+        return run_pytest([*files, "-k", tests], XDG_CACHE_HOME=cache, CXX=f"{compiler} {flags}")
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
-    """What pytest says of each, side by side."""
-    wanted = [(name, *how) for name, (is_tested, *how) in OTHERS.items() if is_tested]
-    with ThreadPoolExecutor() as pool:
-        asked = [
-            (name, pool.submit(compile_and_test, *how, tmp_path_factory.mktemp("compiled"))) for name, *how in wanted
-        ]
-    return {name: told.result() for name, told in asked}
+TOLD = Beforehand({name: partial(compile_and_test, *how) for name, (is_tested, *how) in OTHERS.items() if is_tested})
 
 
+@pytest.mark.beforehand(TOLD)
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_compiled_for_other_processors_computes_what_it_should(
-    others: dict[str, subprocess.CompletedProcess[str]], name: str
-):
+def test_what_is_compiled_for_other_processors_computes_what_it_should(name: str):
     """It passes the same tests."""
     if not OTHERS[name][0]:
         pytest.skip("this processor is such a one, or cannot run its code")
-    told = others[name]
-    assert told.returncode == 0, told.stdout[-2000:]
+    assert " passed" in TOLD[name]
     if name == "a matrix unit":
-        assert "no bfloat16_tiles" not in told.stdout
+        assert "no bfloat16_tiles" not in TOLD[name]
 
 
 def test_every_field_lies_where_the_compiler_has_it(tmp_path: Path):

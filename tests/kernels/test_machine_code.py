@@ -7,10 +7,11 @@ multiplies no bfloat16. `tests.ptx` does.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from tests.beforehand import Beforehand
 from tests.kernels.test_compile import KERNELS
 from tests.other_pytest import count_passed, run_pytest
 
@@ -83,20 +84,18 @@ def run(part: str) -> str:
     return run_pytest(["-p", "tests.ptx.plugin", *tests], CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET=None)
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, str]:
-    """Of all parts, side by side."""
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(CHOSEN, pool.map(run, CHOSEN), strict=True))
+TOLD = Beforehand({part: partial(run, part) for part in CHOSEN})
 
 
+@pytest.mark.beforehand(TOLD)
 @pytest.mark.parametrize("part", CHOSEN)
-def test_kernels_as_machine_code_pass_their_tests(told: dict[str, str], part: str):
+def test_kernels_as_machine_code_pass_their_tests(part: str):
     """All that are chosen, and none is left out."""
-    assert count_passed(told[part]) >= sum(map(len, CHOSEN[part].values()))
+    assert count_passed(TOLD[part]) >= sum(map(len, CHOSEN[part].values()))
 
 
-def test_every_kernel_runs_as_machine_code(told: dict[str, str]):
+@pytest.mark.beforehand(TOLD)
+def test_every_kernel_runs_as_machine_code():
     """The tests above reach all that a step is made of."""
-    ran = [name for output in told.values() for name in " ".join(re.findall(r"ran as PTX: (.*)", output)).split()]
+    ran = [name for part in CHOSEN for name in " ".join(re.findall(r"ran as PTX: (.*)", TOLD[part])).split()]
     assert set(KERNELS) <= set(ran)
