@@ -13,7 +13,9 @@ from typing import Any
 from engine.types import Cause, Mechanism, Phase, ServiceClass, StatusEvent
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
+INTAKE = "intake"  # from its arrival to its hand-over to the engine: it is read, and its text tokenised
 DELIVERY = "delivery"  # from the engine's last word to the end of the answer
+WORTH_TELLING = 0.01  # seconds of a wait in an intake; below, whoever was served in between may be the reason
 BEHIND = 0.05  # seconds after its end for which an answer's reader is said to have been behind
 
 
@@ -46,16 +48,43 @@ class Interval:
         return view
 
 
+class Intake:
+    """The beginning of an account, which all choices share. Times are monotonic seconds."""
+
+    def __init__(self, arrived: float) -> None:
+        self.arrived = arrived
+        self.complete = arrived  # when all of it was there: what came before is its client's time
+        self._intervals = [Interval(arrived, INTAKE)]
+
+    def has_come(self, now: float) -> None:
+        """Its body is there."""
+        self.complete = now
+        self.waited(self.arrived, now, Cause.BODY)
+
+    def waited(self, began: float, ended: float, cause: Cause) -> None:
+        """That was the reason why nothing was done for it in between."""
+        if ended - began < WORTH_TELLING:
+            return
+        self._intervals[-1].ended = began
+        self._intervals += [Interval(began, INTAKE, cause, ended=ended), Interval(ended, INTAKE)]
+
+    def end(self, now: float) -> list[Interval]:
+        """It is the engine's: how its account begins, without what took no time."""
+        self._intervals[-1].ended = now
+        return [interval for interval in self._intervals if interval.ended != interval.began]
+
+
 class Audit:
     """The accounts of one request's choices."""
 
-    def __init__(self, choices: int, arrived: float) -> None:
-        self.arrived = arrived
+    def __init__(self, choices: int, intake: Intake, submitted: float) -> None:
+        self.arrived = intake.arrived
         self.ended: float | None = None
         self.closed_at: float | None = None  # when the engine had done with it
         # The first choice waits for the next step, the others for the first to have read the prompt.
         causes = [Cause.STEP, *[Cause.PROMPT] * (choices - 1)]
-        self.choices = [[Interval(arrived, Phase.QUEUED, cause)] for cause in causes]
+        begun = intake.end(submitted)
+        self.choices = [[*begun, Interval(submitted, Phase.QUEUED, cause)] for cause in causes]
         self._last = self.choices[0]  # once closed: those of the choice that ended last
 
     def take(self, event: StatusEvent) -> None:

@@ -20,6 +20,8 @@ CAUSES = {
     "deadline": "an earlier deadline went first",
     "batch": "a batch was not complete",
     "restart": "the engine had died, and another one started",
+    "body": "it had not all arrived",
+    "texts": "long texts of others were tokenised first",
     "reader": "it was complete; its reader had not taken it all",
 }
 KEPT = {

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from app.audit import Audit
+from app.audit import Audit, Intake
 from app.client import EngineClient
 from app.status import status_view
 from app.streams import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
@@ -44,6 +44,7 @@ class _Choice:
 class Timing:
     """When things happened, in monotonic seconds, for metrics."""
 
+    complete: float  # all of the request was there: people's time begins
     submitted: float
     started: float | None = None
     first_token: float | None = None
@@ -78,6 +79,7 @@ class Generation:
         log: StreamLog,
         encoder: Encoder | None,
         client: EngineClient,
+        intake: Intake,
         *,
         grace: float = 0.0,
         on_start: Callable[[Generation], None] = lambda generation: None,
@@ -85,13 +87,13 @@ class Generation:
         on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
     ) -> None:
         """on_token is told the seconds since the token before it in its choice, if there was one; and those since the
-        request arrived, of its first token."""
+        whole request was there, of its first token."""
         self.request = request
         self.log = log
         self.encoder = encoder  # how a reader that comes back is answered; None: not at all
         self.grace = grace  # seconds it goes on without a reader
-        self.timing = Timing(time.monotonic())
-        self.audit = Audit(request.n, self.timing.submitted)
+        self.timing = Timing(intake.complete, time.monotonic())
+        self.audit = Audit(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
         self._text = text
         self._client = client
@@ -241,7 +243,7 @@ class Generation:
             choice.first_token = now
             if self.timing.first_token is None:
                 self.timing.first_token = now
-                waited = now - self.timing.submitted
+                waited = now - self.timing.complete
         choice.last_token = now
         self._on_token(gap, waited)
 

@@ -71,9 +71,13 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"vllm:{name}", text, LABELS, buckets=SECONDS, registry=self.registry)
 
-        self._ttft = histogram("time_to_first_token_seconds", "From the request's arrival to its first token.")
-        self._e2e = histogram("e2e_request_latency_seconds", "From the request's arrival to its end.")
-        self._queue = histogram("request_queue_time_seconds", "From the request's arrival to its first slot.")
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From when all of the request was there to its first token."
+        )
+        self._e2e = histogram("e2e_request_latency_seconds", "From when all of the request was there to its end.")
+        self._queue = histogram(
+            "request_queue_time_seconds", "From the request's hand-over to the engine to its first slot."
+        )
         self._success = Counter(
             "vllm:request_success",
             "Choices that ended; of a request that failed, those that had not.",
@@ -162,7 +166,7 @@ class Metrics:
         self._slot_seconds.labels(*labels).inc(slot_seconds)
         slots = self._client.info.max_num_seqs if self._client.info else 1
         self._cost.labels(*labels).inc(slot_seconds / slots * self._price_per_hour / 3600)
-        self._e2e.labels(*labels).observe(time.monotonic() - timing.submitted)
+        self._e2e.labels(*labels).observe(time.monotonic() - timing.complete)
         if timing.started is not None:
             self._queue.labels(*labels).observe(timing.started - timing.submitted)
         failed, ended = False, 0
@@ -182,7 +186,7 @@ class Metrics:
         timing, (ttft, itl) = generation.timing, self._slo
         if timing.first_token is None:
             return False
-        return timing.first_token - timing.submitted <= ttft and generation.mean_gap <= itl
+        return timing.first_token - timing.complete <= ttft and generation.mean_gap <= itl
 
     def text(self) -> bytes:
         """The exposition."""

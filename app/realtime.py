@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from app.audit import Intake
 from app.errors import ApiError
 from app.following import pieces
 from app.generation import Generation
@@ -180,11 +181,11 @@ class Session:
         return turns
 
     async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
-        asked, arrived = response.fields, time.monotonic()
+        asked, intake = response.fields, Intake(time.monotonic())
         service_class = self.service.admit(self.tenant, self.tenant.highest)
         names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
         text = self.service.render_chat(turns)
-        prompt = await self.service.encode(text, service_class, add_special_tokens=False, names=names)
+        prompt = await self.service.encode(text, service_class, add_special_tokens=False, intake=intake, names=names)
         defaults = self.service.text.sampling_defaults
         temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
         seed = asked.seed if asked.seed is not None else self._fields.seed
@@ -205,7 +206,7 @@ class Session:
             stops=(),
             encoder=None,  # it is not followed over SSE
             tenant=self.tenant,
-            arrived=arrived,
+            intake=intake,
             deadline_ms=asked.deadline_ms,
             stream_id=stream_id,
             names=names,

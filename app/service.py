@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.admission import Admission
+from app.audit import Intake
 from app.client import EngineClient, EngineUnavailable, Phase
 from app.encoding import Encoding
 from app.energy import Energy
@@ -122,12 +123,15 @@ class Service:
         service_class: ServiceClass,
         *,
         add_special_tokens: bool,
+        intake: Intake,
         names: Mapping[str, str] = NO_NAMES,
     ) -> list[int]:
         """Token ids of a text that the model is to continue, in turn. Raises `ApiError` where it is far too long."""
         most = self.info.max_model_len
         try:
-            return await self.encoding.encode(text, service_class, add_special_tokens=add_special_tokens, most=most)
+            return await self.encoding.encode(
+                text, service_class, add_special_tokens=add_special_tokens, most=most, intake=intake
+            )
         except ContextExceeded as error:
             raise _renamed(error, names) from None
 
@@ -155,7 +159,7 @@ class Service:
         encoder: Encoder,
         tenant: Tenant,
         service_class: ServiceClass,
-        arrived: float,
+        intake: Intake,
         names: Mapping[str, str] = NO_NAMES,
         grace: float = 0.0,
     ) -> Generation:
@@ -169,7 +173,7 @@ class Service:
             stops=fields.stops,
             encoder=encoder,
             tenant=tenant,
-            arrived=arrived,
+            intake=intake,
             deadline_ms=fields.deadline_ms,
             names=names,
             grace=grace,
@@ -184,7 +188,7 @@ class Service:
         stops: tuple[str, ...],
         encoder: Encoder | None,
         tenant: Tenant,
-        arrived: float,
+        intake: Intake,
         names: Mapping[str, str] = NO_NAMES,
         priority: int = 0,
         n: int = 1,
@@ -192,8 +196,8 @@ class Service:
         deadline_ms: int | None = None,
         stream_id: str | None = None,
     ) -> Generation:
-        """Queue a request and make its stream findable, by `stream_id` where that was told already. arrived: when, on
-        the monotonic clock; its deadline counts from then. names: what the protocol calls parameters of the engine that
+        """Queue a request and make its stream findable, by `stream_id` where that was told already. Its deadline
+        counts from its arrival. names: what the protocol calls parameters of the engine that
         have another name there. Raises `ApiError`."""
         self.admit(tenant, service_class, len(prompt))
         stream_id = stream_id or new_stream_id()
@@ -208,7 +212,7 @@ class Service:
             cache_salt=tenant.id,
             tenant=tenant.id,
             weight=tenant.weight,
-            deadline=None if deadline_ms is None else arrived + deadline_ms / 1000,
+            deadline=None if deadline_ms is None else intake.arrived + deadline_ms / 1000,
         )
         generation = Generation(
             request,
@@ -217,6 +221,7 @@ class Service:
             StreamLog(stream_id, self.registry.epoch, tenant.id),
             encoder,
             self.client,
+            intake,
             grace=min(grace, MAX_GRACE),
             on_start=self._started,
             on_end=self._ended,

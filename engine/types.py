@@ -53,6 +53,8 @@ class Cause(enum.StrEnum):
     BUDGET = "budget"  # it has its slot; the tokens of a step go to others first
     FAIRNESS = "fairness"  # its tenant had more than others of its class who wait
     DEADLINE = "deadline"  # an earlier deadline goes first
+    BODY = "body"  # the rest of it, which its client has still to send
+    TEXTS = "texts"  # long texts of others, which are tokenised first
     READER = "reader"  # nothing: it is complete, and whoever reads it has not taken all of it
     BATCH = "batch"  # the engine takes a batch at a time, and this one is not complete
     RESTART = "restart"  # an engine: the one that had it is gone, and the next one is on its way

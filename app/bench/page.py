@@ -14,6 +14,7 @@ from app.resources import static_dir
 
 BINS = 60  # of the timelines
 PHASES = {
+    "intake": "taken in",
     "queued": "queued",
     "prefill": "prompt read",
     "decode": "tokens written",
@@ -292,6 +293,7 @@ th[scope="row"] { text-align: left; padding-left: 0; font-weight: 500; }
 .server-a { color: var(--accent); }
 .server-b { color: var(--standard); }
 rect { fill: var(--ink-3); }
+.part-intake { fill: var(--line); }
 .part-queued { fill: var(--line-strong); }
 .part-prefill { fill: var(--standard); }
 .part-decode { fill: var(--batch); }

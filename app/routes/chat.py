@@ -7,6 +7,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.audit import Intake
 from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.routes.answers import resume_grace, stream, whole
@@ -18,14 +19,16 @@ from app.tenants import TIER_OF_CLASS
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    arrived = time.monotonic()
+    intake = Intake(time.monotonic())
     service, tenant = service_of(request), tenant_of(request)
-    asked = parse(chat.ChatRequest, await read_json_body(request, service.settings))
+    body = await read_json_body(request, service.settings)
+    intake.has_come(time.monotonic())
+    asked = parse(chat.ChatRequest, body)
     asked.check()
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
     text = service.render_chat(asked.turns)
-    work = service.encode(text, service_class, add_special_tokens=False, names=asked.names)
+    work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
     prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]
     answer = chat.ChatFormat(service.settings.model_name, tier, service.text, include_usage=asked.include_usage)
@@ -37,7 +40,7 @@ async def chat_completions(request: Request) -> Response:
         encoder=answer,
         tenant=tenant,
         service_class=service_class,
-        arrived=arrived,
+        intake=intake,
         names=asked.names,
         grace=resume_grace(request),
     )

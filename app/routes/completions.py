@@ -7,6 +7,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.audit import Intake
 from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.routes.answers import resume_grace, stream, whole
@@ -18,15 +19,17 @@ from app.tenants import TIER_OF_CLASS
 
 async def text_completions(request: Request) -> Response:
     """Continue a text, streamed or whole."""
-    arrived = time.monotonic()
+    intake = Intake(time.monotonic())
     service, tenant = service_of(request), tenant_of(request)
-    asked = parse(completions.CompletionRequest, await read_json_body(request, service.settings))
+    body = await read_json_body(request, service.settings)
+    intake.has_come(time.monotonic())
+    asked = parse(completions.CompletionRequest, body)
     asked.check()
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
     prompt = asked.single_prompt
     if isinstance(prompt, str):
-        work = service.encode(prompt, service_class, add_special_tokens=True)
+        work = service.encode(prompt, service_class, add_special_tokens=True, intake=intake)
         prompt = await done_for(request.receive, work)
     tier, name = TIER_OF_CLASS[service_class], service.settings.model_name
     answer = completions.CompletionFormat(name, tier, service.text, include_usage=asked.include_usage)
@@ -38,7 +41,7 @@ async def text_completions(request: Request) -> Response:
         encoder=answer,
         tenant=tenant,
         service_class=service_class,
-        arrived=arrived,
+        intake=intake,
         grace=resume_grace(request),
     )
     if asked.stream:

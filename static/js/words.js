@@ -11,6 +11,8 @@ const CAUSES = {
   deadline: "an earlier deadline goes first",
   batch: "its batch is not complete",
   restart: "the engine started again",
+  body: "it had not all arrived",
+  texts: "long texts of others came first",
   reader: "it was complete, and waited to be read",
 };
 
@@ -54,6 +56,7 @@ export function figures(message) {
 }
 
 const PHASES = {
+  intake: "was taken in",
   queued: "waited for a seat",
   prefill: "read what was written",
   decode: "wrote",

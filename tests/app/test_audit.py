@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit import DELIVERY, Audit
+from app.audit import DELIVERY, INTAKE, Audit, Intake
 from app.client import EngineClient
 from app.explain import lines
 from app.generation import Generation
 from app.schemas.chat import ChatFormat
 from app.streams import StreamLog
-from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent
+from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 from tests.app.test_client import CONFIG, fake_engine
 from tests.app.test_http import CHAT, locked  # noqa: F401  (a fixture)
 from tests.app.test_text import byte_level
@@ -43,10 +43,15 @@ def told(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0) -
         max_size=20,
     ),
     st.floats(0.0, 2.0),
+    st.lists(st.floats(0.0, 2.0), min_size=4, max_size=4),
 )
-def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest):
+def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, intake):
     """Whatever is told, in time's order: from the arrival to the end."""
-    audit, now = Audit(2, 10.0), 10.0
+    arrived, complete, came, turn, now = accumulate(intake, initial=10.0)
+    begun = Intake(arrived)
+    begun.has_come(complete)
+    begun.waited(came, turn, Cause.TEXTS)
+    audit = Audit(2, begun, now)
     for seconds, choice, phase, cause in steps:
         now += seconds
         audit.take(told(phase, now, cause, choice))
@@ -54,13 +59,14 @@ def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest):
     for intervals in audit.choices:
         assert intervals[0].began == 10.0
         assert all(a.ended == b.began for a, b in pairwise(intervals))
-        assert all((a.phase, a.cause) != (b.phase, b.cause) for a, b in pairwise(intervals))
+        assert all((a.phase, a.cause) != (b.phase, b.cause) for a, b in pairwise(intervals) if a.phase != INTAKE)
+        assert all(interval.ended > interval.began for interval in intervals if interval.phase == INTAKE)
     assert max(intervals[-1].ended for intervals in audit.choices) == now + rest
 
 
 def test_a_pause_says_for_whom_and_why_this_one():
     """And what it waited for before and after."""
-    audit = Audit(1, 1.0)
+    audit = Audit(1, Intake(1.0), 1.0)
     audit.take(told(Phase.QUEUED, 1.5, Cause.SLOTS))
     audit.take(told(Phase.PREFILL, 2.0))
     audit.take(told(Phase.DECODE, 3.0))
@@ -111,9 +117,11 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
                 sampling=SamplingParams(max_tokens=1 + i % 9),
                 service_class=ServiceClass(i % 3),
             )
-            began[request.id] = time.monotonic()
+            intake = Intake(time.monotonic())
+            began[request.id] = intake.arrived
             encoder = ChatFormat("m", "default", text, include_usage=False)
-            generation = Generation(request, text, (), StreamLog(request.id, "e", ""), encoder, client, on_end=end)
+            log = StreamLog(request.id, "e", "")
+            generation = Generation(request, text, (), log, encoder, client, intake, on_end=end)
             generations.append(generation)
             client.submit(request, generation.take)
             if i % 50 == 0:
@@ -127,14 +135,56 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
         total = sum(interval.ended - interval.began for interval in intervals)
         assert total == pytest.approx(generation.audit.ended - generation.audit.arrived, abs=1e-9)
         # What was measured around it can only be longer, by what this test was held up between two lines.
-        assert began[name] <= generation.audit.arrived and generation.audit.ended <= ended[name]
-        assert {interval.phase for interval in intervals} >= {Phase.QUEUED, Phase.DECODE}
+        assert began[name] == generation.audit.arrived and generation.audit.ended <= ended[name]
+        assert {interval.phase for interval in intervals} >= {INTAKE, Phase.QUEUED, Phase.DECODE}
+
+
+def test_an_intake_says_what_it_waited_for():
+    """For its client to send it, and for others' texts; a moment more is what taking it in takes."""
+    intake = Intake(10.0)
+    intake.has_come(12.0)
+    intake.waited(12.25, 12.255, Cause.TEXTS)
+    intake.waited(12.5, 14.0, Cause.TEXTS)
+    audit = Audit(2, intake, 14.25)
+    expected = [
+        ("intake", 0.0, 2000.0, "body"),
+        ("intake", 2000.0, 500.0, None),
+        ("intake", 2500.0, 1500.0, "texts"),
+        ("intake", 4000.0, 250.0, None),
+    ]
+    view = audit.view(14.25)
+    for choice in view["choices"]:
+        told = [(i["phase"], i["began_ms"], i["ms"], i.get("cause")) for i in choice["intervals"]]
+        assert told[:-1] == expected
+    assert (view["wall_ms"], view["totals_ms"][INTAKE]) == (4250.0, 4250.0)
+    account = {"id": "r", "class": "batch", "state": "queued", "prompt_tokens": 3, "cached_tokens": 0}
+    text = "\n".join(lines(account | {"completion_tokens": 0} | view))
+    assert "it had not all arrived" in text and "long texts of others were tokenised first" in text
+
+
+def test_what_a_client_takes_to_send_its_request_counts_for_no_first_token():
+    """But tokenising it does: whoever has asked waits."""
+    waited = []
+    intake, now = Intake(time.monotonic() - 100.0), time.monotonic()
+    intake.has_come(now - 10.0)
+    generation = Generation(
+        Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50)),
+        byte_level(),
+        (),
+        StreamLog("r", "e", ""),
+        None,
+        EngineClient(CONFIG, fake_engine),
+        intake,
+        on_token=lambda gap, seconds: waited.append(seconds),
+    )
+    generation.take(TokenEvent("r", 0, 1))
+    assert 10.0 <= waited[0] < 100.0
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.01, [None]), (3.0, [None, "reader"])])
 def test_a_reader_that_is_behind_when_all_is_said_has_that_time_to_its_own_account(late: float, expected):
     """The answer is not over until it is taken; a moment more is what handing it over takes."""
-    audit = Audit(1, 10.0)
+    audit = Audit(1, Intake(10.0), 10.0)
     audit.take(StatusEvent("r", 0, Phase.DECODE, at=11.0))
     audit.take(StatusEvent("r", 0, Phase.ENDED, at=12.0))
     audit.close(12.5, is_read=True)
@@ -152,7 +202,7 @@ def test_the_account_of_a_request_is_its_owner_s(locked):  # noqa: F811
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 2}
     answer = locked.post(CHAT, json=ask, headers=alice)
-    assert {"queued", "prefill", "decode"} <= answer.json()["usage"]["time_ms"].keys()
+    assert {"intake", "queued", "prefill", "decode"} <= answer.json()["usage"]["time_ms"].keys()
     for name in (answer.json()["id"], answer.headers["x-request-id"]):
         account = locked.get(f"/v1/requests/{name}", headers=alice).json()
         assert (account["state"], account["class"], account["completion_tokens"]) == ("ended", "standard", 6)

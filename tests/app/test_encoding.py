@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from app.audit import WORTH_TELLING, Intake
 from app.encoding import FOR_PEOPLE, PLACES, THREAD_FROM, Encoding
 from app.text import TextModel
 from engine.errors import ContextExceeded
-from engine.types import ServiceClass
+from engine.types import Cause, ServiceClass
 
 LONG = "a " * THREAD_FROM
 PERSON, BULK = ServiceClass.INTERACTIVE, ServiceClass.BATCH
@@ -60,6 +62,22 @@ async def test_people_s_texts_come_first_and_whoever_has_left_costs_nothing():
     await asyncio.gather(*first, bulk, standard, *people)
     assert slow.begun[PLACES:] == ["p", "s", "b"]
     assert encoding.coming == 0
+
+
+async def test_who_waits_for_others_texts_has_that_in_its_account():
+    """And in nobody else's: the first ones wait for nobody."""
+    slow = Slow()
+    encoding = Encoding(slow)
+    intakes = [Intake(time.monotonic()) for _ in range(PLACES + 1)]
+    tasks = [
+        asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True, intake=intake)) for intake in intakes
+    ]
+    await started(PLACES, slow)
+    await asyncio.sleep(2 * WORTH_TELLING)
+    slow.may_end.set()
+    await asyncio.gather(*tasks)
+    causes = [[interval.cause for interval in intake.end(time.monotonic())] for intake in intakes]
+    assert causes == [[None]] * PLACES + [[None, Cause.TEXTS, None]]
 
 
 async def test_a_thread_that_goes_on_for_nobody_keeps_its_place():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.audit import Intake
 from app.client import EngineClient
 from app.generation import Generation
 from app.registry import EACH, StreamRegistry, size
@@ -188,7 +189,13 @@ def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_is_cancel
     log = StreamLog("r", "e", "")
     client = EngineClient(EngineConfig(model="none"))
     generation = Generation(
-        request, text, (" dog and cat",), log, ChatFormat("m", "default", text, include_usage=False), client
+        request,
+        text,
+        (" dog and cat",),
+        log,
+        ChatFormat("m", "default", text, include_usage=False),
+        client,
+        Intake(0.0),
     )
     for token_id in text.encode("a dog and", add_special_tokens=False):
         generation.take(TokenEvent("r", 0, token_id))
@@ -211,6 +218,7 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
         StreamLog("r", "e", ""),
         ChatFormat("m", "default", text, include_usage=False),
         EngineClient(EngineConfig(model="none")),
+        Intake(0.0),
         on_token=lambda gap, waited: gaps.append(gap),
     )
     (token_id,) = text.encode("a", add_special_tokens=False)
@@ -235,6 +243,7 @@ def test_an_answer_without_numbers_ends_the_request_and_is_logged(caplog: pytest
             log,
             ChatFormat("m", "default", text, include_usage=False),
             EngineClient(EngineConfig(model="none")),
+            Intake(0.0),
         )
         for token_id in text.encode(said, add_special_tokens=False):
             generation.take(TokenEvent("r", 0, token_id))

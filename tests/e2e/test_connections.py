@@ -279,6 +279,20 @@ def test_a_request_for_two_hosts_is_refused(server: Server):
         assert heard(connection).startswith(b"HTTP/1.1 400 ")
 
 
+def test_the_time_in_which_a_client_sends_its_request_is_told_apart(server: Server):
+    """From what the server takes for it."""
+    whole = asked(2)
+    with closing(connect(server)) as connection:
+        connection.sendall(whole[:-10])
+        time.sleep(0.1)
+        connection.sendall(whole[-10:])
+        stream = stream_of(connection).decode()
+    account = httpx.get(f"{server.url}/v1/requests/{stream}").json()
+    first, second, *_ = account["choices"][0]["intervals"]
+    assert (first["phase"], first["cause"]) == ("intake", "body") and 50 < first["ms"] < account["wall_ms"]
+    assert second["phase"] == "intake" and "cause" not in second
+
+
 def test_a_body_that_is_none_is_refused_at_once(server: Server):
     """And not waited for to its end."""
     said = len(server.log)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from itertools import pairwise
 
-from app.audit import Audit
+from app.audit import Audit, Intake
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
@@ -64,7 +64,7 @@ class History:
         except RequestRefused:
             assert len(prompt) + tokens > self.engine.info.num_pages * SIZE
             return ""
-        self.audits[name] = Audit(request.n, self.now)
+        self.audits[name] = Audit(request.n, Intake(self.now), self.now)
         for choice in range(request.n):
             text = text_alone(prompt, choice, tokens, stop, nan_tokens=self.nan_tokens)
             self.expected[name, choice] = text

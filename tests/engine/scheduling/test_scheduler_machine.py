@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from app.audit import Audit
+from app.audit import Audit, Intake
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(prompt) + max_tokens > self.engine.info.num_pages * SIZE
             return
         self.requests[request.id] = request
-        self.audits[request.id] = Audit(n, self.now)
+        self.audits[request.id] = Audit(n, Intake(self.now), self.now)
         for choice in range(n):
             self.expected[request.id, choice] = text_alone(prompt, choice, max_tokens, stop)
 
