@@ -1,5 +1,6 @@
 """uvicorn's HTTP protocol, which here takes one request at a time, hears at any time that its client has left, waits
-for no request for ever, and lets an answer that is streamed be written without a coroutine for each piece.
+for no request for ever, nor for a client to take an answer, and lets one that is streamed be written without a
+coroutine for each piece.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.errors import error_body
 from app.following import AT_ONCE
-from app.presence import HANG_UP, KEPT
+from app.patience import Patience
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # that they may take
@@ -43,11 +44,17 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _keep_little(transport)
+        self._patience = Patience(transport)
         self._expect(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
+        self._patience.end()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._patience.begin()
 
     def eof_received(self) -> None:
         # Nothing more is sent to it. Left to the transport, whoever still had to take some of its answer would be
@@ -108,11 +115,7 @@ class Connection(HttpToolsProtocol):
         if sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError("more than one Host")  # as above; RFC 9112, 3.2
         super().on_headers_complete()
-        self.scope["extensions"] = {
-            AT_ONCE: {"write": partial(write, self.transport)},
-            HANG_UP: {"hang_up": self.transport.abort},
-            KEPT: {"kept": self.transport.get_write_buffer_size},
-        }
+        self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
         self._expect(BODY_SECONDS)
 
     def on_message_complete(self) -> None:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
+from app.patience import UNREAD_SECONDS, keep_unread
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
@@ -26,7 +27,6 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10
-UNREAD_MILLISECONDS = 60_000  # a peer may leave bytes unread before its connection is dropped
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
 MADE_BETWEEN_WALKS = 10_000
@@ -159,9 +159,7 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Inherited by every connection. A peer that takes nothing keeps even a closed socket's bytes in memory.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)
+    keep_unread(sock, UNREAD_SECONDS)  # inherited by every connection
     try:
         sock.bind((host, port))
     except OSError as error:

@@ -1,20 +1,16 @@
-"""Doing something for a client for as long as it is there, and being done with one that takes nothing."""
+"""Doing something for a client for as long as it is there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
+from starlette.types import Receive
 
 Done = TypeVar("Done")
-
-# A scope's extension with one function: hang_up() ends the connection at once, whatever it has not sent yet.
-HANG_UP = "carousel.hang_up"
-KEPT = "carousel.kept"  # likewise: kept() has how many bytes it keeps for the client, which has not taken them
 
 
 @asynccontextmanager
@@ -46,19 +42,3 @@ async def _watch(receive: Receive, presence: asyncio.Timeout) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     presence.reschedule(asyncio.get_running_loop().time())
-
-
-def kept_of(scope: Scope) -> Callable[[], int]:
-    """How many bytes the server keeps for the client; where it does not tell, always as many."""
-    extension = (scope.get("extensions") or {}).get(KEPT, {})
-    return extension.get("kept", lambda: 0)  # type: ignore[no-any-return]
-
-
-async def hang_up(scope: Scope, receive: Receive) -> None:
-    """End the connection, where the server can. A server that only ends the answer would keep it, and what has not been
-    taken of it, for as long as the client likes."""
-    end = (scope.get("extensions") or {}).get(HANG_UP, {}).get("hang_up")
-    if end is not None:
-        end()
-        while (await receive())["type"] != "http.disconnect":  # which the server then knows too
-            pass

@@ -6,26 +6,19 @@ only together with `data:`, an error frame before an early end, never a `[DONE]`
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.following import write_of
-from app.presence import hang_up, kept_of, while_present
+from app.presence import while_present
 from app.status import status_view
 from app.streams import StreamLog
 from engine.types import StatusEvent
 
-log = logging.getLogger("carousel.sse")
-
 PING_SECONDS = 15.0
-SEND_TIMEOUT = 30.0  # seconds in which a reader may take nothing, the socket being full, before it is given up
-LOOK = 0.1  # of that, between two looks at what it takes
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 DONE = b"[DONE]"
@@ -51,7 +44,7 @@ def status_comment(status: StatusEvent) -> bytes:
 
 class EventStream(StreamingResponse):
     """A response of ready-made events that says when its reader is gone, however it went: when its content has ended,
-    when the client has left, and when it has taken nothing for `SEND_TIMEOUT`.
+    and when the client has left, or was hung up on (`app.patience`).
 
     One task beside the request's own (docs/decisions/0020).
     """
@@ -77,67 +70,9 @@ class EventStream(StreamingResponse):
             await self._content.aclose()
         try:
             async with while_present(receive):
-                await self._send(send, kept_of(scope))
-        except _Stalled:
-            await give_up(scope, receive)
+                await self.stream_response(send)
         finally:
             # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
             await self._content.aclose()
             if has_reader:
                 self._on_close()
-
-    async def _send(self, send: Send, kept: Callable[[], int]) -> None:
-        """Head, content and end."""
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        await _put(send, start, kept)
-        async for data in self._content:
-            await _put(send, {"type": "http.response.body", "body": data, "more_body": True}, kept)
-        await _put(send, {"type": "http.response.body", "body": b"", "more_body": False}, kept)
-
-
-async def give_up(scope: Scope, receive: Receive) -> None:
-    """For a reader that has taken nothing for `SEND_TIMEOUT`."""
-    log.info("a reader took nothing for %g s and is given up", SEND_TIMEOUT)
-    await hang_up(scope, receive)
-
-
-class _Stalled(Exception):
-    """A socket stayed full for too long."""
-
-
-async def _put(send: Send, message: Message, kept: Callable[[], int]) -> None:
-    """Until there is room for more. What is kept may be megabytes, for a reader that fell behind: as long as it gets
-    less, somebody reads."""
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT) as limit:
-            watch = _Watch(kept, limit)
-            try:
-                await send(message)
-            finally:
-                watch.end()
-    except TimeoutError:
-        raise _Stalled from None
-
-
-class _Watch:
-    """Puts a limit off whenever less is kept than ever before."""
-
-    def __init__(self, kept: Callable[[], int], limit: asyncio.Timeout) -> None:
-        self._kept, self._limit = kept, limit
-        self._least: float = math.inf
-        self._loop = asyncio.get_running_loop()
-        self._again()
-
-    def end(self) -> None:
-        """It was taken."""
-        self._timer.cancel()
-
-    def _again(self) -> None:
-        self._timer = self._loop.call_later(LOOK * SEND_TIMEOUT, self._look)
-
-    def _look(self) -> None:
-        now = self._kept()
-        if now < self._least < math.inf:
-            self._limit.reschedule(self._loop.time() + SEND_TIMEOUT)
-        self._least = min(now, self._least)
-        self._again()

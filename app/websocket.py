@@ -1,14 +1,18 @@
-"""uvicorn's WebSocket protocol, with two manners more: it says goodbye to who is still speaking, and does not log the
-mistakes of others as if they were its own. And it lets messages be written without a coroutine for each.
+"""uvicorn's WebSocket protocol, with three manners more: it says goodbye to who is still speaking, does not log the
+mistakes of others as if they were its own, and does not wait for ever for who takes nothing. And it lets messages be
+written without a coroutine for each.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 from websockets.protocol import State
 
 from app.following import AT_ONCE
+from app.patience import Patience
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -18,6 +22,18 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     would find a broken pipe in place of 1009. So the close frame and the end of our side are sent, what still comes
     is thrown away, and the connection goes when the client's side ends too, or `close_timeout` seconds later.
     """
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._patience = Patience(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.end()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._patience.begin()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

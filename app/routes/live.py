@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from app import sse
 from app.client import Phase
@@ -60,24 +58,13 @@ async def engine_events(request: Request) -> Response:
         finally:
             client.unwatch(take)
 
-    return _Live(
+    return EventSourceResponse(
         content(),
         headers=sse.HEADERS,
         ping=sse.PING_SECONDS,
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
-        send_timeout=sse.SEND_TIMEOUT,
         shutdown_grace_period=ENDS_WITHIN,
     )
-
-
-class _Live(EventSourceResponse):
-    """Pictures without an end but the server's, and but for a reader that takes none."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except* SendTimeoutError:
-            await sse.give_up(scope, receive)
 
 
 def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load] | None) -> dict[str, Any]:

@@ -123,6 +123,9 @@ class Transport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.kept
 
+    def set_write_buffer_limits(self, high=None, low=None) -> None:
+        pass
+
     def is_closing(self) -> bool:
         return self.is_gone
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from app import sse
 from app.following import AT_ONCE
-from app.presence import HANG_UP, KEPT
-from app.routes import answers, live
+from app.routes import answers
 from app.schemas.chat import ChatFormat
 from app.streams import Delta, StreamLog, Usage
 from engine.types import Phase, StatusEvent
@@ -27,47 +26,6 @@ def test_an_event_is_one_line_for_every_client(text: str):
     assert lines[0] == "id: stream.epoch.1"
     assert msgspec.json.decode(lines[1].removeprefix("data: ")) == {"content": text}
     assert lines[2:] == [""]
-
-
-async def test_a_reader_that_stalls_at_the_very_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    """The socket is full when only the end mark is left: the stream is closed all the same, and says so."""
-    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.05)
-    closed = asyncio.Event()
-
-    async def content():
-        yield b"data: x\n\n"
-
-    async def send(message) -> None:
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            await asyncio.Event().wait()
-
-    response = sse.EventStream(lambda _: content(), closed.set)
-    async with asyncio.timeout(10):
-        await response({"type": "http", "method": "GET"}, asyncio.Event().wait, send)
-    assert closed.is_set()
-
-
-@pytest.mark.parametrize("takes", [True, False])
-async def test_a_reader_that_takes_something_all_the_time_is_not_given_up(monkeypatch: pytest.MonkeyPatch, takes: bool):
-    """However long all of a large piece takes it; one that takes nothing is."""
-    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.2)
-    kept, sent = 1000, []
-
-    async def content():
-        yield b"data: x\n\n"
-
-    async def send(message) -> None:
-        nonlocal kept
-        while kept > 0 and message["type"] == "http.response.body":
-            await asyncio.sleep(0.01)
-            kept -= 10 * takes
-        sent.append(message)
-
-    response = sse.EventStream(lambda _: content(), lambda: None)
-    scope = {"type": "http", "method": "GET", "extensions": {KEPT: {"kept": lambda: kept}}}
-    async with asyncio.timeout(10):
-        await response(scope, asyncio.Event().wait, send)
-    assert len(sent) == (3 if takes else 1)
 
 
 class Answer:
@@ -101,17 +59,13 @@ class Socket:
         self.has_left = asyncio.Event()
         self.scope: dict = {"type": "http", "method": "POST"}
         if extensions:
-            self.scope["extensions"] = {AT_ONCE: {"write": self.write}, HANG_UP: {"hang_up": self.leave}}
+            self.scope["extensions"] = {AT_ONCE: {"write": self.write}}
 
     async def send(self, message) -> None:
         await asyncio.sleep(0) if message["type"] == "http.response.start" else None
         if not self.has_room.is_set():
             await self.has_room.wait()
         self.sent += message.get("body", b"")
-
-    async def send_body_slowly(self, message) -> None:
-        if message["type"] == "http.response.body":
-            await self.send(message)
 
     def write(self, piece: bytes) -> bool:
         if not self.has_room.is_set():
@@ -184,34 +138,6 @@ async def test_a_token_is_sent_before_announce_returns():
     assert "<1>" in socket.sent.decode()
     answer.end()
     await asyncio.wait_for(serving, 10)
-
-
-async def test_a_reader_that_stalls_in_the_middle_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    """Its socket stays full; whoever writes the log never waits for it, and its connection does not outlive this."""
-    monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.05)
-    answer, socket = Answer(), Socket()
-    serving = asyncio.create_task(socket.serve(answer))
-    await asyncio.sleep(0.01)
-    socket.has_room.clear()
-    answer.say(1)
-    await asyncio.wait_for(serving, 5)
-    assert socket.has_left.is_set()
-    assert not socket.sent.endswith(b"data: [DONE]\n\n")
-    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
-
-
-async def test_a_watcher_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    """The live page's stream has no end of its own: it is hung up on too, and nobody is told of an exception."""
-    socket = Socket()
-    socket.has_room.clear()
-
-    async def pictures():
-        yield b"data: {}\n\n"
-
-    response = live._Live(pictures(), send_timeout=0.05)
-    async with asyncio.timeout(10):
-        await response(socket.scope | {"method": "GET"}, socket.receive, socket.send_body_slowly)
-    assert socket.has_left.is_set()
 
 
 async def test_who_asks_for_the_head_alone_is_no_reader():
