@@ -14,7 +14,7 @@ from app.resources import static_dir
 
 BINS = 60  # of the timelines
 PHASES = {
-    "intake": "taken in",
+    "intake": "received",
     "queued": "queued",
     "prefill": "prompt read",
     "decode": "tokens written",

@@ -56,7 +56,7 @@ export function figures(message) {
 }
 
 const PHASES = {
-  intake: "was taken in",
+  intake: "was received",
   queued: "waited for a seat",
   prefill: "read what was written",
   decode: "wrote",
