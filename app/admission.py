@@ -77,15 +77,17 @@ class Admission:
         self._classes = {service_class: Queue() for service_class in ServiceClass}
         self._tenants: defaultdict[str, Queue] = defaultdict(Queue)
 
-    def check(self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0) -> None:
+    def check(
+        self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0, slots: int = 0
+    ) -> None:
         """Raises `ApiError`: 429 when the tenant has as much waiting as it may, 503 when its class has. `coming` are
-        on their way to that queue."""
+        on their way to that queue; as many as there are free `slots` wait for the next step alone."""
         self._check(
-            self._tenants[tenant.id], tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, 0,
+            self._tenants[tenant.id], tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,
             429, "of this key", "queue_quota_exceeded",
         )  # fmt: skip
         self._check(
-            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming,
+            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming - slots,
             503, f"of class {service_class.label}", "server_full",
         )  # fmt: skip
 
@@ -110,12 +112,12 @@ class Admission:
         most: float,
         most_tokens: float,
         tokens: int,
-        coming: int,
+        more: int,
         status: int,
         whose: str,
         code: str,
     ) -> None:
-        requests = queue.requests + coming
+        requests = max(0, queue.requests + more)
         # An empty queue takes anything that the engine can serve: else a long prompt could never come in.
         too_long = queue.tokens + tokens > most_tokens and queue.requests > 0
         if requests < most and not too_long:

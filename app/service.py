@@ -63,6 +63,7 @@ class Service:
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
     encoding: Encoding = field(init=False)
+    _running: int = 0  # choices of requests that have had a slot, and have not ended
 
     def __post_init__(self) -> None:
         self.encoding = Encoding(self.text)
@@ -105,7 +106,7 @@ class Service:
                 param="service_tier",
                 code="tier_not_allowed",
             )
-        self.admission.check(tenant, asked, tokens, self.encoding.coming)
+        self.admission.check(tenant, asked, tokens, self.encoding.coming, max(0, self._slots - self._running))
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
@@ -256,16 +257,25 @@ class Service:
         if self.metering is not None:
             self.metering.close()
 
+    @property
+    def _slots(self) -> int:
+        return self.client.info.max_num_seqs if self.client.info else 1
+
     def _started(self, generation: Generation) -> None:
+        self._running += generation.request.n
+        self._waits_no_more(generation)
+
+    def _waits_no_more(self, generation: Generation) -> None:
         request = generation.request
         self.admission.leave(request.tenant, request.service_class, len(request.prompt))
 
     def _ended(self, generation: Generation) -> None:
         if generation.timing.started is None:
-            self._started(generation)
+            self._waits_no_more(generation)
+        else:
+            self._running -= generation.request.n
         self.registry.finish(generation)
         self.metrics.ended(generation)
         if self.metering is not None:
             name = self.metrics.names[generation.request.tenant]
-            slots = self.client.info.max_num_seqs if self.client.info else 1
-            self.metering.ended(generation, name, self.settings.model_name, slots)
+            self.metering.ended(generation, name, self.settings.model_name, self._slots)

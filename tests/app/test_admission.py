@@ -89,6 +89,21 @@ def test_retry_after_is_said_even_when_nothing_has_drained_yet():
     assert door.refusal(BERT).headers["Retry-After"] == str(MOST_SECONDS)
 
 
+def test_who_waits_for_the_next_step_alone_keeps_nobody_out():
+    """As many as there are free slots, whoever they are for; one more is one too many."""
+    door = Door()
+    door.enter(ANNA, 3 + 4)
+    door.admission.check(ANNA, S, 10, slots=5)
+    with pytest.raises(ApiError) as caught:
+        door.admission.check(ANNA, S, 10, slots=4)
+    assert caught.value.status == 429
+    door.enter(BERT, 7)
+    door.admission.check(BERT, S, 10, slots=5)
+    with pytest.raises(ApiError) as caught:
+        door.admission.check(BERT, S, 10, slots=4)
+    assert caught.value.status == 503
+
+
 def test_who_left_makes_room():
     """For the next one."""
     door = Door()

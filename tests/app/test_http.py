@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.testclient import TestClient
@@ -14,6 +15,7 @@ from app.settings import Settings
 from app.tenants import Tenant, of_key
 from app.text import TextModel
 from engine.config import EngineConfig
+from engine.types import ServiceClass
 from tests.app.test_client import CONFIG, fake_engine
 from tests.app.test_text import byte_level
 
@@ -33,6 +35,13 @@ def ready(client: TestClient) -> TestClient:
         if client.get("/health").status_code == 200:
             return client
     raise AssertionError("the engine never got ready")
+
+
+def fill(client: TestClient) -> None:
+    """As many wait as there are slots, and as may besides."""
+    service = client.app.state.service
+    for _ in range(CONFIG.max_num_seqs + service.settings.max_queue):
+        service.admission.enter("somebody", ServiceClass.STANDARD, 1)
 
 
 @pytest.fixture(scope="module")
@@ -325,10 +334,25 @@ def test_a_key_may_ask_for_its_tiers_only():
     assert told["service_tiers"] == ["flex"]
 
 
+def test_a_burst_that_the_slots_have_room_for_is_let_in():
+    """Though fewer may wait, and nobody has been told yet that he has a slot; and what has ended holds none."""
+    anna = Tenant(name="anna", key="a", max_queue=1)
+    with make(tenants=(anna,), max_queue=1) as client, ThreadPoolExecutor(CONFIG.max_num_seqs) as pool:
+        ready(client)
+        for _ in range(3):
+            asked = [
+                pool.submit(client.post, CHAT, json=ASK, headers={"Authorization": "Bearer a"})
+                for _ in range(CONFIG.max_num_seqs)
+            ]
+            assert [one.result().status_code for one in asked] == CONFIG.max_num_seqs * [200]
+        assert client.app.state.service._running == 0
+
+
 def test_a_full_server_says_when_to_come_back():
     """503 with Retry-After, and the requests that are in are not disturbed."""
-    with make(max_queue=0) as client:
-        answer = ready(client).post(CHAT, json=ASK)
+    with make(max_queue=1) as client:
+        fill(ready(client))
+        answer = client.post(CHAT, json=ASK)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "server_full"

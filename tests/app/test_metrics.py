@@ -10,7 +10,7 @@ from app.admission import Admission
 from app.collectors import AdmissionCollector, GapCollector
 from app.tenants import Tenant
 from engine.types import ServiceClass
-from tests.app.test_http import ASK, CHAT, make, ready
+from tests.app.test_http import ASK, CHAT, fill, make, ready
 from tests.promql import catalogue
 
 NIGHT = Tenant(name="night", key="n", tiers=("flex",))
@@ -50,8 +50,9 @@ def test_refusals_are_counted_once_by_code_class_and_tenant():
 
 def test_a_full_server_s_refusals_say_so():
     """The code that clients are told."""
-    with make(max_queue=0) as client:
-        assert ready(client).post(CHAT, json=ASK).status_code == 503
+    with make(max_queue=1) as client:
+        fill(ready(client))
+        assert client.post(CHAT, json=ASK).status_code == 503
         assert samples(client, "carousel:requests_refused_total") == {refusal("anybody", "standard", "server_full", 1)}
 
 
