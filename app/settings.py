@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from app.resources import demo_model
-from app.tenants import Tenant, TenantError, of_key, read_tenants
+from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
 
 
@@ -220,7 +220,9 @@ def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     given = list(filter(None, map(str.strip, (keys or "").split(","))))
     if keys is not None and not given:
         raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
-    for key in given:
+    for number, key in enumerate(given, start=1):
+        if not can_be_sent(key):
+            raise SettingsError(f"api_key: key {number} must be {SENT}")
         tenants.setdefault(key, of_key(key))
     return tuple(tenants.values())
 

@@ -31,6 +31,7 @@ TIER_OF_CLASS = {
     ServiceClass.BATCH: "flex",
 }
 ALL_TIERS = tuple(TIER_OF_CLASS.values())
+SENT = "printable ASCII without spaces"  # what `can_be_sent` wants
 
 
 class TenantError(ValueError):
@@ -71,6 +72,11 @@ def owner_id(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def can_be_sent(key: str) -> bool:
+    """Whether it can be part of a header, in which clients and servers agree on no letters but ASCII's."""
+    return key.isascii() and key.isprintable() and " " not in key
+
+
 def of_key(key: str) -> Tenant:
     """A tenant of which nothing is known but its key."""
     return Tenant(name=f"key-{owner_id(key)[:6]}", key=key)
@@ -89,6 +95,8 @@ def read_tenants(tables: Any, where: str) -> tuple[Tenant, ...]:
             raise TenantError(f"{at}: {error}") from None
         if not tenant.key:
             raise TenantError(f"{at} needs a key")
+        if not can_be_sent(tenant.key):
+            raise TenantError(f"{at}.key must be {SENT}")
         if not (0 < tenant.weight < math.inf):
             raise TenantError(f"{at}.weight must be a positive number, not {tenant.weight}")
         wrong = [tier for tier in tenant.tiers if tier not in ALL_TIERS]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.settings import SettingsError
+from app.tenants import SENT, can_be_sent
 
 if TYPE_CHECKING:
     from app.bench.workloads import Scale
@@ -114,8 +115,8 @@ def check(given: Mapping[str, Any]) -> Options:
         raise SettingsError(f"--share-b must lie between 0 and 1, not {share_b}")
     keys = _tenant_keys(given["tenant_key"], workload)
     for key in (given["api_key"] or "", *keys.values()):
-        if not (key.isascii() and key.isprintable() and " " not in key):
-            raise SettingsError("an API key must be printable ASCII without spaces")  # it goes into a header
+        if not can_be_sent(key):
+            raise SettingsError(f"an API key must be {SENT}")
     return Options(
         **{name: given[name] for name in Options.__struct_fields__ if name in given and name != "share_b"},
         share_b=(0.5 if share_b is None else share_b) if url_b is not None else 0.0,

@@ -96,6 +96,7 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--resume-ttl", "nan"], {}, "resume_ttl"),
         (["--watchdog-timeout", "4"], {}, "watchdog_timeout"),
         (["--price-per-hour", "-1"], {}, "price_per_hour"),
+        (["--api-key", "one,schlüssel"], {}, "api_key: key 2"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, names: str):

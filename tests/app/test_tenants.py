@@ -43,6 +43,8 @@ def test_further_keys_are_tenants_of_their_own(tmp_path, model):
     ("text", "names"),
     [
         ("[tenants.a]\nweight = 1\n", "tenants.a needs a key"),
+        ('[tenants.a]\nkey = "schlüssel"\n', "tenants.a.key must be printable ASCII"),
+        ('[tenants.a]\nkey = "two words"\n', "tenants.a.key"),
         ('[tenants.a]\nkey = "k"\nweight = 0\n', "weight"),
         ('[tenants.a]\nkey = "k"\nweight = nan\n', "weight"),
         ('[tenants.a]\nkey = "k"\ntiers = ["gold"]\n', "tiers"),
