@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +23,7 @@ import psutil
 from benchmarks.people_first import ask
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
-from benchmarks.sse_client import chunks
+from benchmarks.sse_client import Part, receive
 
 STREAMS, SLOTS, TOKENS = 32, 16, 200
 SERVER = ("--max-num-seqs", str(SLOTS), "--max-model-len", "512")
@@ -40,9 +39,12 @@ class Answer:
 
     async def read(self, host: str, port: int) -> None:
         """To its end."""
-        async for data in chunks(host, port, "/v1/completions", self.body):
-            self.moments.append(time.perf_counter())
-            self.raw += data
+        await receive(host, port, "/v1/completions", self.body, self._take)
+
+    def _take(self, part: Part) -> None:
+        moment, data = part
+        self.moments.append(moment)
+        self.raw += data
 
     @property
     def text(self) -> str | None:

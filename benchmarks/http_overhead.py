@@ -27,6 +27,7 @@ from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
+from benchmarks.sse_client import run as run_client
 from benchmarks.sse_client import stream
 
 LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 64
@@ -132,7 +133,7 @@ def main() -> None:
                 engine.stdin.flush()
                 row = {"in_process": STREAMS * OUTPUT / float(engine.stdout.readline())}
                 for client, wakes_at in CLIENTS.items():
-                    seconds = asyncio.run(over_http(server.host, server.port, wakes_at))
+                    seconds = run_client(over_http(server.host, server.port, wakes_at))
                     row[client] = STREAMS * OUTPUT / seconds
                     row[f"{client}_ratio"] = row[client] / row["in_process"]
                 if run >= 0:

@@ -33,10 +33,10 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from app.resources import demo_model
 from app.text import TextModel
 from app.websocket import WebSocketProtocol
-from benchmarks import realtime_client
+from benchmarks import realtime_client, sse_client
 from benchmarks.http_overhead import make_model
 from benchmarks.results import save, spread
-from benchmarks.sse_client import chunks
+from benchmarks.sse_client import Part
 
 STREAMS, PROMPT, OUTPUT = (1, 16, 64), 32, 64
 WEBSOCKET = "elsewhere, WebSocket"
@@ -116,10 +116,8 @@ async def receive(port: int, index: int, client: str) -> tuple[str, list[float]]
     body = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True, "logit_bias": {WORD: 100}}
     prompt = [300 + (7 * index + 13 * j) % 3000 for j in range(PROMPT)]
     wakes_at = 1 << 17 if client == "elsewhere" else None
-    parts = [
-        (time.perf_counter(), data)
-        async for data in chunks("127.0.0.1", port, "/v1/completions", body | {"prompt": prompt}, wakes_at)
-    ]
+    parts: list[Part] = []
+    await sse_client.receive("127.0.0.1", port, "/v1/completions", body | {"prompt": prompt}, parts.append, wakes_at)
     name = re.search(rb"x-request-id: (\S+)", b"".join(data for _, data in parts))
     assert name
     moments: list[float] = []
@@ -136,7 +134,7 @@ def run(port: int, streams: int, client: str) -> dict[str, list[float]]:
     async def all_of_them() -> list[tuple[str, list[float]]]:
         return await asyncio.gather(*(receive(port, index, client) for index in range(streams)))
 
-    return dict(asyncio.run(all_of_them()))
+    return dict(sse_client.run(all_of_them()))
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers.model import BYTES
-from benchmarks.sse_client import chunks
+from benchmarks.sse_client import Part, receive, run
 
 PROMPT, SHORTEST, LONGEST = 64, 32, 96
 TIMEOUT = 900.0  # seconds for one measured run
@@ -66,30 +66,32 @@ def figures(streams: list[Stream]) -> dict[str, Any]:
 def over_http(port: int, bodies: list[dict[str, Any]]) -> list[Stream]:
     """POST all bodies to /v1/completions at once. Raises `RuntimeError` for an answer of another length."""
 
-    async def all_of_them() -> list[list[tuple[float, bytes]]]:
+    async def all_of_them() -> list[list[Part]]:
         async with asyncio.timeout(TIMEOUT):
             return await asyncio.gather(*(_receive(port, body) for body in bodies))
 
     began = time.perf_counter()
-    received = asyncio.run(all_of_them())
+    received = run(all_of_them())
     # Read only now, as the client shares the machine with what it measures.
-    answers = [_read(chunks_, began) for chunks_ in received]
+    answers = [_read(parts, began) for parts in received]
     for body, answer in zip(bodies, answers, strict=True):
         if answer.tokens != body["max_tokens"]:
             raise RuntimeError(f"{answer.tokens} tokens came instead of {body['max_tokens']}")
     return answers
 
 
-async def _receive(port: int, body: dict[str, Any]) -> list[tuple[float, bytes]]:
-    return [(time.perf_counter(), data) async for data in chunks("127.0.0.1", port, "/v1/completions", body)]
+async def _receive(port: int, body: dict[str, Any]) -> list[Part]:
+    parts: list[Part] = []
+    await receive("127.0.0.1", port, "/v1/completions", body, parts.append)
+    return parts
 
 
-def _read(chunks: list[tuple[float, bytes]], began: float) -> Stream:
+def _read(parts: list[Part], began: float) -> Stream:
     """Tokens are as the usage block has them, since an event may carry several."""
     moments: list[float] = []
     pieces: list[str] = []
     tokens = -1
-    for moment, event in _events(chunks):
+    for moment, event in _events(parts):
         if "error" in event:
             raise RuntimeError(str(event["error"]))
         text = "".join(choice.get("text") or "" for choice in event["choices"])
@@ -101,10 +103,10 @@ def _read(chunks: list[tuple[float, bytes]], began: float) -> Stream:
     return Stream(moments, tokens, "".join(pieces).split())
 
 
-def _events(chunks: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
+def _events(parts: list[Part]) -> Iterator[tuple[float, dict[str, Any]]]:
     """Each event with the moment at which its line was complete. What frames HTTP's chunks stands on other lines."""
     rest = b""
-    for moment, data in chunks:
+    for moment, data in parts:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
