@@ -197,9 +197,9 @@ class Service:
         deadline_ms: int | None = None,
         stream_id: str | None = None,
     ) -> Generation:
-        """Queue a request and make its stream findable, by `stream_id` where that was told already. Its deadline
-        counts from its arrival. names: what the protocol calls parameters of the engine that
-        have another name there. Raises `ApiError`."""
+        """Queue a request and make its stream findable, by `stream_id` where that was told already. Its deadline counts
+        from its arrival. names: what the protocol calls parameters of the engine that have another name there. Raises
+        `ApiError`."""
         self.admit(tenant, service_class, len(prompt))
         stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms

@@ -104,8 +104,8 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:  # torch does not know it either
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is none that this engine computes on: use auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return device
