@@ -28,7 +28,18 @@ CULPRIT = "the engine died {} times at work on this request, at last on no other
 class Ongoing:
     """A request, what its choices have said, and where it stands with the engine that lives."""
 
-    __slots__ = ("_aborted", "_is_heard", "_running", "deaths", "is_sent", "progress", "request", "said", "sink")
+    __slots__ = (
+        "_aborted",
+        "_is_heard",
+        "_running",
+        "_waits_since",
+        "deaths",
+        "is_sent",
+        "progress",
+        "request",
+        "said",
+        "sink",
+    )
 
     def __init__(self, request: Request, sink: Sink) -> None:
         self.request = request
@@ -40,6 +51,7 @@ class Ongoing:
         self._aborted: set[int] = set()  # choices
         self._is_heard = False  # anything of it, since it was sent
         self._running: set[int] = set()  # choices that were last heard to have a slot
+        self._waits_since: float | None = None  # all of it, as far as was heard
 
     @property
     def is_at_work(self) -> bool:
@@ -55,9 +67,12 @@ class Ongoing:
         """What the engine that lives is to be sent: it goes on where it was."""
         self.is_sent, self._is_heard, self.progress = True, False, 0
         self._running.clear()
-        if len(self.said) == self.request.n and not any(self.said.values()):
+        said: dict[int, tuple[int, ...]] = {}
+        if len(self.said) < self.request.n or any(self.said.values()):
+            said = {choice: tuple(tokens) for choice, tokens in self.said.items()}
+        if not said and self._waits_since is None:
             return self.request
-        return replace(self.request, said={choice: tuple(tokens) for choice, tokens in self.said.items()})
+        return replace(self.request, said=said, since=self._waits_since)
 
     def note(self, event: Event) -> None:
         """An event of one of its choices that have not ended."""
@@ -72,9 +87,12 @@ class Ongoing:
         elif event.state == "running":
             self._is_heard = True
             self._running.add(choice)
+            self._waits_since = None
         else:
             self._is_heard = True
             self._running.discard(choice)
+            if self._waits_since is None and not self._running:
+                self._waits_since = event.at
 
     def tell(self, event: Event) -> None:
         """Hand on. One request's mistake must not end the task that serves all others."""
@@ -86,6 +104,8 @@ class Ongoing:
     def tell_no_engine(self) -> None:
         """It waits for one to be there."""
         now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
         for choice in self.said.keys() - self._aborted:
             self.tell(StatusEvent(self.request.id, choice, Phase.QUEUED, cause=Cause.RESTART, at=now))
 

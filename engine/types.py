@@ -118,6 +118,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: float | None = None  # when all of it must be there, on the machine's monotonic clock
     # What an engine that is gone had said, by choice; choices that are not in it had ended. Empty: nothing was said.
     said: dict[int, tuple[int, ...]] = {}
+    since: float | None = None  # it waits, on the same clock, where that began with such an engine or before this one
 
     @property
     def choices(self) -> Iterable[int]:

@@ -89,7 +89,8 @@ class Sequence:
         self.page_table: list[int] = []
         self.host_pages: list[int] = []
         self.slot: int | None = None
-        self.waiting_since = now  # when it last had nothing to complain about
+        # When it last had nothing to complain about.
+        self.waiting_since = now if request.since is None else request.since
         self.waiting_from = self.num_generated  # tokens it had generated then
         self.cause: Cause | None = Cause.STEP
         self.phase = Phase.QUEUED  # as last told; so are `cause` and, of a pause, the next three

@@ -299,6 +299,19 @@ def test_nobody_overtakes_an_overdue_request_of_its_own_class():
     assert first_starts == [f"s{i}" for i in range(30)]
 
 
+def test_who_waited_for_another_engine_has_waited():
+    """It is overdue at once, among people who fill every slot."""
+    stage = Stage(slots=2, max_wait_batch=20.0, min_share=4)
+    stage.now = 100.0
+    stage.submit("night", B, tokens=4, since=85.0)
+    for i in range(12):
+        stage.submit(f"p{i}", I, tokens=8)
+    stage.step(4)
+    assert "night" not in stage.running()
+    stage.step(6)
+    assert "night" in stage.running()
+
+
 def test_an_overdue_prompt_is_read_although_people_s_prompts_fill_every_step():
     """It has a slot and gets its share of the token budget."""
     stage = Stage(slots=4, pages=200, max_wait_batch=5.0, max_num_batched_tokens=12, enable_prefix_caching=False)
