@@ -32,6 +32,7 @@ class _Choice:
     stops_from: int  # tokens; what was said before is no part of a stop string
     opened: bool = False
     finished: bool = False
+    status: StatusEvent | None = None
     infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
     tokens: int = 0  # likewise
     generated: int = 0  # tokens so far
@@ -155,14 +156,20 @@ class Generation:
 
     def _take_status(self, event: StatusEvent) -> None:
         self.audit.take(event)
-        if event.choice != 0 or event.phase is Phase.ENDED:
-            return  # further choices wait for the first: its standing is the request's
-        if event.state == "running" and self.timing.started is None:
+        if event.phase is Phase.ENDED:
+            return
+        self._choices[event.choice].status = event
+        if event.choice == 0 and event.state == "running" and self.timing.started is None:
             self.timing.started = event.at
             self.cached_tokens = event.cached_tokens
             self._on_start(self)
-        if self.log.status is None or status_view(event) != status_view(self.log.status):
-            self.log.status = event
+        self._tell_status()
+
+    def _tell_status(self) -> None:
+        """Further choices wait for the first: where the first stands that has not ended is where the request does."""
+        status = next(choice.status for choice in self._choices if not choice.finished)
+        if status is not None and (self.log.status is None or status_view(status) != status_view(self.log.status)):
+            self.log.status = status
 
     def cancel(self) -> None:
         """Stop now: slot and pages are free before the engine's next step."""
@@ -271,6 +278,8 @@ class Generation:
             self.audit.close(now, is_read=self.log.readers > 0)
             spent = self.audit.totals(now)
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
+        else:
+            self._tell_status()
 
     def _keep(self) -> None:
         if self._give_up is not None:

@@ -17,7 +17,7 @@ from app.registry import EACH, StreamRegistry, size
 from app.schemas.chat import ChatFormat
 from app.streams import Cursor, CursorRefused, Delta, Failure, Finished, Numbered, StreamLog, TokenInfo, Usage
 from engine.config import EngineConfig
-from engine.types import Alternative, EndEvent, FinishReason, Request, SamplingParams, TokenEvent
+from engine.types import Alternative, EndEvent, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.app.test_text import byte_level
 
 
@@ -228,6 +228,37 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
             generation.take(TokenEvent("r", choice, token_id))
     assert gaps == [None] * 3 + [1.0] * 6
     assert generation.mean_gap == 1.0
+
+
+def test_a_request_stands_where_its_first_choice_that_has_not_ended_stands():
+    """Who waits for the second choice is told what it waits for, though the first is there."""
+    text = byte_level()
+    log = StreamLog("r", "e", "")
+    generation = Generation(
+        Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=3),
+        text,
+        (),
+        log,
+        ChatFormat("m", "default", text, include_usage=False),
+        EngineClient(EngineConfig(model="none")),
+        Intake(0.0),
+    )
+    (token_id,) = text.encode("a", add_special_tokens=False)
+    for choice, event, told in (
+        (0, Phase.DECODE, Phase.DECODE),
+        (1, Phase.PAUSED, Phase.DECODE),
+        (2, Phase.DECODE, Phase.DECODE),
+        (0, Phase.ENDED, Phase.DECODE),
+        (0, None, Phase.PAUSED),
+        (2, Phase.QUEUED, Phase.PAUSED),
+        (1, Phase.PREFILL, Phase.PREFILL),
+        (1, None, Phase.QUEUED),
+    ):
+        if event is None:
+            generation.take(TokenEvent("r", choice, token_id, FinishReason.LENGTH))
+        else:
+            generation.take(StatusEvent("r", choice, event))
+        assert log.status is not None and log.status.phase is told
 
 
 def test_an_answer_without_numbers_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
