@@ -47,7 +47,7 @@ MOST_KV_BYTES = 40e9
 
 SAMPLERS = ((0, 1.0, 0.0), (0, 1.0, 0.6), (0, 0.9, 0.6), (50, 0.9, 0.6))  # top_k, top_p, temperature
 
-STAGES, SPLITS = (3, 5), (256, 512)  # of decode attention
+STAGES, SPLITS, PROGRAMS = (3, 5), (256, 512), (6, 16, 64)  # of decode attention
 BLOCKS = ((32, 4), (64, 4), (64, 8), (128, 8))  # of prefill attention: positions of one, and warps
 
 
@@ -165,6 +165,8 @@ def variants_of(marks: Marks, shape: Shape) -> None:
         marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
     for stages, split in product(STAGES, SPLITS):
         marks.kernel(marks.of_kernels.decode_attention_as, shape, 32, 2048, 64, stages, split)
+    for split, programs in product(SPLITS, PROGRAMS):
+        marks.kernel(marks.of_kernels.decode_attention_mixed, shape, 128, 2048, 64, split, programs)
     for (block, warps), stages in product(BLOCKS, (2, 3)):
         marks.kernel(marks.of_kernels.prefill_attention_as, shape, 2048, 64, block, warps, stages)
 
@@ -221,6 +223,7 @@ def on_cpu(marks: Marks) -> None:
     """Every kind of row once, on a shape that says nothing; steps are not recorded here."""
     marks.kernel(marks.of_kernels.decode_attention, TINY, 3, 70, 16)
     marks.kernel(marks.of_kernels.decode_attention_as, TINY, 3, 70, 16, 2, 128)
+    marks.kernel(marks.of_kernels.decode_attention_mixed, TINY, 3, 70, 16, 128, 4)
     marks.kernel(marks.of_kernels.prefill_attention, TINY, 40, 16)
     marks.kernel(marks.of_kernels.prefill_attention_as, TINY, 40, 16, 32, 4, 2)
     marks.kernel(marks.of_matrices.beside_the_library, TINY, 3)

@@ -30,9 +30,28 @@ class KernelMarks:
     def decode_attention(self, shape: Shape, batch: int, context: int, page_size: int, **more: int) -> None:
         """One layer's share of all layers, recorded as one graph. Each has keys and values of its own, which no cache
         holds when it reads them; the bound is reading them once. more: columns."""
-        cache = self._cache(shape, batch * -(-context // page_size), page_size)
-        table = self._pages(cache).view(batch, -1)
         lengths = torch.full((batch,), context, dtype=torch.int32, device=self._on.device)
+        sizes = {"shape": shape.name, "batch": batch, "context": context, "page_size": page_size}
+        self._decode_attention("decode attention", shape, lengths, context, page_size, sizes | more)
+
+    def decode_attention_mixed(
+        self, shape: Shape, batch: int, longest: int, page_size: int, split: int, programs: int
+    ) -> None:
+        """The same with contexts of all lengths up to the longest, with other splits and programs than the kernel
+        has."""
+        lengths = torch.linspace(1, longest, batch, device=self._on.device).to(torch.int32)
+        lengths = lengths[torch.randperm(batch, device=self._on.device)]
+        sizes = {"shape": shape.name, "batch": batch, "longest": longest, "page_size": page_size}
+        with patch.multiple(decode_attention, SPLIT=split, PROGRAMS=programs):
+            told = sizes | {"split": split, "programs": programs}
+            self._decode_attention("decode attention, mixed", shape, lengths, longest, page_size, told)
+
+    def _decode_attention(
+        self, what: str, shape: Shape, lengths: Tensor, longest: int, page_size: int, columns: dict[str, Any]
+    ) -> None:
+        batch = len(lengths)
+        cache = self._cache(shape, batch * -(-longest // page_size), page_size)
+        table = self._pages(cache).view(batch, -1)
         q = self._random(batch, shape.heads, shape.head_dim)
         kernels = self._on.kernels
         plan = kernels.plan_decode(table, lengths, shape.heads, cache.k[0], 0)
@@ -42,14 +61,13 @@ class KernelMarks:
 
         # As one graph: two events around one launch measure 3 to 5 us of start and gap that no recorded step takes.
         times = self._on.times(*map(layer, cache.k, cache.v), share=True)
-        moved = 2 * 2 * batch * context * shape.kv_heads * shape.head_dim
-        sizes = {"shape": shape.name, "batch": batch, "context": context, "page_size": page_size}
-        self._add_memory_bound("decode attention", times, moved, **sizes, **more)
+        moved = 2 * 2 * int(lengths.sum()) * shape.kv_heads * shape.head_dim
+        self._add_memory_bound(what, times, moved, **columns)
 
     def decode_attention_as(
         self, shape: Shape, batch: int, context: int, page_size: int, stages: int, split: int
     ) -> None:
-        """The same with other stages and splits than the kernel has."""
+        """As `decode_attention`, with other stages and splits than the kernel has."""
         with patch.multiple(decode_attention, NUM_STAGES=stages, SPLIT=split):
             self.decode_attention(shape, batch, context, page_size, stages=stages, split=split)
 

@@ -75,4 +75,4 @@ class TritonKernels(Composed):
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
     ) -> DecodePlan | None:
-        return plan_decode(context_lens, k_cache.shape[1])
+        return plan_decode(page_table, context_lens, k_cache, window)

@@ -1,9 +1,13 @@
 """Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
 
-A context is cut into splits of a fixed size from position 0, each reduced by its own program; the one that ends last
+A context is cut into splits of a fixed size from position 0, each reduced by itself; whoever ends last of a row's
 combines them in order. The size is small where rows are few and their contexts not long, so that all of a GPU reads
 them. It depends on nothing else of the batch, so neither does the order in which a row's numbers are added. The query
 heads of one key/value head form the rows of one matrix product, padded to the 16 rows a tensor core takes.
+
+What there is to reduce is listed once a step, on the device, and shared out among as many programs as the device is
+worth (as FlashInfer plans: Ye et al., MLSys'25): a grid with a place for every split of the longest context would be
+mostly programs with nothing to do, and to end takes one of them as long as to read a tenth of a split.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -12,16 +16,18 @@ heads of one key/value head form the rows of one matrix product, padded to the 1
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.early import early, take_turn
+from kernels.early import ALIGNED, early, fetch
 from kernels.few_rows import FEW
 from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
-from kernels.plans import DecodeArrivals, DecodePlan
+from kernels.plans import DecodePlan, DecodeTasks
 
 BLOCK = 64  # positions of one product
 SPLIT = 256  # positions; a multiple of BLOCK
@@ -29,27 +35,98 @@ SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes
 LONG = 4096
 CHUNK = 16  # splits combined at a time
 COMBINED = 8192  # numbers of them, of as many heads as that is: what a program has registers for beside its own split
+COMBINED_OF_MANY = 2  # heads, where a program shares a multiprocessor with others
 LEAST_ROWS = 16  # of tl.dot
 NUM_WARPS = 4
 NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers of fewer
-NUM_STAGES = 3
+NUM_STAGES_WIDE = 3  # of float32, for more of which there is no shared memory
+NUM_STAGES = 5  # fewer ask for nothing ahead: a page is looked up first, which takes two of them
+NUM_STAGES_OF_ONE = 2  # where a split is one block
+PROGRAMS = 16  # of all heads, for each multiprocessor, which runs a third of them at once; more have nothing to do
+LISTED = 256  # rows, or splits of a row, at a time
 LOG2_E = 1.4426950408889634
 
 
+@triton.jit
+def _seen_from(
+    context,  # int32, any shape
+    window,
+    split_size,  # positions, of contexts up to LONG
+    LONG: tl.constexpr,
+    SPLIT: tl.constexpr,  # positions, of longer ones
+):
+    """The first position that is seen, and the size of a split."""
+    first = tl.where(window > 0, tl.maximum(context - window, 0), 0)
+    return first, tl.where(context > LONG, SPLIT, split_size)
+
+
 # What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
-@triton.jit(do_not_specialize=["table_stride", "split_size"])
+@triton.jit(do_not_specialize=["rows", "room", "split_size"])
+def _list_kernel(
+    context_lens,  # [B] int32
+    tasks,  # [3, room] int32: row, split and context of each
+    num_tasks,  # [1] int32
+    rows,  # B
+    room,
+    window,
+    split_size,
+    LONG: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,  # rows, and splits, at a time
+):
+    """Lists the splits of one row, behind those of all before it."""
+    row = tl.program_id(0)
+    context = tl.load(context_lens + row)
+    first, size = _seen_from(context, window, split_size, LONG, SPLIT)
+    first_split, end_split = first // size, tl.cdiv(context, size)
+    counted = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, row, BLOCK):
+        others = start + tl.arange(0, BLOCK)
+        lengths = tl.load(context_lens + others, mask=others < row, other=0)
+        starts, sizes = _seen_from(lengths, window, split_size, LONG, SPLIT)
+        counted += tl.cdiv(lengths, sizes) - starts // sizes
+    before = tl.sum(counted)
+    for start in range(first_split, end_split, BLOCK):
+        splits = start + tl.arange(0, BLOCK)
+        at = tasks + before + splits - first_split
+        known = splits < end_split
+        tl.store(at, row, mask=known)
+        tl.store(at + room, splits, mask=known)
+        tl.store(at + 2 * room, context, mask=known)
+    if row == rows - 1:
+        tl.store(num_tasks, before + end_split - first_split)
+
+
+@triton.jit
+def _task(
+    tasks,  # [3, room] int32
+    at,
+    count,
+    room,
+):
+    """Row, split and context; zeros behind the last one."""
+    known = at < count
+    row = tl.load(tasks + at, mask=known, other=0).to(tl.int64)
+    split = tl.load(tasks + room + at, mask=known, other=0)
+    return row, split, tl.load(tasks + 2 * room + at, mask=known, other=0)
+
+
+@triton.jit(do_not_specialize=["table_stride", "room", "splits", "split_size"])
 def _decode_kernel(
     q,  # [B, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     page_table,  # [B, P] int32
-    context_lens,  # [B] int32
+    tasks,  # [3, room] int32: row, split and context of each
+    num_tasks,  # [1] int32
     arrived,  # [B, Hkv] int32 zeros, which are left as zeros: splits that are reduced
     partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
     weight,  # [B, Hq, splits] float32: log2 of the split's softmax denominator
     out,  # [B, Hq, D]
     table_stride,
     page_rows,  # of D numbers, from one page to the next
+    room,
+    splits,
     scale,  # of scores, times log2(e)
     window,
     split_size,  # positions, of contexts up to LONG
@@ -67,74 +144,104 @@ def _decode_kernel(
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Reduces one split of one row's context for all query heads of one key/value head; and combines all of them when
-    it is the last of them to do so."""
-    take_turn(EARLY)
-    row = tl.program_id(0).to(tl.int64)
+    """Every so many tasks, for all query heads of one key/value head: reduces a split of a row's context, and combines
+    all of them when it is the last of them to be reduced."""
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    context = tl.load(context_lens + row)
-    if context > LONG:
-        split_size = SPLIT
-    first = 0
-    if window > 0:
-        first = tl.maximum(context - window, 0)
-    first_split, end_split = first // split_size, tl.cdiv(context, split_size)
-    if split < first_split or split >= end_split:
-        return
-    begin = tl.maximum(split * split_size, first // BLOCK * BLOCK)
-    end = tl.minimum((split + 1) * split_size, context)
-    heads = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, HEAD_BLOCK)
-    head_inside = heads < GROUP
     dim_inside = dims < HEAD_DIM
-    q_rows = row * KV_HEADS * GROUP + kv_head * GROUP + heads
-    query = tl.load(
-        q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=head_inside[:, None] & dim_inside[None, :], other=0.0
-    )
-    largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_BLOCK], tl.float32)
-    summed = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
-    for block in range(begin, end, BLOCK):
-        positions = block + tl.arange(0, BLOCK)
-        seen = (positions >= first) & (positions < end)
-        rows = cache_rows(page_table + row * table_stride, block, seen, kv_head, page_rows, PAGE_SIZE, BLOCK)
-        keys = tl.load(
-            k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
-        )
-        scores = tl.dot(query, keys, input_precision=PRECISION) * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_largest[:, None])
-        decay = tl.exp2(largest - new_largest)
-        values = tl.load(
-            v_cache + rows[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None] & dim_inside[None, :], other=0.0
-        )
-        summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-        total = total * decay + tl.sum(weights, axis=1)
-        largest = new_largest
-    summed = summed / total[:, None]
-    kept = head_inside[:, None] & dim_inside[None, :]
-    if end_split - first_split == 1:
-        target = out + q_rows[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(target, summed.to(out.dtype.element_ty), mask=kept)
-    else:
-        splits = tl.num_programs(2)
-        places = q_rows * splits + split
-        tl.store(partial + places[:, None] * HEAD_DIM + dims[None, :], summed, mask=kept)
-        tl.store(weight + places, largest + tl.log2(total), mask=head_inside)
-        # Who arrives publishes what all of its threads have written, and sees what those before it did.
-        tl.debug_barrier()
-        arrivals = arrived + row * KV_HEADS + kv_head
-        before = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-        if before == end_split - first_split - 1:
-            tl.store(arrivals, 0)
-            row_head = (row * KV_HEADS + kv_head) * GROUP
-            for head in range(0, GROUP, HEADS):
-                _combine(
-                    partial, weight, out, row_head + head, GROUP - head, first_split, end_split, splits,
-                    HEAD_DIM, HEAD_BLOCK, HEADS, CHUNK,
-                )  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    count = tl.load(num_tasks)
+    row, split, context = _task(tasks, tl.program_id(0), count, room)
+    if EARLY:
+        _fetch_block(
+            k_cache, v_cache, page_table + row * table_stride, context, split, kv_head, page_rows, window, split_size,
+            HEAD_DIM, PAGE_SIZE, LONG, SPLIT, BLOCK,
+        )  # fmt: skip
+        tl.extra.cuda.gdc_wait()
+    # What is the same for all tasks is computed for each anew: kept, it would have a sixth of the registers.
+    for task in tl.range(tl.program_id(0), count, tl.num_programs(0), disable_licm=True):
+        row, split, context = _task(tasks, task, count, room)
+        first, size = _seen_from(context, window, split_size, LONG, SPLIT)
+        first_split, end_split = first // size, tl.cdiv(context, size)
+        begin = tl.maximum(split * size, first // BLOCK * BLOCK)
+        end = tl.minimum((split + 1) * size, context)
+        heads = tl.arange(0, GROUP_BLOCK)
+        head_inside = heads < GROUP
+        q_rows = row * KV_HEADS * GROUP + kv_head * GROUP + heads
+        kept = head_inside[:, None] & dim_inside[None, :]
+        query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=kept, other=0.0)
+        largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_BLOCK], tl.float32)
+        summed = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
+        for block in range(begin, end, BLOCK):
+            positions = block + tl.arange(0, BLOCK)
+            seen = (positions >= first) & (positions < end)
+            rows = cache_rows(page_table + row * table_stride, block, seen, kv_head, page_rows, PAGE_SIZE, BLOCK)
+            keys = tl.load(
+                k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
+            )
+            scores = tl.dot(query, keys, input_precision=PRECISION) * scale
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            new_largest = tl.maximum(largest, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - new_largest[:, None])
+            decay = tl.exp2(largest - new_largest)
+            values = tl.load(
+                v_cache + rows[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None] & dim_inside[None, :], other=0.0
+            )
+            summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+            total = total * decay + tl.sum(weights, axis=1)
+            largest = new_largest
+        summed = summed / total[:, None]
+        if end_split - first_split == 1:
+            target = out + q_rows[:, None] * HEAD_DIM + dims[None, :]
+            tl.store(target, summed.to(out.dtype.element_ty), mask=kept)
+        else:
+            places = q_rows * splits + split
+            tl.store(partial + places[:, None] * HEAD_DIM + dims[None, :], summed, mask=kept)
+            tl.store(weight + places, largest + tl.log2(total), mask=head_inside)
+            # Who arrives publishes what all of its threads have written, and sees what those before it did.
+            tl.debug_barrier()
+            arrivals = arrived + row * KV_HEADS + kv_head
+            before = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
+            if before == end_split - first_split - 1:
+                tl.store(arrivals, 0)
+                row_head = (row * KV_HEADS + kv_head) * GROUP
+                for head in range(0, GROUP, HEADS):
+                    _combine(
+                        partial, weight, out, row_head + head, GROUP - head, first_split, end_split, splits,
+                        HEAD_DIM, HEAD_BLOCK, HEADS, CHUNK,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _fetch_block(
+    k_cache,  # [N, Hkv, S, D]
+    v_cache,  # [N, Hkv, S, D]
+    table,  # [P] int32, the pages of one row
+    context,  # 0: nothing
+    split,
+    kv_head,
+    page_rows,
+    window,
+    split_size,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    LONG: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Asks for the first keys and values of a split, a run of them that lie behind one another at a time."""
+    RUN: tl.constexpr = min(PAGE_SIZE & -PAGE_SIZE, BLOCK)
+    BYTES: tl.constexpr = RUN * HEAD_DIM * k_cache.dtype.element_ty.primitive_bitwidth // 8
+    if BYTES % ALIGNED == 0:
+        first, size = _seen_from(context, window, split_size, LONG, SPLIT)
+        begin = tl.maximum(split * size, first // BLOCK * BLOCK)
+        places = tl.arange(0, BLOCK)
+        known = begin + places < context
+        rows = cache_rows(table, begin, known, kv_head, page_rows, PAGE_SIZE, BLOCK)
+        fetch(k_cache + rows * HEAD_DIM, known & (places % RUN == 0), BYTES)
+        fetch(v_cache + rows * HEAD_DIM, known & (places % RUN == 0), BYTES)
 
 
 @triton.jit
@@ -189,9 +296,50 @@ def _combine(
     tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=kept)
 
 
-def plan_decode(context_lens: Tensor, kv_heads: int) -> DecodeArrivals:
-    """context_lens[B] -> what all layers of a step count with."""
-    return DecodeArrivals(torch.zeros((len(context_lens), kv_heads), dtype=torch.int32, device=context_lens.device))
+def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeTasks:
+    """page_table[B, P] int32, context_lens[B] int32 -> what all layers of one window have to reduce in a step."""
+    B, device = len(context_lens), context_lens.device
+    # From the table's width, not from the lengths: they live on the device.
+    most = page_table.shape[1] * k_cache.shape[2]
+    split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
+    splits = max(1, triton.cdiv(min(most, LONG), split_size), triton.cdiv(most, SPLIT))
+    tasks = torch.empty((3, B * splits), dtype=torch.int32, device=device)
+    num_tasks = torch.empty(1, dtype=torch.int32, device=device)
+    _list_kernel[(B,)](
+        context_lens,
+        tasks,
+        num_tasks,
+        B,
+        B * splits,
+        window,
+        split_size,
+        LONG=LONG,
+        SPLIT=SPLIT,
+        BLOCK=LISTED,
+        num_warps=1,
+    )
+    # Behind the list: with an ordinary kernel between, attention may read it before its turn.
+    arrived = torch.zeros((B, k_cache.shape[1]), dtype=torch.int32, device=device)
+    return DecodeTasks(tasks, num_tasks, arrived, splits, split_size, has_blocks=split_size > BLOCK or most > LONG)
+
+
+def shape_of_program(head_block: int, group_block: int, number_bytes: int, has_blocks: bool) -> dict[str, int | None]:
+    """What a launch says of it: for many tasks five programs fit on a multiprocessor or, of heads of 128, the three
+    that there is shared memory for; tasks of one block are few, and each has what it likes."""
+    heads = min(group_block, max(1, COMBINED // (CHUNK * head_block)))
+    narrow = number_bytes == 2
+    stages = NUM_STAGES if narrow else NUM_STAGES_WIDE
+    return {
+        "HEADS": min(heads, COMBINED_OF_MANY) if has_blocks else heads,
+        "num_warps": NUM_WARPS if narrow else NUM_WARPS_WIDE,
+        "num_stages": stages if has_blocks else NUM_STAGES_OF_ONE,
+        "maxnreg": (96 if head_block <= 64 else 168) if has_blocks and narrow and head_block <= 128 else None,
+    }
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def decode_attention(
@@ -212,31 +360,32 @@ def decode_attention(
     B, query_heads, head_dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads
-    # From the table's width, not from the lengths: they live on the device. Splits behind a context return at once.
-    split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
-    most = page_table.shape[1] * page_size
-    splits = max(1, triton.cdiv(min(most, LONG), split_size), triton.cdiv(most, SPLIT))
-    if not isinstance(plan, DecodeArrivals):
-        plan = plan_decode(context_lens, kv_heads)
-    partial = torch.empty((B, query_heads, splits, head_dim), dtype=torch.float32, device=q.device)
-    weight = torch.empty((B, query_heads, splits), dtype=torch.float32, device=q.device)
+    if not isinstance(plan, DecodeTasks):
+        plan = plan_decode(page_table, context_lens, k_cache, window)
+    room = plan.tasks.shape[1]
+    programs = min(room, triton.cdiv(PROGRAMS * _multiprocessors(q.device), kv_heads))
+    partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
+    weight = torch.empty((B, query_heads, plan.splits), dtype=torch.float32, device=q.device)
     head_block = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
     group_block = triton.next_power_of_2(group)
-    _decode_kernel[(B, kv_heads, splits)](
+    _decode_kernel[(programs, kv_heads)](
         q,
         k_cache,
         v_cache,
         page_table,
-        context_lens,
+        plan.tasks,
+        plan.num_tasks,
         plan.arrived,
         partial,
         weight,
         out,
         page_table.stride(0),
         page_rows(k_cache),
+        room,
+        plan.splits,
         scale * LOG2_E,
         window,
-        split_size,
+        plan.split_size,
         GROUP=group,
         GROUP_BLOCK=max(LEAST_ROWS, group_block),
         KV_HEADS=kv_heads,
@@ -247,10 +396,8 @@ def decode_attention(
         SPLIT=SPLIT,
         BLOCK=BLOCK,
         CHUNK=CHUNK,
-        HEADS=min(group_block, max(1, COMBINED // (CHUNK * head_block))),
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-        num_warps=NUM_WARPS_WIDE if q.dtype == torch.float32 else NUM_WARPS,
-        num_stages=NUM_STAGES,
+        **shape_of_program(head_block, group_block, q.element_size(), plan.has_blocks),
         **early(q.device),
     )
     return out

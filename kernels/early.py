@@ -3,10 +3,15 @@
 Such a kernel lets the next one come as soon as all of its programs are there, does what needs nothing of what came
 before, and then waits until all of that is done and can be seen. So of a row of them each has waited for all before it,
 and an ordinary kernel behind one waits for all of it, as ever.
+
+Before its turn such a kernel writes nothing, and reads what is never written, weights and tables of angles, or was
+written before the last ordinary kernel ahead of the row: that one did not begin before all of it could be seen. Of a
+step these are the rows that `gather_slots` has gathered and what `plan_decode` makes, which looking tokens up in the
+embedding is behind.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# ruff: noqa: ANN201
+# ruff: noqa: ANN001, ANN201
 
 from __future__ import annotations
 
@@ -16,6 +21,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
+ALIGNED = tl.constexpr(16)  # bytes, of which what is fetched is a multiple, and begins at one
 
 
 @cache
@@ -35,3 +42,23 @@ def take_turn(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def fetch(
+    places,  # pointers, aligned
+    wanted,  # bool: which of them
+    BYTES: tl.constexpr,
+):
+    """Asks that so many bytes behind each of `places` be brought to the second-level cache, and waits for nothing. What
+    is being written may be among them: it is not read yet. Only for compute capability 9 and above; a prefetch of a
+    line would bring as much of it as the device pleases. The lanes of a warp ask one after the other: let few want.
+    """
+    tl.inline_asm_elementwise(
+        "@$3 cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r,b",
+        [places, tl.full(places.shape, BYTES, tl.int32), wanted],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -22,12 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.early import early
+from kernels.early import ALIGNED, early, fetch
 from kernels.tile_table import FOUND
 
 FEW = 8  # rows up to which this is used: columns of a tensor core's product
 WIDE = 1 << 15  # outputs from which on programs are plenty, however many each has
-LINES = 16  # of 128 bytes, of each output's weights, that are fetched early: about what is under way later
+FETCHED = 1 << 16  # bytes that a program fetches early: of all programs at once less than a second-level cache holds
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,29 @@ def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
 
 
+def fetched_early(outputs: int, inputs: int, gated: bool, number_bytes: int) -> int:
+    """Bytes of each output's weights, a power of two, that a program with so many outputs fetches early; 0 where they
+    do not all begin where such a fetch can."""
+    row = inputs * number_bytes
+    if row % ALIGNED.value:
+        return 0
+    return 1 << (min(row, FETCHED // (2 * outputs if gated else outputs)).bit_length() - 1)
+
+
 @triton.jit
-def _fetch_early(
+def _fetch_weights(
     weight,  # [N, K]
-    columns,  # [BLOCK_N] int64
+    first,  # of its outputs, int64
     N,
     K: tl.constexpr,
-    LINES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BYTES: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """Asks for the first lines of each column's weights, which nobody writes, and waits for nothing."""
-    STEP: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-    inner = tl.minimum(tl.arange(0, LINES) * STEP, K - 1)
-    lines = weight + tl.minimum(columns, N - 1)[:, None] * K + inner[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
-    )
+    """Asks for the first BYTES of the weights of BLOCK_N outputs, each by a lane of its own."""
+    EACH: tl.constexpr = LANES // BLOCK_N
+    lanes = tl.arange(0, LANES)
+    fetch(weight + tl.minimum(first + lanes // EACH, N - 1) * K, lanes % EACH == 0, BYTES)
 
 
 # What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
@@ -91,31 +99,40 @@ def _few_rows_kernel(
     PARTS: tl.constexpr,  # as many as warps
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
-    LINES: tl.constexpr,
+    FETCHED: tl.constexpr,  # bytes of each output's weights
 ):
     """BLOCK_N outputs of all rows."""
-    columns = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if EARLY:
-        # Before its turn nothing is read that a kernel writes, and nothing is written.
-        tl.extra.cuda.gdc_launch_dependents()
-        _fetch_early(weight, columns, N, K, LINES)
-        if GATED:
-            _fetch_early(weight + tl.cast(N, tl.int64) * K, columns, N, K, LINES)
-        tl.extra.cuda.gdc_wait()
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    columns = first + tl.arange(0, BLOCK_N)
     rows = tl.arange(0, FEW)
     row_inside, column_inside = rows < M, columns < N
+    BLOCK: tl.constexpr = PARTS * BLOCK_K
+    first_inner = tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        if FETCHED > 0:
+            _fetch_weights(weight, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
+            if GATED:
+                _fetch_weights(weight + tl.cast(N, tl.int64) * K, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
+    if NORM:
+        next_gain = tl.load(norm + first_inner, mask=first_inner < K, other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    target = out + rows[None, :] * N + columns[:, None]
+    kept = row_inside[None, :] & column_inside[:, None]
+    if ADD:  # asked for here, it is there when the product is
+        before = tl.load(target, mask=kept, other=0.0)
     total = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
     gated = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
     # The squares have loads of their own, a block ahead: of numbers that are also an operand of a product, Triton would
     # make a copy in shared memory whose rows lie in the same banks.
-    BLOCK: tl.constexpr = PARTS * BLOCK_K
     flat = tl.arange(0, BLOCK)
     squares = tl.zeros([FEW, BLOCK], tl.float32)
     at_squares = x + rows[:, None] * x_stride + flat[None, :]
     if NORM:
         next_ones = tl.load(at_squares, mask=row_inside[:, None] & (flat < K)[None, :], other=0.0)
     for start in range(0, K, BLOCK):
-        inner = start + tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+        inner = start + first_inner
         inside = inner < K
         right = tl.load(
             x + inner[:, :, None] + rows[None, None, :] * x_stride,
@@ -123,11 +140,11 @@ def _few_rows_kernel(
             other=0.0,
         )
         if NORM:
-            gain = tl.load(norm + inner, mask=inside, other=0.0).to(tl.float32)
-            right = (right.to(tl.float32) * gain[:, :, None]).to(right.dtype)
+            right = (right.to(tl.float32) * next_gain.to(tl.float32)[:, :, None]).to(right.dtype)
             wide = next_ones.to(tl.float32)
             squares += wide * wide
             ahead = start + BLOCK
+            next_gain = tl.load(norm + ahead + first_inner, mask=ahead + first_inner < K, other=0.0)
             next_ones = tl.load(at_squares + ahead, mask=row_inside[:, None] & (ahead + flat < K)[None, :], other=0.0)
         at = weight + columns[None, :, None] * K + inner[:, None, :]
         wanted = column_inside[None, :, None] & inside[:, None, :]
@@ -146,10 +163,8 @@ def _few_rows_kernel(
         if HAS_BIAS:
             factor += tl.load(bias + N + columns, mask=column_inside, other=0.0).to(tl.float32)[:, None]
         result = result * tl.sigmoid(result) * factor
-    target = out + rows[None, :] * N + columns[:, None]
-    kept = row_inside[None, :] & column_inside[:, None]
     if ADD:
-        result += tl.load(target, mask=kept, other=0.0).to(tl.float32)
+        result += before.to(tl.float32)
     tl.store(target, result.to(out.dtype.element_ty), mask=kept)
 
 
@@ -214,7 +229,7 @@ class DenseLinear:
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,
             PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-            LINES=LINES,
+            FETCHED=fetched_early(tile.outputs, inputs, gated, x.element_size()),
             num_warps=tile.warps,
             num_stages=tile.stages,
             **early(x.device),

@@ -29,6 +29,60 @@ NUM_STAGES = 2
 LOG2_E = 1.4426950408889634
 
 
+@triton.jit
+def _see(
+    query,  # [BLOCK_M, HEAD_BLOCK]
+    k_cache,  # [N, Hkv, S, D]
+    v_cache,  # [N, Hkv, S, D]
+    table,  # [P] int32
+    block,  # the first position
+    kv_head,
+    page_rows,
+    query_positions,  # [BLOCK_M] int32
+    end,  # of what is in the cache
+    window,
+    scale,  # positive
+    largest,  # [BLOCK_M] float32: scaled scores
+    total,  # [BLOCK_M] float32
+    summed,  # [BLOCK_M, HEAD_BLOCK] float32
+    HEAD_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HIDDEN: tl.constexpr,  # whether some of the block may be, from some query
+):
+    """One block of positions more. Of one that nothing is hidden of it says the same bits either way: the same block is
+    before one tile of queries and beside another.
+    """
+    dims = tl.arange(0, HEAD_BLOCK)
+    positions = block + tl.arange(0, BLOCK_N)
+    known = positions < end
+    places = cache_rows(table, block, known, kv_head, page_rows, PAGE_SIZE, BLOCK_N)
+    at_keys = k_cache + places[None, :] * HEAD_DIM + dims[:, None]
+    at_values = v_cache + places[:, None] * HEAD_DIM + dims[None, :]
+    dim_inside = dims < HEAD_DIM
+    key_inside, value_inside = dim_inside[:, None], dim_inside[None, :]
+    if HIDDEN:
+        key_inside, value_inside = known[None, :] & key_inside, known[:, None] & value_inside
+    scores = tl.dot(query, tl.load(at_keys, mask=key_inside, other=0.0), input_precision=PRECISION)
+    if HIDDEN:
+        seen = positions[None, :] <= query_positions[:, None]
+        if window > 0:
+            seen = seen & (positions[None, :] > query_positions[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
+    reference = new_largest
+    if HIDDEN:
+        # Early blocks of a window hold nothing for the later queries of the tile: -inf - -inf must not become NaN.
+        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, scale, tl.float32), -reference[:, None]))
+    decay = tl.exp2(largest - reference)
+    values = tl.load(at_values, mask=value_inside, other=0.0)
+    summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+    return new_largest, total * decay + tl.sum(weights, axis=1), summed
+
+
 # What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
 @triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
@@ -78,33 +132,23 @@ def _prefill_kernel(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     summed = tl.zeros([BLOCK_M, HEAD_BLOCK], tl.float32)
-    for block in range(begin, end, BLOCK_N):
-        positions = block + tl.arange(0, BLOCK_N)
-        known = positions < end
-        places = cache_rows(page_table + table_row * table_stride, block, known, kv_head, page_rows, PAGE_SIZE, BLOCK_N)
-        keys = tl.load(
-            k_cache + places[None, :] * HEAD_DIM + dims[:, None],
-            mask=known[None, :] & dim_inside[:, None],
-            other=0.0,
-        )
-        seen = positions[None, :] <= query_positions[:, None]
-        if window > 0:
-            seen = seen & (positions[None, :] > query_positions[:, None] - window)
-        scores = tl.dot(query, keys, input_precision=PRECISION) * scale
-        scores = tl.where(seen, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        # Early blocks of a window hold nothing for the later queries of the tile: -inf - -inf must not become NaN.
-        reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - reference[:, None])
-        decay = tl.exp2(largest - reference)
-        values = tl.load(
-            v_cache + places[:, None] * HEAD_DIM + dims[None, :],
-            mask=known[:, None] & dim_inside[None, :],
-            other=0.0,
-        )
-        summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-        total = total * decay + tl.sum(weights, axis=1)
-        largest = new_largest
+    table = page_table + table_row * table_stride
+    hidden_from = begin
+    if q.dtype.element_ty != tl.float32:  # for which two loops have too few registers
+        # All queries see all of the blocks before the tile; only of the others, and where there is a window, is
+        # anything hidden.
+        if window <= 0:
+            hidden_from = (position + 1) // BLOCK_N * BLOCK_N
+        for block in range(begin, hidden_from, BLOCK_N):
+            largest, total, summed = _see(
+                query, k_cache, v_cache, table, block, kv_head, page_rows, query_positions, end, window, scale,
+                largest, total, summed, HEAD_DIM, HEAD_BLOCK, PAGE_SIZE, BLOCK_N, PRECISION, HIDDEN=False,
+            )  # fmt: skip
+    for block in range(hidden_from, end, BLOCK_N):
+        largest, total, summed = _see(
+            query, k_cache, v_cache, table, block, kv_head, page_rows, query_positions, end, window, scale,
+            largest, total, summed, HEAD_DIM, HEAD_BLOCK, PAGE_SIZE, BLOCK_N, PRECISION, HIDDEN=True,
+        )  # fmt: skip
     target = out + ((first_row + rows) * QUERY_HEADS + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=inside)
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.early import early, take_turn
+from kernels.early import early
 from kernels.paging import page_rows
 from kernels.plans import RopePlan
 
@@ -22,36 +22,39 @@ NUM_WARPS_OF_HEAD = 1  # at most a few hundred values
 
 
 @triton.jit
-def _rotated(
-    source,  # [heads, D] of one token
-    cos,  # [HALF_BLOCK] float32
-    sin,  # [HALF_BLOCK] float32
-    weight,  # [D], read when NORM
-    eps,
-    HEADS: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
+def _halves(
+    vector,  # [D]
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
-    NORM: tl.constexpr,
 ):
-    """Both halves of its heads, [HEADS_BLOCK, HALF_BLOCK] float32 each, through the norm of a head and rotated; their
-    places behind the token's first number; and which of them there are.
-    """
+    """Both, [HALF_BLOCK] float32 each."""
     HALF: tl.constexpr = HEAD_DIM // 2
     halves = tl.arange(0, HALF_BLOCK)
-    heads = tl.arange(0, HEADS_BLOCK)
-    places = heads[:, None] * HEAD_DIM + halves[None, :]
-    inside = (heads < HEADS)[:, None] & (halves < HALF)[None, :]
-    first = tl.load(source + places, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF + places, mask=inside, other=0.0).to(tl.float32)
+    first = tl.load(vector + halves, mask=halves < HALF, other=0.0).to(tl.float32)
+    second = tl.load(vector + HALF + halves, mask=halves < HALF, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _rotated(
+    first,  # [heads, HALF_BLOCK] any float, as is `second`
+    second,
+    cos,  # [HALF_BLOCK] float32, as are the other three
+    sin,
+    first_gain,
+    second_gain,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Both halves of heads in float32, through the norm of a head and rotated."""
+    first, second = first.to(tl.float32), second.to(tl.float32)
     if NORM:
         square_sums = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         scales = tl.rsqrt(square_sums / HEAD_DIM + eps)[:, None]
-        first *= scales * tl.load(weight + halves, mask=halves < HALF, other=0.0).to(tl.float32)[None, :]
-        second *= scales * tl.load(weight + HALF + halves, mask=halves < HALF, other=0.0).to(tl.float32)[None, :]
-    turned_first = first * cos[None, :] - second * sin[None, :]
-    turned_second = second * cos[None, :] + first * sin[None, :]
-    return turned_first, turned_second, places, inside
+        first *= scales * first_gain[None, :]
+        second *= scales * second_gain[None, :]
+    return first * cos[None, :] - second * sin[None, :], second * cos[None, :] + first * sin[None, :]
 
 
 @triton.jit
@@ -83,32 +86,50 @@ def _rope_and_cache_kernel(
     K_NORM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Rotates the query heads of one token, rotates its key heads and stores them with its value heads."""
-    take_turn(EARLY)
+    """Rotates the query heads of one token, rotates its key heads and stores them with its value heads.
+
+    One program has nobody beside it to wait with: what the step knew before is read before its turn, and all of the
+    token before anything of it is stored.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
-    halves = tl.arange(0, HALF_BLOCK)
-    table = cos_sin + tl.load(positions + token) * HEAD_DIM
-    cos = tl.load(table + halves, mask=halves < HALF, other=0.0)
-    sin = tl.load(table + HALF + halves, mask=halves < HALF, other=0.0)
-    first, second, query_places, query_inside = _rotated(
-        q + token * q_stride, cos, sin, q_norm, eps, QUERY_HEADS, QUERY_BLOCK, HEAD_DIM, HALF_BLOCK, Q_NORM
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    slot = tl.load(slots + token)
+    cos, sin = _halves(cos_sin + tl.load(positions + token) * HEAD_DIM, HEAD_DIM, HALF_BLOCK)
+    q_gain, q_second_gain = cos, sin  # not looked at without a norm
+    k_gain, k_second_gain = cos, sin
+    if Q_NORM:
+        q_gain, q_second_gain = _halves(q_norm, HEAD_DIM, HALF_BLOCK)
+    if K_NORM:
+        k_gain, k_second_gain = _halves(k_norm, HEAD_DIM, HALF_BLOCK)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    halves, heads, kv_heads = tl.arange(0, HALF_BLOCK), tl.arange(0, QUERY_BLOCK), tl.arange(0, KV_BLOCK)
+    query_inside = (heads < QUERY_HEADS)[:, None] & (halves < HALF)[None, :]
+    inside = (kv_heads < KV_HEADS)[:, None] & (halves < HALF)[None, :]
+    query_places = heads[:, None] * HEAD_DIM + halves[None, :]
+    places = kv_heads[:, None] * HEAD_DIM + halves[None, :]
+    query, key, value = (
+        q + token * q_stride + query_places,
+        k + token * k_stride + places,
+        v + token * v_stride + places,
     )
+    first, second = tl.load(query, mask=query_inside, other=0.0), tl.load(query + HALF, mask=query_inside, other=0.0)
+    key_first, key_second = tl.load(key, mask=inside, other=0.0), tl.load(key + HALF, mask=inside, other=0.0)
+    value_first, value_second = tl.load(value, mask=inside, other=0.0), tl.load(value + HALF, mask=inside, other=0.0)
+    first, second = _rotated(first, second, cos, sin, q_gain, q_second_gain, eps, HEAD_DIM, Q_NORM)
     target = q_out + token * QUERY_HEADS * HEAD_DIM + query_places
     tl.store(target, first.to(q_out.dtype.element_ty), mask=query_inside)
     tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=query_inside)
-    slot = tl.load(slots + token)
     if slot >= 0:
-        key_first, key_second, places, inside = _rotated(
-            k + token * k_stride, cos, sin, k_norm, eps, KV_HEADS, KV_BLOCK, HEAD_DIM, HALF_BLOCK, K_NORM
-        )
-        value = v + token * v_stride + places
-        rows = slot // PAGE_SIZE * page_rows + tl.arange(0, KV_BLOCK) * PAGE_SIZE + slot % PAGE_SIZE
+        turned, turned_second = _rotated(key_first, key_second, cos, sin, k_gain, k_second_gain, eps, HEAD_DIM, K_NORM)
+        rows = slot // PAGE_SIZE * page_rows + kv_heads * PAGE_SIZE + slot % PAGE_SIZE
         cached = rows[:, None] * HEAD_DIM + halves[None, :]
-        tl.store(k_cache + cached, key_first.to(k_cache.dtype.element_ty), mask=inside)
-        tl.store(k_cache + cached + HALF, key_second.to(k_cache.dtype.element_ty), mask=inside)
-        tl.store(v_cache + cached, tl.load(value, mask=inside), mask=inside)
-        tl.store(v_cache + cached + HALF, tl.load(value + HALF, mask=inside), mask=inside)
+        tl.store(k_cache + cached, turned.to(k_cache.dtype.element_ty), mask=inside)
+        tl.store(k_cache + cached + HALF, turned_second.to(k_cache.dtype.element_ty), mask=inside)
+        tl.store(v_cache + cached, value_first, mask=inside)
+        tl.store(v_cache + cached + HALF, value_second, mask=inside)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 dtypes, with what a launch knows of pointers and strides. Prints what came of each as JSON: the least bytes of machine
 code, the most bytes of shared memory, the most that a thread writes to memory as it has no register for it, the numbers
 among its arguments whose values it is compiled for, and of one that begins while the kernel before it ends, whether it
-waits for that before it reads or writes.
+waits for that before it writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILTERS = {"logits": MODEL, "which": LONG, "temperature": FLOAT, "top_k": INT, "
 NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
 SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
-TOUCHES = ("ld.global", "st.global", "cp.async.c", "atom.global", "red.global")
+WRITES = ("st.global", "atom.global", "red.global")
 STAGES = 3  # where a launch names none
 
 # Outputs and inputs of Llama-3.2-1B's and Qwen3-0.6B's matrices, and whether they are gated.
@@ -56,8 +56,12 @@ MATRICES = (
     (151936, 1024, False),
 )
 
-# A kernel, the types of its arguments, its constants, warps and stages.
-Case = tuple[Any, dict[str, str], dict[str, Any], int, int]
+# A kernel, the types of its arguments, its constants, and options of its launch.
+Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]
+
+
+def _launched(warps: int, stages: int = STAGES) -> dict[str, Any]:
+    return {"num_warps": warps, "num_stages": stages}
 
 
 def _few_rows(dtype: str, outputs: int, inputs: int, gated: bool) -> Case:
@@ -67,10 +71,24 @@ def _few_rows(dtype: str, outputs: int, inputs: int, gated: bool) -> Case:
         {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
-        | {"EARLY": True, "LINES": few_rows.LINES}
+        | {"EARLY": True, "FETCHED": few_rows.fetched_early(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2)}
         | {"FEW": few_rows.FEW, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
-        tile.warps,
-        tile.stages,
+        _launched(tile.warps, tile.stages),
+    )
+
+
+def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool) -> Case:
+    shape = decode_attention.shape_of_program(dim, 4, 4 if dtype == FLOAT else 2, has_blocks)
+    return (
+        decode_attention._decode_kernel,
+        {"q": MODEL, "page_table": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "partial": FLOAT}
+        | {"weight": FLOAT, "out": MODEL, "table_stride": "i32", "page_rows": "i32", "room": "i32", "splits": "i32"}
+        | CACHES
+        | {"scale": "fp32", "window": "i32", "split_size": "i32"},
+        {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim}
+        | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT}
+        | {"CHUNK": decode_attention.CHUNK, "PRECISION": "ieee", "EARLY": True, "HEADS": shape.pop("HEADS")},
+        shape,
     )
 
 
@@ -78,29 +96,22 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     """Everything there is, for heads of `dim` numbers and pages of `page_size` positions."""
     pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
     heads = pages | {"KV_HEADS": 8}
-    decode_warps, prefill_warps, block = (
-        decode_attention.NUM_WARPS,
-        prefill_attention.NUM_WARPS,
-        prefill_attention.BLOCK_N,
-    )
+    prefill_warps, block = prefill_attention.NUM_WARPS, prefill_attention.BLOCK_N
     if dtype == FLOAT:
-        decode_warps, prefill_warps = decode_attention.NUM_WARPS_WIDE, prefill_attention.NUM_WARPS_WIDE
-        block = prefill_attention.BLOCK_N_WIDE
+        prefill_warps, block = prefill_attention.NUM_WARPS_WIDE, prefill_attention.BLOCK_N_WIDE
     return [
         (
             rms_norm._rms_norm_kernel,
             {"x": MODEL, "weight": MODEL, "out": MODEL, "eps": "fp32"},
             {"H": 576, "BLOCK": 1024, "EARLY": True},
-            rms_norm.NUM_WARPS,
-            STAGES,
+            _launched(rms_norm.NUM_WARPS),
         ),
         *(_few_rows(dtype, *matrix) for matrix in MATRICES),
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},
             {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK, "EARLY": True},
-            silu_mul.NUM_WARPS,
-            STAGES,
+            _launched(silu_mul.NUM_WARPS),
         ),
         (
             rope_and_cache._rope_and_cache_kernel,
@@ -111,38 +122,22 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             pages
             | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 2}
             | {"Q_NORM": True, "K_NORM": True, "EARLY": True},
-            rope_and_cache.NUM_WARPS,
-            STAGES,
+            _launched(rope_and_cache.NUM_WARPS),
         ),
         (
             rope_and_cache._write_cache_kernel,
             {"k": MODEL, "v": MODEL, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
             pages | {"HEAD_BLOCK": dim},
-            rope_and_cache.NUM_WARPS_OF_HEAD,
-            STAGES,
+            _launched(rope_and_cache.NUM_WARPS_OF_HEAD),
         ),
         (
-            decode_attention._decode_kernel,
-            {
-                "q": MODEL,
-                "page_table": INT,
-                "context_lens": INT,
-                "arrived": INT,
-                "partial": FLOAT,
-                "weight": FLOAT,
-                "out": MODEL,
-                "table_stride": "i32",
-                "page_rows": "i32",
-            }
-            | CACHES
-            | {"scale": "fp32", "window": "i32", "split_size": "i32"},
-            heads
-            | {"GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim, "PRECISION": "ieee", "EARLY": True}
-            | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT}
-            | {"CHUNK": decode_attention.CHUNK, "HEADS": 4},
-            decode_warps,
-            decode_attention.NUM_STAGES,
+            decode_attention._list_kernel,
+            {"context_lens": INT, "tasks": INT, "num_tasks": INT, "rows": "i32", "room": "i32", "window": "i32"}
+            | {"split_size": "i32"},
+            {"LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT, "BLOCK": decode_attention.LISTED},
+            _launched(1),
         ),
+        *(_decode(dtype, dim, page_size, has_blocks) for has_blocks in (False, True)),
         (
             prefill_attention._prefill_kernel,
             {"q": MODEL, "page_table": INT, "tiles": INT, "out": MODEL, "q_stride": "i32", "table_stride": "i32"}
@@ -152,8 +147,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             heads
             | {"QUERY_HEADS": 32, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
             | {"BLOCK_M": query_tiles.QUERIES, "BLOCK_N": block},
-            prefill_warps,
-            prefill_attention.NUM_STAGES,
+            _launched(prefill_warps, prefill_attention.NUM_STAGES),
         ),
         (
             invariant._linear_kernel,
@@ -169,30 +163,26 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             },
             {"HAS_BIAS": True, "ALONE": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
             | {"BLOCK_M": invariant.BLOCK_M, "BLOCK_N": invariant.BLOCK_N, "BLOCK_K": invariant.BLOCK_K},
-            invariant.NUM_WARPS,
-            invariant.NUM_STAGES,
+            _launched(invariant.NUM_WARPS, invariant.NUM_STAGES),
         ),
         (
             invariant._join_kernel,
             {"sums": FLOAT, "bias": MODEL, "out": MODEL, "M": "i32", "N": "i32", "splits": "i32"},
             {"HAS_BIAS": True, "BLOCK": 1024},
-            4,
-            STAGES,
+            _launched(4),
         ),
         (
             sample._slice_kernel,
             FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32", "entries": "i32"},
             {"EARLY": True},
-            sample.SLICE_WARPS,
-            STAGES,
+            _launched(sample.SLICE_WARPS),
         ),
         *(
             (
                 filters._weigh_kernel,
                 FILTERS | SEARCHED | {"V": "i32", "groups": "i32", "blocks": "i32"},
                 {"MASS": mass, "STEP": step, "GROUPS": 512, "EARLY": True},
-                filters.NUM_WARPS,
-                STAGES,
+                _launched(filters.NUM_WARPS),
             )
             for mass in (False, True)
             for step in range(filters.STEPS.value)
@@ -201,16 +191,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             sample._kept_kernel,
             FILTERS | NOISE | SEARCHED | BEST | {"V": "i32", "entries": "i32", "groups": "i32", "blocks": "i32"},
             {"GROUPS": 512, "EARLY": True},
-            filters.NUM_WARPS,
-            STAGES,
+            _launched(filters.NUM_WARPS),
         ),
         (
             sample._sample_kernel,
             BEST
             | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "entries": "i32", "nobody": "i32"},
             {"ADVANCE": True, "MOST": 256, "EARLY": True},
-            1,
-            STAGES,
+            _launched(1),
         ),
         (
             decode_step._gather_slots_kernel,
@@ -233,15 +221,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "nobody": "i32",
             },
             {"HAS_PROMPTS": True, "PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
-            decode_step.NUM_WARPS,
-            STAGES,
+            _launched(decode_step.NUM_WARPS),
         ),
     ]
 
 
 def compile_one(case: Case, dtype: str) -> Any:
     """As Triton does at a launch: pointers and the numbers it specialises on are multiples of 16 here."""
-    kernel, types, constants, warps, stages = case
+    kernel, types, constants, options = case
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr").replace(MODEL, dtype) for name in names}
     aligned = [*specialised(case), *(name for name in names if signature[name].startswith("*"))]
@@ -251,7 +238,6 @@ def compile_one(case: Case, dtype: str) -> Any:
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -262,13 +248,13 @@ def specialised(case: Case) -> list[str]:
 
 
 def waits(ptx: str) -> bool | None:
-    """Whether nothing of a kernel's own is read or written before it has waited; None where it never waits."""
+    """Whether a kernel writes nothing before it has waited, in the order of its lines; None where it never waits."""
     lines = [line.strip() for line in ptx.splitlines()]
     waited = [at for at, line in enumerate(lines) if line.startswith("griddepcontrol.wait")]
     if not waited:
         return None
-    touched = [at for at, line in enumerate(lines) if any(name in line for name in TOUCHES)]
-    return waited[0] < touched[0]
+    written = [at for at, line in enumerate(lines) if any(name in line for name in WRITES)]
+    return waited[0] < written[0]
 
 
 def spilled(ptx: str) -> int:

@@ -6,9 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from kernels import decode_attention
+from kernels.few_rows import FEW
 from kernels.interface import Kernels
-from kernels.plans import DecodeArrivals
+from kernels.plans import DecodeTasks
 from kernels.query_tiles import QUERIES, query_tiles
 from tests.kernels.conftest import DEVICE, half_precision
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
@@ -134,6 +138,20 @@ def test_tiles_named_by_a_table_say_what_chunks_say(
     assert bool((out[:before] == 7.0).all()) and bool((out[before + total :] == 7.0).all())
 
 
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_query_says_the_same_bits_in_every_tile(triton_kernels: Kernels, device: torch.device, window: int) -> None:
+    """Beside blocks that are hidden from its neighbours, or behind all of them."""
+    paged = make_paged((300,), 1, 64, 64, dtype=half_precision(), device=device)
+    torch.manual_seed(1)
+    q = torch.randn(140, 4, 64, device=device).to(half_precision()) * 2
+    caches = (paged.k_cache, paged.v_cache, paged.page_table)
+    whole = triton_kernels.prefill_attention(q, *caches, (0, 140), (300,), 0.3, window)
+    for cut in (1, 37, 100):
+        first = triton_kernels.prefill_attention(q[:cut], *caches, (0, cut), (160 + cut,), 0.3, window)
+        rest = triton_kernels.prefill_attention(q[cut:], *caches, (0, 140 - cut), (300,), 0.3, window)
+        assert torch.equal(torch.cat((first, rest)), whole)
+
+
 def test_for_a_row_without_context_nothing_is_written(kernels: Kernels, device: torch.device) -> None:
     """Tokens of prompts have none beside decode rows, and others write theirs."""
     paged = make_paged((9, 20, 70, 300), 2, 32, 8, device=device)
@@ -166,6 +184,48 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
     assert torch.equal(both[:1], alone)
 
 
+@given(
+    st.lists(st.sampled_from([0, 1, 63, 64, 65, 256, 257, 4096, 4097, 5000]), min_size=1, max_size=12),
+    st.sampled_from([0, 70, 300]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_split_is_listed_once(
+    triton_kernels: Kernels, device: torch.device, contexts: list[int], window: int, is_many: bool
+) -> None:
+    """In order, of rows with a context and without, in one block of the list and in several."""
+    if is_many:
+        contexts = contexts * (300 // len(contexts))
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
+    table = torch.zeros((len(contexts), 80), dtype=torch.int32, device=device)
+    plan = triton_kernels.plan_decode(table, lengths, 4, torch.zeros(1, 2, 64, 16, device=device), window)
+    assert isinstance(plan, DecodeTasks)
+    expected = []
+    for row, context in enumerate(contexts):
+        size = 256 if context > 4096 or len(contexts) > FEW else 64
+        first = max(context - window, 0) if window else 0
+        expected += [[row, split, context] for split in range(first // size, -(-context // size))]
+    count = int(plan.num_tasks)
+    assert plan.tasks[:, :count].T.tolist() == expected
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("programs", [1, 3])
+def test_how_many_programs_share_the_splits_changes_no_bit(
+    triton_kernels: Kernels, device: torch.device, monkeypatch: pytest.MonkeyPatch, programs: int, window: int
+) -> None:
+    """One for each of them, or one for all."""
+    paged = make_paged((700, 0, 4900, 64), 2, 16, 64, device=device)
+    q = torch.randn(4, 4, 16, device=device)
+    given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    out = torch.zeros_like(q)
+    monkeypatch.setattr(decode_attention, "_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(decode_attention, "PROGRAMS", 1000)
+    expected = triton_kernels.decode_attention(*given, out=out).clone()
+    monkeypatch.setattr(decode_attention, "PROGRAMS", 2 * programs)
+    assert torch.equal(triton_kernels.decode_attention(*given, out=torch.zeros_like(q)), expected)
+
+
 def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.device) -> None:
     """The splits of each are counted from zero again: of one split, of a few, and of more than are combined at once."""
     paged = make_paged((40, 300, 1300), 2, 16, 64, device=device)
@@ -176,7 +236,7 @@ def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.devi
         given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
         planned, alone = triton_kernels.decode_attention(*given, plan), triton_kernels.decode_attention(*given)
         assert torch.equal(planned, alone)
-        assert isinstance(plan, DecodeArrivals) and not plan.arrived.any()
+        assert isinstance(plan, DecodeTasks) and not plan.arrived.any()
 
 
 @pytest.mark.device

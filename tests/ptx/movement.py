@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.ptx.memory import WARP
+from tests.ptx.memory import WARP, check_alignment
 from tests.ptx.numbers import TYPES, WORDS, Array, columns
 from tests.ptx.operands import Make, Operands
 from tests.ptx.program import Statement
 from tests.ptx.state import Copy, Execute, Mask, State
 
 LANES = np.arange(WARP)
+FETCHED_AT_ONCE = 16  # bytes
 
 
 def _nothing(statement: Statement, operands: Operands) -> Execute:
@@ -49,7 +50,7 @@ def _load(statement: Statement, operands: Operands) -> Execute:
         threads = state.chosen(mask)
         addresses = address(state)[threads]
         if is_global:
-            words = state.global_memory(text).read(addresses, size, text)
+            words = state.readable(addresses, size, text).read(addresses, size, text)
         else:
             words = state.shared.read(addresses, size, threads, text)
         if mask is not None:
@@ -72,7 +73,7 @@ def _store(statement: Statement, operands: Operands) -> Execute:
         data = np.stack([source(state)[threads] for source in sources], axis=1).view(word).ravel()
         addresses = address(state)[threads]
         if is_global:
-            state.global_memory(text).write(addresses, data, text)
+            state.writable(text).write(addresses, data, text)
         else:
             state.shared.write(addresses, data, threads, text)
 
@@ -87,7 +88,7 @@ def _add_atomically(statement: Statement, operands: Operands) -> Execute:
     def add(state: State, mask: Mask) -> None:
         threads, numbers = state.chosen(mask), source(state)
         before = np.zeros_like(numbers)
-        before[threads] = state.global_memory(text).add(address(state)[threads], numbers[threads], text)
+        before[threads] = state.writable(text).add(address(state)[threads], numbers[threads], text)
         write(state, before, mask)
 
     return add
@@ -96,7 +97,16 @@ def _add_atomically(statement: Statement, operands: Operands) -> Execute:
 def _prefetch(statement: Statement, operands: Operands) -> Execute:
     """Allowed before a kernel's turn: it changes nothing and gives it nothing."""
     address, text = operands.address(statement.operands[0]), statement.text
-    return lambda state, mask: state.memory.check(address(state)[state.chosen(mask)], 1, text)
+    sizes = operands.source(statement.operands[1], "u32")
+
+    def check(state: State, mask: Mask) -> None:
+        threads = state.chosen(mask)
+        begin, size = address(state)[threads], sizes(state)[threads]
+        check_alignment(begin | size, FETCHED_AT_ONCE, text)
+        state.memory.check(begin, FETCHED_AT_ONCE, text)
+        state.memory.check(begin + size - FETCHED_AT_ONCE, FETCHED_AT_ONCE, text)
+
+    return check
 
 
 def _copy(statement: Statement, operands: Operands) -> Execute:
@@ -111,7 +121,8 @@ def _copy(statement: Statement, operands: Operands) -> Execute:
         read = sizes(state)[threads] > 0
         data = np.zeros(len(threads), word)
         if read.any():
-            data[read] = state.global_memory(text).read(at(state)[threads][read], word.itemsize, text)
+            addresses = at(state)[threads][read]
+            data[read] = state.readable(addresses, word.itemsize, text).read(addresses, word.itemsize, text)
         copy = Copy(to(state)[threads], data, threads, text)
         state.shared.begin_write(copy.addresses, word.itemsize, threads, text)
         state.copies.append(copy)
@@ -183,7 +194,7 @@ MADE: dict[str, Make] = {
     rf"ld\.(global|global\.cg|shared)\.{VECTOR}": _load,
     rf"st\.(global|shared)\.{VECTOR}": _store,
     r"atom\.global\.gpu\.(relaxed|acq_rel)\.add\.u(32|64)": _add_atomically,
-    r"prefetch\.global\.L2": _prefetch,
+    r"cp\.async\.bulk\.prefetch\.L2\.global": _prefetch,
     r"cp\.async\.c[ag]\.shared\.global": _copy,
     r"cp\.async\.commit_group": _commit_copies,
     r"cp\.async\.wait_group": _wait_for_copies,

@@ -30,7 +30,8 @@ class Copy:
 @dataclass
 class State:
     """registers: by number, [threads] each. parameters: bytes of each argument. early: the kernel may run before its
-    turn and has to wait for that, as it `waited`. copies: those asked for, groups: of those that were committed.
+    turn and has to wait for that, as it `waited`; known: what it may read meanwhile. copies: those asked for, groups:
+    of those that were committed.
     """
 
     threads: int
@@ -39,6 +40,7 @@ class State:
     memory: GlobalMemory
     shared: SharedMemory
     early: bool
+    known: GlobalMemory
     waited: bool = False
     copies: list[Copy] = field(default_factory=list)
     groups: list[list[Copy]] = field(default_factory=list)
@@ -50,8 +52,22 @@ class State:
         """The numbers of those threads."""
         return self._all if mask is None else np.flatnonzero(mask)
 
-    def global_memory(self, text: str) -> GlobalMemory:
+    @property
+    def _has_its_turn(self) -> bool:
+        return self.waited or not self.early
+
+    def readable(self, addresses: Array, size: int, text: str) -> GlobalMemory:
+        """Where there are words of `size` bytes at addresses[n]. Raises PtxError where it is not the kernel's turn yet
+        and they are not known before it."""
+        if not self._has_its_turn:
+            try:
+                self.known.check(addresses, size, text)
+            except PtxError as error:
+                raise PtxError(f"reads memory before it has waited for its turn: {text}") from error
+        return self.memory
+
+    def writable(self, text: str) -> GlobalMemory:
         """Raises PtxError where it is not the kernel's turn yet."""
-        if self.early and not self.waited:
-            raise PtxError(f"touches memory before it has waited for its turn: {text}")
+        if not self._has_its_turn:
+            raise PtxError(f"writes memory before it has waited for its turn: {text}")
         return self.memory

@@ -42,6 +42,7 @@ def run(code: str, data: Tensor, shared: int = 512, threads: int = 64, early: bo
         GlobalMemory([data]),
         SharedMemory(shared, np.random.default_rng(0)),
         early,
+        GlobalMemory([]),
     )
     Block(instructions, state).run()
 
@@ -88,7 +89,8 @@ WRONG = {
     "out of bounds of 512": ("st.shared.b32 [%r2+260], %r1;", {}),
     "out of bounds in 1 threads": ("ld.global.b32 %r3, [%rd2 + 4];", {}),
     "misaligned": ("ld.global.b32 %r3, [%rd2 + -2];", {}),
-    "before it has waited": ("st.global.b32 [%rd2], %r1; griddepcontrol.wait;", {"early": True}),
+    "reads memory before": ("ld.global.b32 %r3, [%rd2]; griddepcontrol.wait;", {"early": True}),
+    "writes memory before": ("st.global.b32 [%rd2], %r1; griddepcontrol.wait;", {"early": True}),
     "never waited": ("", {"early": True}),
     "deadlock": (APART, {}),
     "endless": ("$L:\nbra.uni $L;", {}),
