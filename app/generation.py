@@ -82,13 +82,15 @@ class Generation:
         client: EngineClient,
         intake: Intake,
         *,
+        goes_on: bool = False,
         grace: float = 0.0,
         on_start: Callable[[Generation], None] = lambda generation: None,
         on_end: Callable[[Generation], None] = lambda generation: None,
         on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
     ) -> None:
-        """on_token is told the seconds since the token before it in its choice, if there was one; and those since the
-        whole request was there, of its first token."""
+        """goes_on: its text continues the prompt's, and is none of its own. on_token is told the seconds since the
+        token before it in its choice, if there was one; and those since the whole request was there, of its first
+        token."""
         self.request = request
         self.log = log
         self.encoder = encoder  # how a reader that comes back is answered; None: not at all
@@ -99,7 +101,8 @@ class Generation:
         self._text = text
         self._client = client
         stops_from = request.sampling.min_tokens  # as in vLLM
-        self._choices = [_Choice(Detokenizer(text), StopMatcher(stops), stops_from) for _ in range(request.n)]
+        before = request.prompt if goes_on else ()
+        self._choices = [_Choice(Detokenizer(text, before), StopMatcher(stops), stops_from) for _ in range(request.n)]
         self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token

@@ -162,6 +162,7 @@ class Service:
         service_class: ServiceClass,
         intake: Intake,
         names: Mapping[str, str] = NO_NAMES,
+        goes_on: bool = False,
         grace: float = 0.0,
     ) -> Generation:
         """Start answering a request of one of the text protocols. Raises `ApiError` when the engine refuses it."""
@@ -177,6 +178,7 @@ class Service:
             intake=intake,
             deadline_ms=fields.deadline_ms,
             names=names,
+            goes_on=goes_on,
             grace=grace,
         )
 
@@ -193,13 +195,14 @@ class Service:
         names: Mapping[str, str] = NO_NAMES,
         priority: int = 0,
         n: int = 1,
+        goes_on: bool = False,
         grace: float = 0.0,
         deadline_ms: int | None = None,
         stream_id: str | None = None,
     ) -> Generation:
         """Queue a request and make its stream findable, by `stream_id` where that was told already. Its deadline counts
-        from its arrival. names: what the protocol calls parameters of the engine that have another name there. Raises
-        `ApiError`."""
+        from its arrival. goes_on: the answer's text continues the prompt's. names: what the protocol calls parameters
+        of the engine that have another name there. Raises `ApiError`."""
         self.admit(tenant, service_class, len(prompt))
         stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
@@ -223,6 +226,7 @@ class Service:
             encoder,
             self.client,
             intake,
+            goes_on=goes_on,
             grace=min(grace, MAX_GRACE),
             on_start=self._started,
             on_end=self._ended,

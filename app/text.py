@@ -7,21 +7,24 @@ transformers is asked only where a checkpoint has no tokenizer.json. Knows nothi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 WINDOW = 32  # most tokens a detokeniser looks back on
+CONTEXT = 5  # tokens of a prompt that the text behind it is decoded with (as in vLLM)
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -116,13 +119,17 @@ class TextModel:
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for; together with its neighbours' they make up the text."""
+        """The bytes one token stands for; together with its neighbours' they make up the text, but for a space that
+        some decoders leave out where a text begins."""
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         if self._is_byte_level and all(c in _BYTE_OF_CHAR for c in token):
             return bytes(_BYTE_OF_CHAR[c] for c in token)
-        return self.decode([token_id], skip_special_tokens=False).encode()
+        if self._falls_back_on_bytes and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        return both.removeprefix(first).encode()
 
     @cached_property
     def _longest_token(self) -> int | None:
@@ -140,6 +147,10 @@ class TextModel:
     def _is_byte_level(self) -> bool:
         return "ByteLevel" in repr(self.tokenizer.decoder)
 
+    @cached_property
+    def _falls_back_on_bytes(self) -> bool:
+        return "ByteFallback" in repr(self.tokenizer.decoder)
+
 
 class Detokenizer:
     """Turns ids into text as they come. What it has given out never changes: an unfinished character is held back.
@@ -151,12 +162,16 @@ class Detokenizer:
 
     __slots__ = ("_decode", "_given", "_ids", "_model", "_settled")
 
-    def __init__(self, model: TextModel) -> None:
+    def __init__(self, model: TextModel, before: Sequence[int] = ()) -> None:
+        """before: the tokens of a text that goes on. Some decoders take the space away that a text begins with."""
         self._model = model
         self._decode = model.tokenizer.decode  # `model.decode` of a list, and as a string: what every token pays
-        self._ids: list[int] = []  # the window: tokens since the last known good border, and a few before it
-        self._settled = 0  # how many of them had been decoded to whole characters
-        self._given = 0  # characters of the window's text that were given out
+        # The window: tokens since the last known good border, and a few before it.
+        self._ids: list[int] = list(before[-CONTEXT:])
+        text = self._decode(self._ids) if before else ""
+        pending = _pending(text)
+        self._settled = 0 if pending else len(self._ids)  # how many of them had been decoded to whole characters
+        self._given = len(text) - pending  # characters of the window's text that were given out
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; possibly none."""
@@ -167,7 +182,7 @@ class Detokenizer:
             return alone
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
+        pending = _pending(text)
         end = len(text) - pending
         new = text[self._given : end]
         if pending:
@@ -190,6 +205,11 @@ class Detokenizer:
         text = self._decode(self._ids)[self._given :]
         self._given += len(text)
         return text
+
+
+def _pending(text: str) -> int:
+    """Replacement characters at its end that a following token could still complete."""
+    return min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
 
 
 class StopMatcher:
@@ -243,16 +263,33 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {reason}") from error
 
 
+class _Generation(Extension):
+    """`{% generation %}`, by which templates mark what training learns from. It changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the class has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """What chat templates expect to find, as transformers gives it to them."""
 
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    extensions = [loopcontrols, _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     environment.filters["tojson"] = tojson
@@ -307,3 +344,4 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_of_char()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")

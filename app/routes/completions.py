@@ -42,6 +42,7 @@ async def text_completions(request: Request) -> Response:
         tenant=tenant,
         service_class=service_class,
         intake=intake,
+        goes_on=True,
         grace=resume_grace(request),
     )
     if asked.stream:

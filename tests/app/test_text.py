@@ -66,6 +66,58 @@ def test_streamed_text_is_the_text_of_all_tokens(ids: list[int]):
     assert streamed == MODEL.decode(ids)
 
 
+def sentence_piece() -> TextModel:
+    """As Llama 2's: words bring the space before them, a text's first one is none, and bytes have tokens."""
+    tokens = ["<unk>", "<s>", "▁the", "▁engine", "s", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens(["<s>"])
+    space = decoders.Replace("▁", " ")
+    tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return TextModel(tokenizer, None, {}, frozenset())
+
+
+PIECES = sentence_piece()
+
+
+@given(st.lists(st.integers(0, 260), max_size=12), st.lists(st.integers(0, 260), max_size=12))
+def test_a_text_that_goes_on_is_the_rest_of_the_whole(before: list[int], ids: list[int]):
+    """With the space between, and where a character is cut between them."""
+    detokenizer = Detokenizer(PIECES, before)
+    text = "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+    whole = PIECES.decode([*before, *ids])
+    if "\ufffd" not in whole:
+        assert PIECES.decode(before).rstrip("\ufffd") + text == whole
+
+
+def test_a_text_of_its_own_begins_without_a_space():
+    """An answer of a chat does, and a prompt that is only a begin token."""
+    ids = [PIECES.tokenizer.token_to_id(token) for token in ("<s>", "▁the", "▁engine", "s")]
+    for before in ((), ids[:1]):
+        detokenizer = Detokenizer(PIECES, before)
+        assert "".join(map(detokenizer.push, ids[1:])) == "the engines"
+
+
+def test_bytes_of_tokens_that_bring_a_space_or_are_bytes():
+    """What they stand for behind others."""
+    told = {token: PIECES.token_bytes(PIECES.tokenizer.token_to_id(token)) for token in ("▁the", "s", "<0xE4>", "<s>")}
+    assert told == {"▁the": b" the", "s": b"s", "<0xE4>": b"\xe4", "<s>": b"<s>"}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("a{% generation %}{{ messages[0].content }}{% endgeneration %}b", "axb"),
+        ("{% generation %}{% set y = 1 %}{% endgeneration %}{{ y is defined }}", "False"),
+        ("{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":[2],"b":1}'),
+    ],
+)
+def test_what_templates_of_transformers_may_say_is_understood(template: str, text: str):
+    """Marks of what training learns from, and JSON as its filter has it."""
+    model = TextModel(MODEL.tokenizer, template, {}, frozenset())
+    assert model.render_chat([{"role": "user", "content": "x"}]) == text
+
+
 def test_an_emoji_comes_out_at_once_and_only_when_complete():
     """Three quarters of a character are not shown."""
     ids = MODEL.encode("🎠")
