@@ -27,6 +27,7 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10
+BACKLOG = 2048  # connections that may wait to be accepted
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
 MADE_BETWEEN_WALKS = 10_000
@@ -59,6 +60,7 @@ def run(settings: Settings) -> int:
         ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
         server_header=False,
+        backlog=BACKLOG,
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
         return runner.run(_run(_Server(config, app.state.service), client, bound, settings))
@@ -162,6 +164,7 @@ def _bind(host: str, port: int) -> socket.socket:
     keep_unread(sock, UNREAD_SECONDS)  # inherited by every connection
     try:
         sock.bind((host, port))
+        sock.listen(BACKLOG)  # only here it is known that nobody else does: two may bind at the same moment
     except OSError as error:
         sock.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -7,6 +7,7 @@ file beats the default. Names are vLLM's where vLLM has one. Frozen once made; u
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -142,12 +143,19 @@ OPTIONS = (
 )
 
 
+# Variables that look like options: what is no option itself, and what tests and benchmarks are told.
+NOT_OPTIONS = ("CAROUSEL_MODEL", "CAROUSEL_CONFIG", "CAROUSEL_STRICT", "CAROUSEL_CHROMIUM", "CAROUSEL_COMMIT")
+OF_SERVICES = ("CAROUSEL_SERVICE_", "CAROUSEL_PORT_")  # what Kubernetes says of a Service called carousel
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options as flags; a flag that was not given stays absent, so that lower sources show through."""
     parser.add_argument(
         "model", nargs="?", help="a folder in Hugging Face layout or a hub name; default: the demo model"
     )
-    parser.add_argument("--config", type=Path, help="TOML file with options, named as the flags with underscores")
+    parser.add_argument(
+        "--config", type=Path, help="TOML file with options, named as the flags with underscores [CAROUSEL_CONFIG]"
+    )
     for option in OPTIONS:
         flags = [*([f"-{option.short}"] if option.short else []), f"--{option.name}"]
         extra: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": option.key}
@@ -165,7 +173,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
     `download(name)` brings a model from the hub and returns its folder; it is called only for what is no folder here.
     """
-    values = _one_name(_from_file(flags.get("config"))) | _one_name(_from_environment(environment))
+    file = flags.get("config") or environment.get("CAROUSEL_CONFIG")
+    values = _one_name(_from_file(Path(file) if file else None)) | _one_name(_from_environment(environment))
     given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
     values |= _one_name(given)
     model = str(values.pop("model", None) or demo_model())
@@ -238,10 +247,19 @@ def _one_name(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    by_variable = {option.variable: option for option in OPTIONS}
     values: dict[str, Any] = {"model": environment["CAROUSEL_MODEL"]} if environment.get("CAROUSEL_MODEL") else {}
-    for option in OPTIONS:
-        if option.variable in environment:
-            values[option.key] = _read(option, environment[option.variable], option.variable)
+    for name, value in environment.items():
+        if option := by_variable.get(name):
+            if name == "CAROUSEL_PORT" and "://" in value:
+                raise SettingsError(
+                    f"CAROUSEL_PORT is {value!r}: Kubernetes says so of a Service called carousel; call it otherwise, "
+                    "or set enableServiceLinks: false"
+                )
+            values[option.key] = _read(option, value, name)
+        elif name.startswith("CAROUSEL_") and name not in NOT_OPTIONS and not name.startswith(OF_SERVICES):
+            likely = difflib.get_close_matches(name, by_variable, 1)
+            raise SettingsError(f"{name} is no option" + (f": {likely[0]}?" if likely else ""))
     return values
 
 

@@ -86,6 +86,9 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["/nowhere"], {}, "/nowhere"),
         (["./nowhere/x"], {}, "nowhere"),
         ([], {"CAROUSEL_PORT": "x"}, "CAROUSEL_PORT"),
+        ([], {"CAROUSEL_PORT": "tcp://10.0.0.7:8000"}, "CAROUSEL_PORT .* Kubernetes"),
+        ([], {"CAROUSEL_API_KEYS": "secret"}, "CAROUSEL_API_KEYS is no option: CAROUSEL_API_KEY"),
+        ([], {"CAROUSEL_CONFIG": "/nowhere.toml"}, "/nowhere.toml"),
         (["--max-num-seqs", "0"], {}, "max_num_seqs"),
         (["--port", "99999"], {}, "port"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "64"], {}, "max_num_batched_tokens"),
@@ -105,6 +108,21 @@ def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, name
         arguments = [model, *arguments]
     with pytest.raises((SettingsError, ConfigError), match=names):
         parse(arguments, environment)
+
+
+def test_the_environment_may_name_the_file(model: str, tmp_path: Path):
+    """A flag names another one."""
+    files = [tmp_path / name for name in ("a.toml", "b.toml")]
+    for number, file in enumerate(files):
+        file.write_text(f"port = {9000 + number}")
+    environment = {"CAROUSEL_CONFIG": str(files[0])}
+    assert parse([model], environment).port == 9000
+    assert parse([model, "--config", str(files[1])], environment).port == 9001
+
+
+def test_what_kubernetes_says_of_a_service_called_carousel_is_nobody_s_option(model: str):
+    """Of which every container beside it hears."""
+    parse([model], {"CAROUSEL_SERVICE_HOST": "10.0.0.7", "CAROUSEL_PORT_8000_TCP_ADDR": "10.0.0.7"})
 
 
 def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
