@@ -234,7 +234,7 @@ def load(
 
             return CpuKernels(may_round or dtype == torch.bfloat16)
         except CannotCompile as error:
-            log.warning("the CPU kernels cannot be compiled, so torch computes, which is slower: %s", error)
+            log.warning("the CPU kernels cannot be used, so torch computes, which is slower: %s", error)
     if batch_invariant and dtype != torch.float32:
         raise ValueError("on a CPU torch's kernels are batch-invariant in float32 only")
     return ReferenceKernels()

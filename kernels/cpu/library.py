@@ -24,6 +24,7 @@ from kernels.cpu import structs
 SOURCE = Path(__file__).parent / "source"
 # Fused multiply-adds wherever the source writes a product and a sum: one rounding, and the same one everywhere.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-pthread")
+SEAL = ".sha256"  # ends the name of the file beside, with what a compiled one must be
 COMPILERS = ("g++", "clang++", "c++")
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -64,7 +65,11 @@ class CannotCompile(Exception):
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, compiled if need be. Raises `CannotCompile`."""
-    library = ctypes.CDLL(str(_built()))
+    file = _built()
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:  # such as a folder from which nothing may be run
+        raise CannotCompile(f"what was compiled cannot be loaded: {error}") from error
     for names, result in ((SIGNATURES, None), (NUMBERS, _int)):
         for name, arguments in names.items():
             function = getattr(library, f"carousel_{name}")
@@ -83,7 +88,7 @@ def _built() -> Path:
         digest.update(file.read_bytes() + b"\0")
     folder = _folder()
     target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
-    if target.exists():
+    if _is_whole(target):
         return target
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / target.name
@@ -92,8 +97,21 @@ def _built() -> Path:
             pieces = zip(sources, objects, strict=True)
             list(pool.map(lambda piece: _run([*command, "-c", str(piece[0]), "-o", str(piece[1])]), pieces))
         _run([*command, "-shared", "-o", str(made), *map(str, objects)])
+        seal = made.with_suffix(SEAL)
+        seal.write_text(_digest(made))
+        seal.replace(target.with_suffix(SEAL))
         made.replace(target)  # whole or not at all, whoever else compiles at this moment
     return target
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether it is what was compiled: of a file that a full disk or a power cut left shorter the process would die."""
+    seal = file.with_suffix(SEAL)
+    return file.exists() and seal.exists() and seal.read_text() == _digest(file)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _run(command: list[str]) -> None:

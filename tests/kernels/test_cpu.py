@@ -376,6 +376,24 @@ def test_what_was_compiled_once_is_not_compiled_again(compiling: pytest.MonkeyPa
     assert first.stat().st_ino == made.st_ino
 
 
+@pytest.mark.parametrize("left", [0, 500])
+def test_a_damaged_file_is_compiled_again(compiling: pytest.MonkeyPatch, left: int):
+    """It would end the process that loads it, every time."""
+    made = library._built()
+    whole = made.read_bytes()
+    made.write_bytes(whole[:left])
+    assert library._built() == made
+    assert made.read_bytes() == whole
+
+
+def test_what_cannot_be_loaded_is_said(compiling: pytest.MonkeyPatch):
+    """Such as files of a folder from which nothing may be run: torch serves then."""
+    library.load.cache_clear()
+    compiling.setattr(library, "_built", lambda: library.SOURCE / "part0.cpp")
+    with pytest.raises(CannotCompile, match="cannot be loaded"):
+        library.load()
+
+
 def test_another_flag_or_source_is_another_file(compiling: pytest.MonkeyPatch):
     """Nothing is loaded that was compiled otherwise, or from something else; and what is compiled has all parts."""
     first = library._built()
