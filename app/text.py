@@ -26,7 +26,14 @@ from tokenizers.models import BPE
 WINDOW = 32  # most tokens a detokeniser looks back on
 CONTEXT = 5  # tokens of a prompt that the text behind it is decoded with (as in vLLM)
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
-SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# What a checkpoint may recommend, from and to: as requests may ask for.
+SAMPLING = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 10.0),
+}
 
 
 class TemplateRefused(Exception):
@@ -308,18 +315,32 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
 
 def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
     """Every id that ends a text: what generation_config.json says, else config.json, else the tokenizer."""
+    vocab_size = _read_json(path / "config.json").get("vocab_size")
+    known = vocab_size if isinstance(vocab_size, int) else 2**31
     for name in ("generation_config.json", "config.json"):
         value = _read_json(path / name).get("eos_token_id")
-        if value is not None:
-            return frozenset([value] if isinstance(value, int) else value)
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < known:
+                raise TokenizerMissing(f"{path / name}: eos_token_id {token_id!r} is no id of a token")
+        return frozenset(ids)
     eos = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset() if eos is None else frozenset([eos])
 
 
 def _sampling_defaults(path: Path) -> dict[str, float]:
     """The sampling parameters of generation_config.json, as vLLM honours them."""
-    config = _read_json(path / "generation_config.json")
-    return {name: config[name] for name in SAMPLING_NAMES if isinstance(config.get(name), int | float)}
+    file = path / "generation_config.json"
+    config = _read_json(file)
+    values = {name: config[name] for name in SAMPLING if config.get(name) is not None}
+    for name, value in values.items():
+        least, most = SAMPLING[name]
+        kinds = int if name == "top_k" else int | float
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            raise TokenizerMissing(f"{file}: {name} must lie in [{least:g}, {most:g}], not {value!r}")
+    return values | ({"top_k": max(0, values["top_k"])} if "top_k" in values else {})
 
 
 def _content(token: str | dict[str, Any]) -> str:

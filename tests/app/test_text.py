@@ -205,6 +205,30 @@ def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, content: str)
         TextModel.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"eos_token_id": 99999}',
+        '{"eos_token_id": "x"}',
+        '{"eos_token_id": [1, 2.5]}',
+        '{"eos_token_id": true}',
+        '{"temperature": 9}',
+        '{"top_p": 0}',
+        '{"top_k": 2.5}',
+        '{"min_p": "a"}',
+        '{"repetition_penalty": NaN}',
+    ],
+)
+def test_what_a_checkpoint_must_not_recommend_is_named(tmp_path: Path, content: str):
+    """At the start, and not with every request, which could not help it."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    (tmp_path / "generation_config.json").write_text(content)
+    name = content.split('"')[1]
+    with pytest.raises(TokenizerMissing, match=rf"generation_config\.json: {name}"):
+        TextModel.load(tmp_path)
+
+
 def test_a_model_without_a_template_says_what_to_use_instead():
     """The refusal names the other route."""
     with pytest.raises(TemplateRefused, match="/v1/completions"):
