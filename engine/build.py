@@ -221,9 +221,14 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     plain = SamplingParams(max_tokens=4, temperature=0.7)
     join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
     demanding = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
+    # Whose logits are edited samples from float32, which other kernels do.
+    edits = SamplingParams(max_tokens=4, min_tokens=4, stop_token_ids=(0,), temperature=0.7, top_p=0.9, logprobs=1)
+    edited = replace(join, sampling=edits)
     chunk, decode = Chunk(0, 0, length, True), Batch(step=0, decodes=(0,))
     runner.launch(Batch(step=0, joins=(demanding,), chunks=(chunk,)))()
-    runner.launch(decode)()
+    for asking in (demanding, edited):
+        runner.launch(Batch(step=0, joins=(asking,)))()
+        runner.launch(decode)()
     plain_chunk = Batch(step=0, joins=(join,), chunks=(chunk,))
     runner.launch(plain_chunk)()  # who asks for no more than filters may be served by other code
     began = time.perf_counter()
