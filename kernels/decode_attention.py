@@ -66,16 +66,21 @@ def _list_kernel(
     context_lens,  # [B] int32
     tasks,  # [3, room] int32: row, split and context of each
     num_tasks,  # [1] int32
+    arrived,  # [B, Hkv] int32
     rows,  # B
     room,
     window,
     split_size,
+    KV_HEADS: tl.constexpr,
     LONG: tl.constexpr,
     SPLIT: tl.constexpr,
-    BLOCK: tl.constexpr,  # rows, and splits, at a time
+    BLOCK: tl.constexpr,  # rows, splits and heads at a time
 ):
-    """Lists the splits of one row, behind those of all before it."""
+    """Lists the splits of one row, behind those of all before it; none of them is reduced yet."""
     row = tl.program_id(0)
+    for start in range(0, KV_HEADS, BLOCK):
+        heads = start + tl.arange(0, BLOCK)
+        tl.store(arrived + row * KV_HEADS + heads, 0, mask=heads < KV_HEADS)
     context = tl.load(context_lens + row)
     first, size = _seen_from(context, window, split_size, LONG, SPLIT)
     first_split, end_split = first // size, tl.cdiv(context, size)
@@ -299,27 +304,29 @@ def _combine(
 def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeTasks:
     """page_table[B, P] int32, context_lens[B] int32 -> what all layers of one window have to reduce in a step."""
     B, device = len(context_lens), context_lens.device
+    kv_heads = k_cache.shape[1]
     # From the table's width, not from the lengths: they live on the device.
     most = page_table.shape[1] * k_cache.shape[2]
     split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
     splits = max(1, triton.cdiv(min(most, LONG), split_size), triton.cdiv(most, SPLIT))
     tasks = torch.empty((3, B * splits), dtype=torch.int32, device=device)
     num_tasks = torch.empty(1, dtype=torch.int32, device=device)
+    arrived = torch.empty((B, kv_heads), dtype=torch.int32, device=device)
     _list_kernel[(B,)](
         context_lens,
         tasks,
         num_tasks,
+        arrived,
         B,
         B * splits,
         window,
         split_size,
+        KV_HEADS=kv_heads,
         LONG=LONG,
         SPLIT=SPLIT,
         BLOCK=LISTED,
         num_warps=1,
     )
-    # Behind the list: with an ordinary kernel between, attention may read it before its turn.
-    arrived = torch.zeros((B, k_cache.shape[1]), dtype=torch.int32, device=device)
     return DecodeTasks(tasks, num_tasks, arrived, splits, split_size, has_blocks=split_size > BLOCK or most > LONG)
 
 
@@ -360,8 +367,10 @@ def decode_attention(
     B, query_heads, head_dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads
+    # What it would read before its turn was made in good time, or only now.
+    launch = early(q.device)
     if not isinstance(plan, DecodeTasks):
-        plan = plan_decode(page_table, context_lens, k_cache, window)
+        plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"EARLY": False}
     room = plan.tasks.shape[1]
     programs = min(room, triton.cdiv(PROGRAMS * _multiprocessors(q.device), kv_heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
@@ -398,6 +407,6 @@ def decode_attention(
         CHUNK=CHUNK,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
         **shape_of_program(head_block, group_block, q.element_size(), plan.has_blocks),
-        **early(q.device),
+        **launch,
     )
     return out

@@ -132,9 +132,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
         ),
         (
             decode_attention._list_kernel,
-            {"context_lens": INT, "tasks": INT, "num_tasks": INT, "rows": "i32", "room": "i32", "window": "i32"}
-            | {"split_size": "i32"},
-            {"LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT, "BLOCK": decode_attention.LISTED},
+            {"context_lens": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "rows": "i32", "room": "i32"}
+            | {"window": "i32", "split_size": "i32"},
+            {
+                "KV_HEADS": 8,
+                "LONG": decode_attention.LONG,
+                "SPLIT": decode_attention.SPLIT,
+                "BLOCK": decode_attention.LISTED,
+            },
             _launched(1),
         ),
         *(_decode(dtype, dim, page_size, has_blocks) for has_blocks in (False, True)),

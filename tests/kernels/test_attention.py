@@ -50,8 +50,10 @@ def test_decode_attention_equals_naive(
     """A decode row is its query's attention over its own context, though everything around that context is NaN."""
     paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
     torch.manual_seed(1)
+    plan = kernels.plan_decode(paged.page_table, paged.lengths, kv_heads * group, paged.k_cache, window)
     q = torch.randn(len(contexts), kv_heads * group, head_dim, device=device)
-    out = kernels.decode_attention(q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    out = kernels.decode_attention(*given, plan)
     for row, context in enumerate(contexts):
         keys, values = paged.contiguous[row]
         expected = naive_attention(q[row], keys, values, context - 1, 0.3, window)
@@ -245,9 +247,9 @@ def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.devi
 def test_whichever_split_ends_last_combines_what_all_have_written(triton_kernels: Kernels, rows: int) -> None:
     """Hundreds of times in a row, over memory in which other numbers were before, the bits are those of the first."""
     paged = make_paged(tuple(range(900, 900 + 17 * rows, 17)), 8, 64, 64, dtype=torch.bfloat16, device=DEVICE)
-    q = torch.randn(rows, 32, 64, device=DEVICE).bfloat16()
-    given = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
     plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 32, paged.k_cache, 0)
+    q = torch.randn(rows, 32, 64, device=DEVICE).bfloat16()  # by ordinary kernels, which are behind the plan's
+    given = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
     first = triton_kernels.decode_attention(q, *given, plan)
     for _ in range(300):
         triton_kernels.decode_attention(-q, *given, plan)
