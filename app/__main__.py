@@ -90,14 +90,14 @@ def _bench(options: Options) -> int:
 def _download(name: str) -> Path:
     """Bring a model from the Hugging Face hub, with its own progress bars."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
-        raise SettingsError(f"model {name!r} cannot be fetched from the hub: {first}") from None
+        raise SettingsError(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ file beats the default. Names are vLLM's where vLLM has one. Frozen once made; u
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -198,9 +199,11 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too
             raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
+    if values.get("price_per_hour") == math.inf:
+        raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
         try:
-            values["chat_template"] = Path(values["chat_template"]).read_text()
+            values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"chat_template: {error}") from None
     return Settings(engine=engine.validate(), model_name=name, **values)
@@ -249,8 +252,8 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"config file {path}: {error}") from None
     by_key = {option.key: option for option in OPTIONS}
     values: dict[str, Any] = {}
@@ -276,10 +279,11 @@ def _read(option: Option, value: Any, where: str) -> Any:
             if isinstance(value, bool):
                 return value
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
-        if isinstance(value, bool) or (option.kind is int and isinstance(value, float)):
+        kinds = (str, int) if option.kind is int else (str, int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds):
             raise ValueError
         return option.kind(value)
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, OverflowError, KeyError, AttributeError):
         raise SettingsError(f"{where} must be a {option.kind.__name__}, not {value!r}") from None
 
 

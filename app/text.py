@@ -31,7 +31,7 @@ class TemplateRefused(Exception):
 
 
 class TemplateBroken(Exception):
-    """The chat template itself is no valid Jinja; the message says where."""
+    """The chat template itself is no text, or no valid Jinja; the message says where."""
 
 
 class TokenizerMissing(Exception):
@@ -58,12 +58,14 @@ class TextModel:
             self._template = _environment().from_string(template) if template else None
         except TemplateSyntaxError as error:
             raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
+        except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
+            raise TemplateBroken(f"chat template: {error}") from None
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
         """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
         config = _read_json(path / "tokenizer_config.json")
-        special = {name: _content(config[name]) for name in SPECIAL_NAMES if config.get(name)}
+        special = {name: _content(path, name, config[name]) for name in SPECIAL_NAMES if config.get(name)}
         tokenizer = _load_tokenizer(path)
         template = chat_template or _find_template(path, config)
         return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
@@ -260,12 +262,23 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _find_template(path: Path, config: dict[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").exists():
-        return (path / "chat_template.jinja").read_text()
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise TemplateBroken(f"{file}: {error}") from None
     template = config.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+    try:
+        if isinstance(template, list):  # several named ones
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if not isinstance(template, str | None):
+            raise TypeError
+    except (KeyError, TypeError):
+        raise TemplateBroken(
+            f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of named ones, "
+            f"not {config['chat_template']!r:.80}"
+        ) from None
     return template
 
 
@@ -274,7 +287,10 @@ def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset
     for name in ("generation_config.json", "config.json"):
         value = _read_json(path / name).get("eos_token_id")
         if value is not None:
-            return frozenset([value] if isinstance(value, int) else value)
+            ids = value if isinstance(value, list) else [value]
+            if not all(isinstance(one, int) for one in ids):
+                raise TokenizerMissing(f"{path / name}: eos_token_id must be a token id or a list, not {value!r:.80}")
+            return frozenset(ids)
     eos = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset() if eos is None else frozenset([eos])
 
@@ -285,8 +301,13 @@ def _sampling_defaults(path: Path) -> dict[str, float]:
     return {name: config[name] for name in SAMPLING_NAMES if isinstance(config.get(name), int | float)}
 
 
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _content(path: Path, name: str, token: Any) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise TokenizerMissing(
+            f"{path / 'tokenizer_config.json'}: {name} must be a text or an object with its content, not {token!r:.80}"
+        )
+    return text
 
 
 def _read_json(path: Path) -> dict[str, Any]:

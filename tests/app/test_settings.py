@@ -68,14 +68,18 @@ def test_several_keys_are_separated_by_commas(model: str):
         ('port = "many"', "port"),
         ("port = 1.5", "port"),
         ("port = true", "port"),
+        ("port = [1]", "port"),
+        ('host = ["1.1.1.1"]', "host"),
+        (f"resume_ttl = 1{400 * '0'}", "resume_ttl"),
         ('dtype = "float8"', "dtype"),
         ("not toml", "c.toml"),
+        ('host = "\xff"', "c.toml"),  # in Latin-1, which is no UTF-8
     ],
 )
 def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str, names: str):
     """Nothing unknown is silently ignored."""
     file = tmp_path / "c.toml"
-    file.write_text(content)
+    file.write_text(content, encoding="latin-1")
     with pytest.raises(SettingsError, match=names):
         parse([model, "--config", str(file)], {})
 
@@ -96,6 +100,9 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--resume-ttl", "nan"], {}, "resume_ttl"),
         (["--watchdog-timeout", "4"], {}, "watchdog_timeout"),
         (["--price-per-hour", "-1"], {}, "price_per_hour"),
+        (["--price-per-hour", "inf"], {}, "price_per_hour"),
+        (["--swap-space", "nan"], {}, "swap_space"),
+        (["--swap-space", "inf"], {}, "swap_space"),
         (["--api-key", "one,schlüssel"], {}, "api_key: key 2"),
     ],
 )

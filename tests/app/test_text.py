@@ -144,12 +144,43 @@ def test_a_template_that_is_no_jinja_is_named_with_its_line():
         TextModel(MODEL.tokenizer, "fine\n{% if %}", {}, frozenset())
 
 
+@pytest.mark.parametrize("template", ["{% for a in b %}" * 25 + "{% endfor %}" * 25, "{% if a %}" * 2000])
+def test_a_template_that_python_cannot_compile_is_refused_at_the_start(template: str):
+    """Python nests less deeply than Jinja."""
+    with pytest.raises(TemplateBroken, match="chat template: "):
+        TextModel(MODEL.tokenizer, template, {}, frozenset())
+
+
 @pytest.mark.parametrize("content", ['{"a":', "[]"])
 def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, content: str):
     """One line, at the start."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(TokenizerMissing, match=r"tokenizer_config\.json: not"):
+        TextModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer_config.json", '{"chat_template": 5}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": [5]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"foo": 1}]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 5}]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "eos_token must be"),
+        ("tokenizer_config.json", '{"bos_token": {"a": 1}}', "bos_token must be"),
+        ("generation_config.json", '{"eos_token_id": 1.5}', "eos_token_id must be"),
+        ("generation_config.json", '{"eos_token_id": ["a"]}', "eos_token_id must be"),
+        ("chat_template.jinja", "\xff", "utf-8"),  # in Latin-1, which is no UTF-8
+    ],
+)
+def test_what_a_file_of_the_checkpoint_cannot_say_is_named_with_the_file(
+    tmp_path: Path, name: str, content: str, said: str
+):
+    """Whatever JSON it is."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    with pytest.raises((TokenizerMissing, TemplateBroken), match=rf"{name}: .*{said}"):
         TextModel.load(tmp_path)
 
 
