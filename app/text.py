@@ -104,8 +104,10 @@ class TextModel:
             )
         except SecurityError as error:
             raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
-        except (TemplateError, TypeError) as error:
+        except TemplateError as error:
             raise TemplateRefused(str(error)) from error
+        except Exception as error:  # a template computes: it may raise whatever Python can
+            raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""

@@ -138,6 +138,22 @@ def test_a_template_may_refuse_with_its_own_words():
         TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([])
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[0].content.index('zzz') }}", "ValueError: substring"),
+        ("{{ 1 // (messages | length - 1) }}", "ZeroDivisionError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].nothing.more }}", "has no attribute 'nothing'"),
+    ],
+)
+def test_whatever_a_template_raises_it_does_not_take_the_conversation(template: str, said: str):
+    """The fault is the checkpoint's or the conversation's, not this server's."""
+    with pytest.raises(TemplateRefused, match=said):
+        TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([{"role": "user", "content": "hi"}])
+
+
 def test_a_template_that_is_no_jinja_is_named_with_its_line():
     """At the start, not at the first chat."""
     with pytest.raises(TemplateBroken, match="line 2"):
