@@ -79,6 +79,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),
             WebSocketRoute("/v1/realtime", realtime.realtime),
+            Route("/v1/realtime", realtime.without_upgrade),
             Route("/tokenize", ops.tokenize, methods=["POST"]),
             Route("/detokenize", ops.detokenize, methods=["POST"]),
             Route("/health", ops.health),
