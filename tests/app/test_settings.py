@@ -61,6 +61,12 @@ def test_several_keys_are_separated_by_commas(model: str):
     assert parse([model, "--api-key", "one,two"], {}).tenants == (of_key("one"), of_key("two"))
 
 
+@pytest.mark.parametrize(("given", "path"), [("", ""), ("/", ""), ("/llm", "/llm"), ("/llm/v-2/", "/llm/v-2")])
+def test_a_root_path_stands_in_front_of_others(model: str, given: str, path: str):
+    """Whether it was written with a slash at its end or not."""
+    assert parse([model, "--root-path", given], {}).root_path == path
+
+
 @pytest.mark.parametrize(
     ("content", "names"),
     [
@@ -103,6 +109,10 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--price-per-hour", "inf"], {}, "price_per_hour"),
         (["--swap-space", "nan"], {}, "swap_space"),
         (["--swap-space", "inf"], {}, "swap_space"),
+        (["--root-path", "llm"], {}, "root_path"),
+        (["--root-path", "//llm"], {}, "root_path"),
+        (["--root-path", "/a b"], {}, "root_path"),
+        (["--root-path", "/schlüssel"], {}, "root_path"),
         (["--api-key", "one,schlüssel"], {}, "api_key: key 2"),
     ],
 )
