@@ -11,9 +11,10 @@ from pathlib import Path
 from app import __version__
 from app.bench.options import Options, check
 from app.bench.options import add_arguments as add_bench_arguments
-from app.explain import NoAccount, explain
 from app.settings import Settings, SettingsError, add_arguments, resolve
 from engine.errors import ConfigError
+
+PLAIN = str.maketrans("█–×", "#-x")  # what bars and tables are drawn of where there is nothing but ASCII
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,15 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "bench":
             return _bench(check(vars(options)))
         if options.command == "explain":
-            print(explain(options.url, options.id, options.api_key))
-            return 0
+            return _explain(options)
         if options.command == "usage":
             return _usage(options)
         settings = resolve(vars(options), download=_download)
         return _serve(settings)
-    except NoAccount as error:
-        print(f"carousel: {error}", file=sys.stderr)
-        return 1
     except (SettingsError, ConfigError) as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 2
@@ -60,6 +57,19 @@ def _serve(settings: Settings) -> int:
 
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return run(settings)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from app.bench.client import NoServer  # as for `bench`
+    from app.explain import explain
+
+    try:
+        told = explain(options.url, options.id, options.api_key)
+    except NoServer as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    say(told)
+    return 0
 
 
 def _usage(options: argparse.Namespace) -> int:
@@ -83,21 +93,31 @@ def _bench(options: Options) -> int:
     except NoServer as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    print(told)
+    say(told)
     return status
+
+
+def say(text: str) -> None:
+    """Print for people, who may have a terminal without such characters."""
+    encoding = sys.stdout.encoding
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+    print(text)
 
 
 def _download(name: str) -> Path:
     """Bring a model from the Hugging Face hub, with its own progress bars."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
-        raise SettingsError(f"model {name!r} cannot be fetched from the hub: {first}") from None
+        raise SettingsError(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None
 
 
 if __name__ == "__main__":

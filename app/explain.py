@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
+import asyncio
 from typing import Any
 from urllib.parse import quote
+
+from app.bench.client import NoServer, Target, ask_json
+from app.settings import SettingsError
+from app.tenants import SENT, can_be_sent
 
 WIDTH = 40  # of the bars, in characters
 CAUSES = {
@@ -31,25 +33,17 @@ KEPT = {
 }
 
 
-class NoAccount(Exception):
-    """The server does not tell; the message says why, in a line."""
-
-
 def explain(url: str, request_id: str, api_key: str | None) -> str:
-    """Ask the server for its account. Raises `NoAccount`."""
-    if "://" not in url:  # as fingers type it
-        url = f"http://{url}"
-    asked = urllib.request.Request(f"{url.rstrip('/')}/v1/requests/{quote(request_id, safe='')}")
-    if api_key:
-        asked.add_header("Authorization", f"Bearer {api_key}")
+    """Ask the server for its account. Raises `NoServer`, and `SettingsError` for a url or a key that is none."""
+    target = Target.parse(url)
+    if not can_be_sent(api_key or ""):
+        raise SettingsError(f"an API key must be {SENT}")
+    path = f"/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}"
+    account = asyncio.run(ask_json(target, "GET", path, key=api_key))
     try:
-        with urllib.request.urlopen(asked, timeout=10) as response:
-            account: dict[str, Any] = json.load(response)
-    except urllib.error.HTTPError as error:
-        raise NoAccount(_reason(error)) from None
-    except (OSError, ValueError) as error:
-        raise NoAccount(f"no answer from {url}: {getattr(error, 'reason', error)}") from None
-    return "\n".join(lines(account))
+        return "\n".join(lines(account))
+    except (LookupError, TypeError, ValueError, OverflowError):
+        raise NoServer(f"{target.url}{path} is no account of a request: is that the address of a server?") from None
 
 
 def lines(account: dict[str, Any]) -> list[str]:
@@ -85,10 +79,3 @@ def _words(interval: dict[str, Any]) -> str:
 
 def _time(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.2f} s" if milliseconds >= 1000 else f"{milliseconds:.1f} ms"
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {error.code}"

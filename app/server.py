@@ -24,6 +24,7 @@ from app.collectors import AdmissionCollector, EnergyCollector, MeteringCollecto
 from app.energy import Energy
 from app.errors import ApiError, error_body
 from app.metrics import Metrics
+from app.prefix import Prefix
 from app.registry import StreamRegistry
 from app.resources import static_dir
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
@@ -79,12 +80,16 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),
             WebSocketRoute("/v1/realtime", realtime.realtime),
+            Route("/v1/realtime", realtime.without_upgrade),
             Route("/tokenize", ops.tokenize, methods=["POST"]),
             Route("/detokenize", ops.detokenize, methods=["POST"]),
             Route("/health", ops.health),
             Route("/metrics", ops.metrics),
         ],
-        middleware=[Middleware(HostGuard, settings=settings)],
+        middleware=[
+            Middleware(HostGuard, settings=settings),
+            *([Middleware(Prefix, root_path=settings.root_path)] if settings.root_path else []),
+        ],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,

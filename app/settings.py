@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
-    root_path: str = ""
+    root_path: str = ""  # such as /llm
     chat_template: str | None = None  # the template itself, not its path
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
@@ -73,7 +75,7 @@ OPTIONS = (
     Option("port", int, "port to listen on; 0 takes a free one"),
     Option("served-model-name", str, "the name clients use; default: the folder's"),
     Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
-    Option("root-path", str, "path under which a proxy serves this server, such as /llm"),
+    Option("root-path", str, "path under which a proxy serves this server, such as /llm, stripped or not"),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
@@ -191,6 +193,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     engine_keys = {option.key for option in OPTIONS if option.engine}
     engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
     name = values.pop("served_model_name", None) or _name(model, folder)
+    values["root_path"] = _root_path(values.get("root_path", ""))
     values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
@@ -207,9 +210,11 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too
             raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
+    if values.get("price_per_hour") == math.inf:
+        raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
         try:
-            values["chat_template"] = Path(values["chat_template"]).read_text()
+            values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"chat_template: {error}") from None
     return Settings(engine=engine.validate(), model_name=name, **values)
@@ -219,6 +224,14 @@ def _name(model: str, folder: Path) -> str:
     if folder == demo_model():
         return "carousel-demo"
     return model if model.count("/") == 1 and not Path(model).is_dir() else folder.resolve().name
+
+
+def _root_path(given: str) -> str:
+    """As it stands in front of other paths: empty, or with a slash at its beginning and none at its end."""
+    path = given.rstrip("/")
+    if not re.fullmatch(r"(/[\w.~-]+)*", path, re.ASCII):
+        raise SettingsError(f"root_path must be a path such as /llm, not {given!r}")
+    return path
 
 
 def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
@@ -267,8 +280,8 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"config file {path}: {error}") from None
     by_key = {option.key: option for option in OPTIONS}
     values: dict[str, Any] = {}
@@ -294,10 +307,11 @@ def _read(option: Option, value: Any, where: str) -> Any:
             if isinstance(value, bool):
                 return value
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
-        if isinstance(value, bool) or (option.kind is int and isinstance(value, float)):
+        kinds = (str, int) if option.kind is int else (str, int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds):
             raise ValueError
         return option.kind(value)
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, OverflowError, KeyError, AttributeError):
         raise SettingsError(f"{where} must be a {option.kind.__name__}, not {value!r}") from None
 
 

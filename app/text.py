@@ -41,7 +41,7 @@ class TemplateRefused(Exception):
 
 
 class TemplateBroken(Exception):
-    """The chat template itself is no valid Jinja; the message says where."""
+    """The chat template itself is no text, or no valid Jinja; the message says where."""
 
 
 class TokenizerMissing(Exception):
@@ -68,12 +68,14 @@ class TextModel:
             self._template = _environment().from_string(template) if template else None
         except TemplateSyntaxError as error:
             raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
+        except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
+            raise TemplateBroken(f"chat template: {error}") from None
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
         """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
         config = _read_json(path / "tokenizer_config.json")
-        special = {name: _content(config[name]) for name in SPECIAL_NAMES if config.get(name)}
+        special = {name: _content(path, name, config[name]) for name in SPECIAL_NAMES if config.get(name)}
         tokenizer = _load_tokenizer(path)
         template = chat_template or _find_template(path, config)
         return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
@@ -112,8 +114,10 @@ class TextModel:
             )
         except SecurityError as error:
             raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
-        except (TemplateError, TypeError) as error:
+        except TemplateError as error:
             raise TemplateRefused(str(error)) from error
+        except Exception as error:  # a template computes: it may raise whatever Python can
+            raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""
@@ -304,12 +308,23 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _find_template(path: Path, config: dict[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").exists():
-        return (path / "chat_template.jinja").read_text()
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise TemplateBroken(f"{file}: {error}") from None
     template = config.get("chat_template")
-    if isinstance(template, list):  # several named ones
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+    try:
+        if isinstance(template, list):  # several named ones
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if not isinstance(template, str | None):
+            raise TypeError
+    except (KeyError, TypeError):
+        raise TemplateBroken(
+            f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of named ones, "
+            f"not {config['chat_template']!r:.80}"
+        ) from None
     return template
 
 
@@ -343,8 +358,13 @@ def _sampling_defaults(path: Path) -> dict[str, float]:
     return values | ({"top_k": max(0, values["top_k"])} if "top_k" in values else {})
 
 
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _content(path: Path, name: str, token: Any) -> str:
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise TokenizerMissing(
+            f"{path / 'tokenizer_config.json'}: {name} must be a text or an object with its content, not {token!r:.80}"
+        )
+    return text
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             )
         if not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
-        if self.swap_space < 0:
-            raise ConfigError(f"swap_space must not be negative, not {self.swap_space}")
+        if not 0 <= self.swap_space < float("inf"):  # refuses NaN too
+            raise ConfigError(f"swap_space must lie in [0, inf), not {self.swap_space}")
         if self.step_time is not None and not 0 < self.step_time < float("inf"):
             raise ConfigError(f"step_time must be a positive number of seconds, not {self.step_time}")
         if not self.stretch >= 1:  # refuses NaN too; infinity means that they ride whatever it costs

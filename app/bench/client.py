@@ -1,5 +1,6 @@
-"""The client of `carousel bench`: HTTP and server-sent events over a plain connection, at as little cost as it can, for
-it often shares the machine with what it measures. One connection a request; knows nothing of workloads."""
+"""The client of `carousel bench`, and of `carousel explain`: HTTP and server-sent events over a plain connection, at as
+little cost as it can, for it often shares the machine with what it measures. One connection a request; knows nothing of
+workloads."""
 
 from __future__ import annotations
 

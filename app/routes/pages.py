@@ -27,7 +27,7 @@ _templates = Jinja2Templates(templates_dir())
 
 def _page(request: Request, name: str) -> Response:
     settings = service_of(request).settings
-    base = settings.root_path.rstrip("/")
+    base = settings.root_path
     context = {
         "version": __version__,
         "model": settings.model_name,

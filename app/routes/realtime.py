@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.errors import ApiError
@@ -51,6 +53,15 @@ async def realtime(socket: WebSocket) -> None:
             task.cancel()
         await asyncio.gather(serving, breaking, return_exceptions=True)
         await session.close()
+
+
+async def without_upgrade(_: Request) -> Response:
+    """What came over HTTP: by mistake, or through a proxy that did not pass the upgrade on (RFC 9110, 15.5.22)."""
+    raise ApiError(
+        426,
+        "/v1/realtime needs a WebSocket: the request must come with Upgrade: websocket, which proxies have to pass on",
+        headers={"Connection": "Upgrade", "Upgrade": "websocket"},
+    )
 
 
 async def _serve(socket: WebSocket, session: Session) -> None:

@@ -138,6 +138,15 @@ def test_a_body_that_is_no_request_is_refused_in_openai_s_shape(http, body: byte
     assert "/" not in error["message"].replace("application/json", "")
 
 
+def test_a_websocket_s_address_asked_over_http_says_what_it_needs(http):
+    """As through a proxy that does not pass the upgrade on."""
+    answer = http.get("/v1/realtime")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (426, "upgrade_required")
+    assert (answer.headers["upgrade"], answer.headers["connection"]) == ("websocket", "Upgrade")
+    assert "WebSocket" in error["message"]
+
+
 def test_control_characters_in_a_message_are_text(http):
     """A NUL is a character like another."""
     answer = http.post(CHAT, json=ASK | {"messages": [{"role": "user", "content": "a\u0000b\u2028c"}]})

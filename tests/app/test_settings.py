@@ -61,6 +61,12 @@ def test_several_keys_are_separated_by_commas(model: str):
     assert parse([model, "--api-key", "one,two"], {}).tenants == (of_key("one"), of_key("two"))
 
 
+@pytest.mark.parametrize(("given", "path"), [("", ""), ("/", ""), ("/llm", "/llm"), ("/llm/v-2/", "/llm/v-2")])
+def test_a_root_path_stands_in_front_of_others(model: str, given: str, path: str):
+    """Whether it was written with a slash at its end or not."""
+    assert parse([model, "--root-path", given], {}).root_path == path
+
+
 @pytest.mark.parametrize(
     ("content", "names"),
     [
@@ -68,14 +74,18 @@ def test_several_keys_are_separated_by_commas(model: str):
         ('port = "many"', "port"),
         ("port = 1.5", "port"),
         ("port = true", "port"),
+        ("port = [1]", "port"),
+        ('host = ["1.1.1.1"]', "host"),
+        (f"resume_ttl = 1{400 * '0'}", "resume_ttl"),
         ('dtype = "float8"', "dtype"),
         ("not toml", "c.toml"),
+        ('host = "\xff"', "c.toml"),  # in Latin-1, which is no UTF-8
     ],
 )
 def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str, names: str):
     """Nothing unknown is silently ignored."""
     file = tmp_path / "c.toml"
-    file.write_text(content)
+    file.write_text(content, encoding="latin-1")
     with pytest.raises(SettingsError, match=names):
         parse([model, "--config", str(file)], {})
 
@@ -99,6 +109,13 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--resume-ttl", "nan"], {}, "resume_ttl"),
         (["--watchdog-timeout", "4"], {}, "watchdog_timeout"),
         (["--price-per-hour", "-1"], {}, "price_per_hour"),
+        (["--price-per-hour", "inf"], {}, "price_per_hour"),
+        (["--swap-space", "nan"], {}, "swap_space"),
+        (["--swap-space", "inf"], {}, "swap_space"),
+        (["--root-path", "llm"], {}, "root_path"),
+        (["--root-path", "//llm"], {}, "root_path"),
+        (["--root-path", "/a b"], {}, "root_path"),
+        (["--root-path", "/schlüssel"], {}, "root_path"),
         (["--api-key", "one,schlüssel"], {}, "api_key: key 2"),
     ],
 )

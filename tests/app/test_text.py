@@ -190,10 +190,33 @@ def test_a_template_may_refuse_with_its_own_words():
         TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([])
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[0].content.index('zzz') }}", "ValueError: substring"),
+        ("{{ 1 // (messages | length - 1) }}", "ZeroDivisionError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].nothing.more }}", "has no attribute 'nothing'"),
+    ],
+)
+def test_whatever_a_template_raises_it_does_not_take_the_conversation(template: str, said: str):
+    """The fault is the checkpoint's or the conversation's, not this server's."""
+    with pytest.raises(TemplateRefused, match=said):
+        TextModel(MODEL.tokenizer, template, {}, frozenset()).render_chat([{"role": "user", "content": "hi"}])
+
+
 def test_a_template_that_is_no_jinja_is_named_with_its_line():
     """At the start, not at the first chat."""
     with pytest.raises(TemplateBroken, match="line 2"):
         TextModel(MODEL.tokenizer, "fine\n{% if %}", {}, frozenset())
+
+
+@pytest.mark.parametrize("template", ["{% for a in b %}" * 25 + "{% endfor %}" * 25, "{% if a %}" * 2000])
+def test_a_template_that_python_cannot_compile_is_refused_at_the_start(template: str):
+    """Python nests less deeply than Jinja."""
+    with pytest.raises(TemplateBroken, match="chat template: "):
+        TextModel(MODEL.tokenizer, template, {}, frozenset())
 
 
 @pytest.mark.parametrize("content", ['{"a":', "[]"])
@@ -226,6 +249,28 @@ def test_what_a_checkpoint_must_not_recommend_is_named(tmp_path: Path, content: 
     (tmp_path / "generation_config.json").write_text(content)
     name = content.split('"')[1]
     with pytest.raises(TokenizerMissing, match=rf"generation_config\.json: {name}"):
+        TextModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer_config.json", '{"chat_template": 5}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": [5]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"foo": 1}]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 5}]}', "chat_template must be"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "eos_token must be"),
+        ("tokenizer_config.json", '{"bos_token": {"a": 1}}', "bos_token must be"),
+        ("chat_template.jinja", "\xff", "utf-8"),  # in Latin-1, which is no UTF-8
+    ],
+)
+def test_what_a_file_of_the_checkpoint_cannot_say_is_named_with_the_file(
+    tmp_path: Path, name: str, content: str, said: str
+):
+    """Whatever JSON it is."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    with pytest.raises((TokenizerMissing, TemplateBroken), match=rf"{name}: .*{said}"):
         TextModel.load(tmp_path)
 
 

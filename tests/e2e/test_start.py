@@ -53,6 +53,15 @@ def test_a_taken_port_is_named():
     assert f"127.0.0.1:{port}" in lines[0]
 
 
+@pytest.mark.parametrize("name", ["foo/", "foo/bar baz"])
+def test_a_model_that_is_no_folder_and_no_name_of_the_hub_is_named(name: str):
+    """And nobody is asked for it."""
+    status, lines = serve(name)
+    assert status == 2
+    assert len(lines) == 1
+    assert f"model {name!r}: no such folder" in lines[0]
+
+
 def test_a_truncated_weight_file_is_named(copied: Path):
     """The file, not a stack."""
     weights = copied / "model.safetensors"

@@ -1,0 +1,68 @@
+"""`carousel explain` of an address that is none, and of servers that are others."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+
+import pytest
+
+from app.__main__ import main, say
+from app.bench.client import NoServer
+from app.explain import explain
+from tests.app.test_bench import saying, serving
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--url", "http://127.0.0.1:abc"], 2),
+        (["--url", "http://[::1"], 2),
+        (["--url", "ftp://127.0.0.1"], 2),
+        (["--api-key", "a\r\nX: b"], 2),
+        (["--url", "127.0.0.1:1"], 1),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(arguments: list[str], status: int, capsys):
+    """Status 2 for what is no url and no key, 1 where nobody is."""
+    assert main(["explain", "an-id", *arguments]) == status
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert told[0].startswith("carousel: ")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b"5", b'{"object": "list"}', b'{"wall_ms": "long"}'])
+async def test_what_is_no_account_is_said_so(body: bytes):
+    """Whatever else answers."""
+    async with serving(saying(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as target:
+        with pytest.raises(NoServer, match="is that the address of a server"):
+            await asyncio.to_thread(explain, target.url, "an-id", None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", "answered 404$"),
+        (b'HTTP/1.1 404 No\r\nContent-Length: 33\r\n\r\n{"error": {"message": "no such"}}', "404: no such"),
+    ],
+)
+async def test_why_there_is_no_account_is_said(raw: bytes, said: str):
+    """In the server's own words, where it has some."""
+    async with serving(saying(raw)) as target:
+        with pytest.raises(NoServer, match=said):
+            await asyncio.to_thread(explain, target.url, "an-id", None)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", "bär ██ 2 × –\n"), ("latin-1", "bär ## 2 x -\n"), ("ascii", "b?r ## 2 x -\n")],
+)
+def test_what_is_said_can_be_written_in_every_encoding(encoding: str, expected: str, monkeypatch):
+    """In the characters that it has."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    say("bär ██ 2 × –")
+    output.flush()
+    assert output.buffer.getvalue().decode(encoding) == expected

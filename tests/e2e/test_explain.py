@@ -1,0 +1,30 @@
+"""`carousel explain` of a request to a real server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.conftest import ROOT, Server
+
+
+@pytest.mark.parametrize(("encoding", "block"), [("utf-8", "█"), ("ascii", "#")])
+def test_the_command_draws_where_the_time_went(server: Server, encoding: str, block: str):
+    """On a terminal that has blocks, and on one that has not."""
+    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 3}, timeout=60).json()
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "explain", answer["id"], "--url", server.url],
+        capture_output=True,
+        encoding=encoding,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert answer["id"].rpartition("-")[2] in done.stdout
+    assert block in done.stdout
