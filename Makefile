@@ -65,7 +65,8 @@ peers: install  ## compare with other servers on a CPU; sets them up first, outs
 GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 
-# What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results and what the tests said there.
+# What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results and what the tests said there,
+# CAROUSEL_COMMIT=... says which commit they are of where there is no .git.
 GPU_TESTS := $(patsubst %,tests/kernels/test_%.py,attention decode_step few_rows invariant log_probs noise norm_and_gate rope_and_cache sample) \
   tests/engine/test_on_device.py
 OUT ?=

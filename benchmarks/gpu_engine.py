@@ -84,6 +84,7 @@ class Engines:
         if self._engine is None:
             return
         self._engine = None
+        gc.unfreeze()
         gc.collect()
         self._on.release()
 
@@ -107,7 +108,10 @@ class Engines:
             # Steps are recorded as the engine is built, and each launch asks whether it may begin early.
             never = patch.object(early, "can_start_early", lambda device: False)
             with nullcontext() if build.early_launch else never:
-                return build_engine(config)
+                engine = build_engine(config)
+        gc.collect()
+        gc.freeze()  # as a worker does, before the first request
+        return engine
 
 
 class EngineMarks:

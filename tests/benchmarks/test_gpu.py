@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,7 +29,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.execution.runner import ModelRunner
 from kernels import early, few_rows, tile_table
-from kernels.few_rows import Tile
+from kernels.few_rows import DenseLinear, Tile
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -218,8 +220,19 @@ def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
     engines = Engines(device)
     engine = engines.get(BUILD)
     assert engines.get(Build(TINY, slots=4, budget=64, page_size=16)) is engine
+    gone = weakref.ref(engine)
+    del engine
     other = engines.get(Build(TINY, slots=4, budget=None, page_size=16))
-    assert other is not engine and other.config.max_num_batched_tokens is None
+    assert gone() is None and other.config.max_num_batched_tokens is None
+
+
+def test_an_engine_s_objects_are_not_walked_through_between_two_steps(device: Device):
+    """As they are not in the engine's process, and as long as it is there."""
+    engines, before = Engines(device), gc.get_freeze_count()
+    engines.get(BUILD)
+    assert gc.get_freeze_count() > before
+    engines.drop()
+    assert gc.get_freeze_count() == 0
 
 
 def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeypatch: pytest.MonkeyPatch):
@@ -367,9 +380,12 @@ def test_a_selection_replaces_no_whole_run_s_results(device: Device, tmp_path: P
 
 
 def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A machine without it has no commit to tell."""
+    """A machine without it has no commit to tell, unless it is told."""
+    monkeypatch.delenv("CAROUSEL_COMMIT", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert results.origin()["commit"] == "unknown"
+    monkeypatch.setenv("CAROUSEL_COMMIT", "0123456789ab")
+    assert results.origin()["commit"] == "0123456789ab"
 
 
 def test_the_benchmark_runs_whatever_the_tests_said(tmp_path: Path):
@@ -512,6 +528,35 @@ def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
     assert marks.tiles(Matrix("down", 40, 64)) == fast
     assert rows == ["tile", "tile that fails", "tile"]
     assert before == few_rows.TILES
+
+
+@pytest.mark.parametrize("wrong_by", [1000.0, float("nan")])
+def test_a_tile_that_computes_something_else_is_not_chosen(
+    device: Device, monkeypatch: pytest.MonkeyPatch, wrong_by: float
+):
+    """However fast it is."""
+    right, wrong = Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
+    multiply = DenseLinear.multiply_few
+
+    def multiplied(layer: DenseLinear, *given: Any) -> torch.Tensor:
+        y = multiply(layer, *given)
+        if few_rows.TILES[40, 64, False] == wrong:
+            y[-1, -1] += wrong_by
+        return y
+
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((wrong, right)))
+    monkeypatch.setattr(DenseLinear, "multiply_few", multiplied)
+    monkeypatch.setattr(device, "times", lambda *calls, share: [0.1 if few_rows.TILES[40, 64, False] == wrong else 0.3])
+    rows: list[str] = []
+    assert MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64)) == right
+    assert rows == ["tile that differs", "tile"]
+
+
+@pytest.mark.parametrize("matrix", TINY.matrices, ids=lambda matrix: matrix.name)
+def test_one_kernel_computes_what_the_library_does(device: Device, matrix: Matrix):
+    """Whatever stands around the product; and again, when rows and residual are others."""
+    layer = gpu_matrices.Layer(matrix, 3, CPU)
+    assert max(layer.error() for _ in range(2)) < 1e-4
 
 
 def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.MonkeyPatch):
