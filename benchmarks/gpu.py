@@ -110,10 +110,9 @@ class Marks:
         self._engines.drop()
         sizes = {"shape": shape.name, "sequences": sequences, "prompt": prompt, "output": output}
         self.sections.add("beside transformers", **sizes, tokens_per_second=spread(ours))  # whatever becomes of it
-        theirs = gpu_transformers.rates(shape, self.device.device, prompts, output, runs=3)
-        self.sections.add(
-            "transformers", **sizes, tokens_per_second=spread(theirs), times_that=median(ours) / median(theirs)
-        )
+        theirs = gpu_transformers.measure(shape, self.device.device, prompts, output, runs=2)
+        rates, times_that = spread(theirs.rates), median(ours) / median(theirs.rates)
+        self.sections.add("transformers", **sizes, **theirs.ways, tokens_per_second=rates, times_that=times_that)
 
 
 def _name(measure: Callable[..., None], *sizes: object) -> str:

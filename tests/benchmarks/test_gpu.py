@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -23,6 +25,7 @@ from benchmarks.device import Device
 from benchmarks.gpu_engine import Build, EngineMarks, Engines
 from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
+from benchmarks.gpu_transformers import Measured
 from benchmarks.sections import DEVICE_FAILED, MOST_PROCESSES, Sections, in_processes
 from benchmarks.shapes import TINY, Matrix
 from engine.config import EngineConfig
@@ -30,6 +33,7 @@ from engine.engine import Engine
 from engine.execution.runner import ModelRunner
 from kernels import early, few_rows, tile_table
 from kernels.few_rows import DenseLinear, Tile
+from tests import conftest
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -63,6 +67,36 @@ sections.run("c", fault)
 sections.run("d", lambda: sections.add("of d"))
 sys.exit(DEVICE_FAILED if sections.ended_by else 1)
 """
+
+
+class Manager:
+    """Stands for transformers', and ends when it has given its answers."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._answers = [SimpleNamespace(generated_tokens=length * [0]) for length in lengths]
+        self.asked: list[Any] = []
+        self.running = False
+        self.continuous_batching_config = SimpleNamespace(use_cuda_graph=(False, True), use_async_batching=True)
+        self.batch_processor = SimpleNamespace(cache=SimpleNamespace(max_batch_tokens=512))
+        self.model = SimpleNamespace(
+            config=SimpleNamespace(_attn_implementation="paged|sdpa"),
+            continuous_batching_context_manager=self._started,
+        )
+
+    @contextmanager
+    def _started(self, **options: Any) -> Iterator[Manager]:
+        self.options, self.running = options, True
+        yield self
+        self.running = False
+
+    def add_requests(self, inputs: list[list[int]], max_new_tokens: int) -> None:
+        self.asked.append((inputs, max_new_tokens))
+
+    def get_result(self, timeout: float) -> SimpleNamespace | None:
+        return self._answers.pop(0) if self._answers else None
+
+    def is_running(self) -> bool:
+        return bool(self._answers)
 
 
 @pytest.fixture(scope="module")
@@ -345,11 +379,27 @@ def test_a_person_is_told_the_largest_gap(device: Device, monkeypatch: pytest.Mo
 
 def test_fewer_tokens_than_were_asked_for_are_no_rate(monkeypatch: pytest.MonkeyPatch):
     """transformers returns what it has when it failed."""
-    answers = {"a": SimpleNamespace(generated_tokens=[1, 2])}
-    model = SimpleNamespace(generate_batch=lambda prompts, **options: answers)
-    monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: model)
+    manager = Manager([2])
+    monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: manager.model)
     with pytest.raises(RuntimeError, match="2 tokens of 6"):
-        list(gpu_transformers._measured(TINY, CPU, [[1], [2]], output=3, runs=1))
+        list(gpu_transformers._tell(TINY, CPU, [[1], [2]], output=3, runs=1))
+
+
+def test_transformers_is_timed_while_it_generates(monkeypatch: pytest.MonkeyPatch):
+    """Neither as it starts nor as it stops, with no answer left over from a run before; and what it chose to compute by
+    is told."""
+    manager = Manager(3 * [3, 3])
+    monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: manager.model)
+    told = []
+    for line in gpu_transformers._tell(TINY, CPU, [[1], [2]], output=3, runs=2):
+        assert manager.running
+        told.append(line)
+    assert not manager.running and not manager.options["continuous_batching_config"].allow_block_sharing
+    measured = gpu_transformers._read("\n".join([*told, ""]).encode())
+    assert measured.ways == {
+        "attention": "paged|sdpa", "cuda_graphs": [False, True], "async_batching": True, "tokens_of_a_step": 512,
+    }  # fmt: skip
+    assert len(measured.rates) == 2 and manager.asked == 3 * [([[1], [2]], 3)]
 
 
 def test_results_are_kept_where_they_are_wanted_too(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -398,9 +448,35 @@ def test_the_benchmark_runs_whatever_the_tests_said(tmp_path: Path):
     assert ended.returncode != 0, ended.stderr
     lines = [line for line in said.read_text().splitlines() if not line.startswith("-m pip")]  # of wheels, if any
     assert {line.split()[1] for line in lines[:2]} == {"import", "kernels.cpu"}  # what every worker would wait for
-    assert any(line.startswith("-m pytest") and "tests/engine/test_on_device.py" in line for line in lines)
+    (tests,) = (line for line in lines if line.startswith("-m pytest"))
+    assert "tests/engine/test_on_device.py" in tests and "-o timeout_method=thread" in tests
     assert lines[-1] == f"-m benchmarks.gpu --also-in {out}"
     assert (out / "tests.log").read_text() == "1 failed\n" and "1 failed" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "worker", "real", "ends"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True, True, True),
+        ("Triton Error [CUDA]: misaligned address", True, True, True),
+        ("AssertionError: 1 == 2", True, True, False),
+        ("CUDA error: an illegal memory access was encountered", False, True, False),  # all tests are in this process
+        ("CUDA error: an illegal memory access was encountered", True, False, False),  # somebody pretends
+    ],
+)
+def test_a_test_that_loses_its_device_takes_no_others_with_it(
+    monkeypatch: pytest.MonkeyPatch, said, worker, real, ends
+):
+    """Of several processes that share the tests the one that had it ends."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: real)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    else:
+        monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    conftest.pytest_runtest_logreport(pytest.TestReport("a", ("a", 1, "a"), {}, "failed", said, "call"))
+    assert bool(ended) is ends
 
 
 def test_what_make_gpu_runs_is_there():
@@ -412,7 +488,8 @@ def test_what_make_gpu_runs_is_there():
 
 def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.MonkeyPatch):
     """On tiny shapes and a CPU, where figures say nothing; transformers is left out, which takes a minute there."""
-    monkeypatch.setattr(gpu_transformers, "rates", lambda *_, **__: [100.0])
+    ways = {"attention": "sdpa", "cuda_graphs": [False, True]}
+    monkeypatch.setattr(gpu_transformers, "measure", lambda *_, **__: Measured(ways, [100.0]))
     sections = Sections(lambda so_far: None, 600.0)
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
@@ -421,6 +498,8 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     measured = {row["what"] for row in sections.rows}
     assert {"decode attention", "prefill attention", "matrix", "rms_norm", "silu_mul", "sample"} < measured
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
+    (theirs,) = (row for row in sections.rows if row["what"] == "transformers")
+    assert theirs["times_that"] > 0 and ways.items() <= theirs.items()
 
 
 def test_sections_are_run_by_their_names(device: Device):
@@ -447,20 +526,21 @@ def test_a_selection_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize("runs", [0, 2])
 def test_what_transformers_did_before_its_time_was_up_is_not_lost(monkeypatch: pytest.MonkeyPatch, runs: int):
     """Rates that it had told count, among whatever else it says; without one it is said that it took too long."""
-    told = "loading: 100%\n" + "".join(f"\n{gpu_transformers.RATE}{10.5 * run}\n" for run in range(1, runs + 1))
+    told = f'loading: 100%\n{gpu_transformers.WAYS}{{"attention": "eager"}}\n'
+    told += "".join(f"\n{gpu_transformers.RATE}{10.5 * run}\n" for run in range(1, runs + 1))
     told += f"{gpu_transformers.RATE}99"  # and is about to say more
     body = f"import sys, time; sys.stdout.write({told!r}); sys.stdout.flush(); time.sleep(60)"
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **more: run([sys.executable, "-c", body], **more))
 
-    def rates() -> list[float]:
-        return gpu_transformers.rates(TINY, CPU, [(1,)], 3, 2, timeout=2.0)
+    def measured() -> Measured:
+        return gpu_transformers.measure(TINY, CPU, [(1,)], 3, 2, timeout=2.0)
 
     if runs:
-        assert rates() == [10.5, 21.0]
+        assert measured() == Measured({"attention": "eager"}, [10.5, 21.0])
     else:
         with pytest.raises(subprocess.TimeoutExpired):
-            rates()
+            measured()
 
 
 def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
