@@ -86,7 +86,7 @@ gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
 	echo "Device tests ..."; $(if $(OUT),mkdir -p '$(OUT)';) \
 	workers=$$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8'); \
 	timeout --signal INT --kill-after 10 130 $(GPU_PYTHON) -m pytest -q $$workers -rfE --tb=short -o addopts= -o timeout=100 \
-	  -o timeout_method=thread -o filterwarnings=default $(GPU_TESTS) 2>&1 | tee $(if $(OUT),'$(OUT)/tests.log') || failed=1; \
+	  -o timeout_method=thread -o faulthandler_timeout=95 -o filterwarnings=default $(GPU_TESTS) 2>&1 | tee $(if $(OUT),'$(OUT)/tests.log') || failed=1; \
 	echo "Benchmarks ..."; \
 	timeout --signal INT --kill-after 10 295 $(GPU_PYTHON) -m benchmarks.gpu $(if $(OUT),--also-in '$(OUT)') || failed=1; \
 	exit $$failed

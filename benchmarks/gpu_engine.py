@@ -9,8 +9,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import pairwise, product
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -18,12 +18,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from msgspec.structs import replace
+from msgspec import structs
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.device import Device
 from benchmarks.results import spread
+from benchmarks.sections import GivenUp, Sections
 from benchmarks.shapes import Shape
 from engine.build import build_engine
 from engine.config import EngineConfig
@@ -51,6 +52,7 @@ class Build:
     page_size: int = 64
     batch_invariant: bool = False
     early_launch: bool = True  # recorded kernels begin while those before them end, where the device can do that
+    recorded: bool = True  # steps are, where the device can do that
 
     def __str__(self) -> str:
         """The shape's name, and what is not as it is by default."""
@@ -60,30 +62,60 @@ class Build:
 
 
 class Engines:
-    """One engine at a time: the last one asked for, while it is idle. Its memory is free before another is built."""
+    """One engine at a time: the last one asked for, while it is idle. Its memory is free before another is built.
 
-    def __init__(self, device: Device) -> None:
+    What cannot be built, or takes the device with it, is built without early launch, and where that is so too, without
+    recordings. A device that is lost is early launch's fault for all of them, as long as it is used.
+    """
+
+    def __init__(self, device: Device, sections: Sections) -> None:
         self._on = device
-        self._build: Build | None = None
+        self._sections = sections
+        self._wanted: Build | None = None
         self._engine: Engine | None = None
+        self._at_fault = ""  # if the device is lost
+        self.early_launch = False  # whether recorded kernels of the last one begin early
 
     def get(self, build: Build) -> Engine:
-        """In bfloat16 on a GPU."""
-        if self._engine is None or build != self._build or self._engine.has_work:
-            self.drop()
-            self._engine, self._build = self._made(build), build
+        """In bfloat16 on a GPU. Raises GivenUp where there is none that works."""
+        if self._engine is not None and build == self._wanted and not self._engine.has_work:
+            self._sections.use(self._at_fault)
+            return self._engine
+        self.drop()
+        self._engine, self._wanted = self._first_that_works(build), build
         return self._engine
 
     @property
-    def early_launch(self) -> bool:
-        """Whether recorded kernels of the last one begin early."""
-        return self._build is not None and self._build.early_launch and early.can_start_early(self._on.device)
+    def recorded(self) -> bool:
+        """Whether steps of the last one are."""
+        return self._engine is not None and self._engine._runner.recorded_tokens > 0
 
     def drop(self) -> None:
         """Nothing of the last one is left."""
-        if self._engine is None:
-            return
-        self._engine = None
+        if self._engine is not None:
+            self._engine = None
+            self._free()
+
+    def _first_that_works(self, build: Build) -> Engine:
+        plain = replace(build, early_launch=False)
+        for attempt in dict.fromkeys((build, plain, replace(plain, recorded=False))):
+            name = f"engine {attempt}"
+            self.early_launch = attempt.early_launch and early.can_start_early(self._on.device)
+            self._at_fault = "early launch" if self.early_launch else name
+            try:
+                for what in (name, self._at_fault):
+                    self._sections.use(what)
+                return self._made(attempt)
+            except GivenUp:
+                continue
+            except Exception as error:
+                if not self._on.works():
+                    raise
+                self._sections.give_up(name, error)
+            self._free()  # when nothing of what was raised holds it
+        raise GivenUp(f"{name} is given up: {self._sections.given_up[name]}")
+
+    def _free(self) -> None:
         gc.unfreeze()
         gc.collect()
         self._on.release()
@@ -103,6 +135,7 @@ class Engines:
                 swap_space=1.0,
                 enable_prefix_caching=False,
                 batch_invariant=build.batch_invariant,
+                enforce_eager=not build.recorded,
                 kernels="auto" if self._on.on_gpu else "torch",  # a profiler does not see into a step in one call
             )
             # Steps are recorded as the engine is built, and each launch asks whether it may begin early.
@@ -149,8 +182,8 @@ class EngineMarks:
         _stop(engine, names)
         bounds = [shape.decode_bytes(batch, held) / self._on.ceilings.bytes_per_second for held in contexts]
         self._add(
-            "decode step", **_which(engine, shape), batch=batch, context=mean(contexts) / batch, top_p=top_p,
-            demanding=demanding,
+            "decode step", **_which(engine, shape), batch=batch, prompt=context, context=mean(contexts) / batch,
+            top_p=top_p, demanding=demanding,
             ms=spread([1000 * one for one in seconds]), bound_ms=1000 * median(bounds),
             of_bound=spread([bound / one for bound, one in zip(bounds, seconds, strict=True)]),
             tokens_per_second=spread([batch / one for one in seconds]),
@@ -163,6 +196,8 @@ class EngineMarks:
         keys and values of its rows; and what `prompt` tokens of a prompt add that ride in it. The bound is that of a
         step without keys and values, whose multiplications hide behind reading the weights, or the other way round."""
         graphs = engine._runner._graphs
+        if graphs is None:
+            raise RuntimeError("this engine records no steps")
         nobody, riding = np.full(rows, graphs.slots.nobody, np.int64), None
         if prompt:
             positions, zeros = np.arange(prompt), np.zeros(prompt, np.int64)
@@ -236,7 +271,7 @@ class EngineMarks:
             engine.submit(request)
             drain(engine)
             seconds.append(time.perf_counter() - began)
-        self._add_prefill("lone prompt", engine, shape, tokens, seconds[1:])  # the first warms up
+        self._add_prefill("lone prompt", engine, shape, tokens, 1, seconds[1:])  # the first warms up
 
     def prefill(self, engine: Engine, shape: Shape, tokens: int, prompts: int, runs: int = 5) -> None:
         """`prompts` at once, one token each: what the device computes while more waits than a step takes."""
@@ -248,22 +283,34 @@ class EngineMarks:
                 engine.submit(request)
             drain(engine)
             seconds.append((time.perf_counter() - began) / prompts)
-        self._add_prefill("prefill", engine, shape, tokens, seconds[1:])
+        self._add_prefill("prefill", engine, shape, tokens, prompts, seconds[1:])
 
-    def _add_prefill(self, what: str, engine: Engine, shape: Shape, tokens: int, seconds: Sequence[float]) -> None:
-        """seconds: of one prompt. The bound multiplies it with all weights and attends causally."""
+    def _add_prefill(
+        self, what: str, engine: Engine, shape: Shape, tokens: int, prompts: int, seconds: Sequence[float]
+    ) -> None:
+        """seconds: of one of so many prompts. The bound multiplies it with all weights and attends causally."""
         rate = shape.prefill_flops(tokens) / self._on.ceilings.flops_per_second
         self._add(
-            what, **_which(engine, shape), tokens=tokens, ms=spread([1000 * one for one in seconds]),
+            what, **_which(engine, shape), tokens=tokens, prompts=prompts,
+            ms=spread([1000 * one for one in seconds]),
             tokens_per_second=spread([tokens / one for one in seconds]),
             of_matmul_rate=spread([rate / one for one in seconds]),
         )  # fmt: skip
 
-    def mixed(self, engine: Engine, shape: Shape, sequences: int, shortest: int, longest: int, runs: int) -> None:
+    def mixed(
+        self,
+        engine: Engine,
+        shape: Shape,
+        sequences: int,
+        shortest: int,
+        longest: int,
+        runs: int,
+        decided: str = "late",
+    ) -> None:
         """The usual small-engine benchmark: `sequences` at once, lengths of prompt and output uniform, seed 0. The
         bound multiplies every prompt, reads each row's KV at each of its steps, and the weights as often as the
-        longest output has tokens. A row for steps decided as late as the device allows, and one for steps decided at
-        once, in turns: what that costs."""
+        longest output has tokens. decided: when each step is, as late as the device allows or "at once"."""
+        step = WHEN_DECIDED[decided]
         draw = random.Random(0)
         lengths = [(draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(sequences)]
         generated = sum(output for _, output in lengths)
@@ -272,25 +319,22 @@ class EngineMarks:
         moved += 2 * max(output for _, output in lengths) * (shape.linear_weights + shape.head_weights)
         bound = moved / self._on.ceilings.bytes_per_second
         bound += 2 * shape.linear_weights * sum(prompt for prompt, _ in lengths) / self._on.ceilings.flops_per_second
-        ways = {"late": step_in_time, "at once": Engine.step}
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for run, (way, step) in product(range(runs), ways.items()):
+        seconds = []
+        for run in range(runs):
             requests = [
-                make_request(f"m{run}-{way}-{i}", shape.vocab, *lengths[i], run * sequences + i)
-                for i in range(sequences)
+                make_request(f"m{run}-{i}", shape.vocab, *lengths[i], run * sequences + i) for i in range(sequences)
             ]
             began = time.perf_counter()
             for request in requests:
                 engine.submit(request)
             drain(engine, step)
-            seconds[way].append(time.perf_counter() - began)
-        for way, took in seconds.items():
-            self._add(
-                "mixed", shape=shape.name, budget=engine.config.max_num_batched_tokens, decided=way,
-                sequences=sequences, output_tokens=generated,
-                seconds=spread(took), tokens_per_second=spread([generated / one for one in took]),
-                of_bound=spread([bound / one for one in took]),
-            )  # fmt: skip
+            seconds.append(time.perf_counter() - began)
+        self._add(
+            "mixed", shape=shape.name, budget=engine.config.max_num_batched_tokens, decided=decided,
+            sequences=sequences, output_tokens=generated,
+            seconds=spread(seconds), tokens_per_second=spread([generated / one for one in seconds]),
+            of_bound=spread([bound / one for one in seconds]),
+        )  # fmt: skip
 
     def people(self, engine: Engine, shape: Shape, prompt: int, output: int, asks: int, bulk: tuple[int, int]) -> None:
         """One person after another asks, at any moment of a step; first of an idle engine, then of one whose slots are
@@ -346,6 +390,9 @@ def step_in_time(engine: Engine) -> list[Event]:
     return engine.step()
 
 
+WHEN_DECIDED = {"late": step_in_time, "at once": Engine.step}
+
+
 def stepped(engine: Engine, step: Callable[[Engine], list[Event]] = step_in_time) -> Iterator[list[Event]]:
     """The events of one step after another. Raises RuntimeError when there are more than any measurement takes."""
     for _ in range(MOST_STEPS):
@@ -380,7 +427,7 @@ def _decoding(
     requests = _requests(shape, batch, context, steps + SPARE_TOKENS, "row", top_p=top_p)
     more = {"repetition_penalty": 1.1, "logprobs": 1}
     for request in requests[:demanding]:
-        engine.submit(replace(request, sampling=replace(request.sampling, **more)))
+        engine.submit(structs.replace(request, sampling=structs.replace(request.sampling, **more)))
     for request in requests[demanding:]:
         engine.submit(request)
     step_until(engine, lambda: _rows(engine) == batch)

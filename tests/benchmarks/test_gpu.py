@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +39,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 BUILD = Build(TINY, slots=4, budget=64, page_size=16)
 
-# Sections, two of which end the process, and what is kept of them.
+# Sections, three of which end the process, and what is kept of them.
 DEADLY = """
-import json, os, signal, sys
+import ctypes, json, os, signal, sys
 from pathlib import Path
 from benchmarks.sections import DEVICE_FAILED, Sections
 
@@ -49,22 +49,31 @@ working = True
 record, kept = (Path(sys.argv[sys.argv.index(option) + 1]) for option in ("--record", "--kept"))
 
 def keep(sections):
-    kept.write_text(json.dumps({name: getattr(sections, name) for name in ("rows", "failed", "left_out")}))
+    kept.write_text(json.dumps({name: getattr(sections, name) for name in ("rows", "failed", "left_out", "given_up")}))
 
 def fault():
     global working
+    sections.use("kernel")
     working = False
 
+def more():
+    sections.use("other kernel")
+    sections.use("kernel")
+
 def killed():
+    sections.use("killer")
     sections.add("lost")
     os.kill(os.getpid(), signal.SIGKILL)
 
-sections = Sections(keep, 60.0, works=lambda: working, record=record)
+sections = Sections(keep, 60.0, works=lambda: working, record=record, most_seconds=1.0)
 sections.add("process")
 sections.run("a", lambda: sections.add("of a"))
 sections.run("b", killed)
 sections.run("c", fault)
+sections.run("more of c", more)
 sections.run("d", lambda: sections.add("of d"))
+sections.run("e", lambda: ctypes.PyDLL(None).sleep(60))  # with the interpreter's lock
+sections.run("f", lambda: sections.add("of f"))
 sys.exit(DEVICE_FAILED if sections.ended_by else 1)
 """
 
@@ -102,6 +111,11 @@ class Manager:
 @pytest.fixture(scope="module")
 def device() -> Device:
     return Device(CPU)
+
+
+def endless(works: Callable[[], bool] = lambda: True) -> Sections:
+    """Sections that have time."""
+    return Sections(lambda so_far: None, 600.0, works=works)
 
 
 def broken() -> None:
@@ -168,15 +182,19 @@ def test_a_fault_that_the_host_does_not_notice_is_its_section_s():
 
 
 def test_another_process_goes_on_behind_a_section_that_ends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whether it is killed or its device fails; nothing is run twice, and what was measured before is kept."""
+    """Whether it is killed, its device fails or it hangs; nothing is run twice, what was measured before is kept, and
+    what was in use by then is not used again."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script, kept = tmp_path / "deadly.py", tmp_path / "kept.json"
     script.write_text(DEADLY)
     assert in_processes([sys.executable, str(script), "--kept", str(kept)], 60.0) == 1
     found = json.loads(kept.read_text())
-    assert [row["what"] for row in found["rows"]] == ["process", "of a", "process", "process", "of d"]
-    assert found["failed"] == {"b": "the process ended in it", "c": "the device failed in it"}
-    assert not found["left_out"]
+    told = [row["what"] for row in found["rows"]]
+    assert told == ["process", "of a", "process", "process", "of d", "process", "of f"]
+    ended = "the process ended in it"
+    assert found["failed"] == {"b": ended, "c": "the device failed in it", "e": ended}
+    assert found["left_out"] == {"more of c": "kernel is given up: the device failed in c"}
+    assert found["given_up"] == {"killer": "the process ended in b", "kernel": "the device failed in c"}
 
 
 def test_what_the_last_section_did_to_its_process_is_kept(tmp_path: Path):
@@ -241,7 +259,7 @@ def test_a_device_that_cannot_finish_its_work_has_failed(device: Device, monkeyp
 def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch):
     """With the numbers that say where it stands; the next section gets another engine."""
     monkeypatch.setattr(gpu_engine, "MOST_STEPS", 50)
-    engines = Engines(device)
+    engines = Engines(device, endless())
     engine = engines.get(BUILD)
     engine.submit(gpu_engine.make_request("a", TINY.vocab, 20, 1000, 0))
     with pytest.raises(RuntimeError, match=r"50 steps .* \(0, 1, 0\) run.*last step had 1 rows"):
@@ -251,7 +269,7 @@ def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: py
 
 def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
     """And then nothing of it is."""
-    engines = Engines(device)
+    engines = Engines(device, endless())
     engine = engines.get(BUILD)
     assert engines.get(Build(TINY, slots=4, budget=64, page_size=16)) is engine
     gone = weakref.ref(engine)
@@ -262,7 +280,7 @@ def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
 
 def test_an_engine_s_objects_are_not_walked_through_between_two_steps(device: Device):
     """As they are not in the engine's process, and as long as it is there."""
-    engines, before = Engines(device), gc.get_freeze_count()
+    engines, before = Engines(device, endless()), gc.get_freeze_count()
     engines.get(BUILD)
     assert gc.get_freeze_count() > before
     engines.drop()
@@ -299,27 +317,29 @@ def test_an_engine_records_no_early_launch_where_none_is_wanted(device: Device, 
         return build_engine(config)
 
     monkeypatch.setattr(gpu_engine, "build_engine", built)
-    engines, said = Engines(device), []
+    engines, said = Engines(device, endless()), []
     for wanted in (False, True):
         engines.get(replace(BUILD, early_launch=wanted))
         said.append(engines.early_launch)
     assert launches == [{"EARLY": False}, {"EARLY": True, "launch_pdl": True}] and said == [False, True]
     monkeypatch.setattr(early, "can_start_early", lambda device: False)
+    engines.drop()
+    engines.get(BUILD)
     assert not engines.early_launch  # of a device that cannot
 
 
 def test_rows_of_an_engine_say_whether_its_kernels_begin_early(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Those of a profile, whose times would overlap, and those of steps, which show what it gives."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
-    sections = Sections(lambda so_far: None, 600.0)
+    sections = endless()
     marks = gpu.Marks(device, sections)
     marks.engine(BUILD, marks.of_engines.decode_step, 3, 20, 4)
     marks.engine(replace(BUILD, early_launch=False), marks.of_engines.kernels_of_a_step, 3, 20)
     marks.run()
     assert not sections.failed
-    assert {row["what"]: row["early_launch"] for row in sections.rows} == {
-        "decode step": True, "profile": False, "kernel": False,
-    }  # fmt: skip
+    assert [(row["what"], row["early_launch"]) for row in sections.rows if row["what"] != "kernel"] == [
+        ("engine", True), ("decode step", True), ("engine", False), ("profile", False),
+    ]  # fmt: skip
 
 
 def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, monkeypatch: pytest.MonkeyPatch):
@@ -327,12 +347,12 @@ def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, mon
     monkeypatch.setattr(gpu_engine, "SPARE_TOKENS", -5)
     marks = EngineMarks(device, lambda what, **row: None)
     with pytest.raises(RuntimeError, match="of 3 rows 0 were left"):
-        marks.decode_step(Engines(device).get(BUILD), TINY, 3, 20, 4, runs=2)
+        marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 4, runs=2)
 
 
 def test_what_was_measured_before_does_not_count(device: Device):
     """A batch as large as the last one decodes when its own prompts are computed, and not at once."""
-    engine, found = Engines(device).get(BUILD), []
+    engine, found = Engines(device, endless()).get(BUILD), []
     marks = EngineMarks(device, lambda what, **row: found.append(row["context"]))
     for _ in range(2):
         marks.decode_step(engine, TINY, 3, 200, 2, runs=1)
@@ -345,7 +365,7 @@ def test_a_recorded_step_is_replayed_with_nobody_in_it(device: Device, monkeypat
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)
     rows = []
     marks = EngineMarks(device, lambda what, **row: rows.append(what))
-    engine = Engines(device).get(BUILD)
+    engine = Engines(device, endless()).get(BUILD)
     marks.decode_step(engine, TINY, 3, 20, 2)
     for prompt in (0, 100):
         marks.recorded_step(engine, TINY, 4, 20, prompt, replays=3)
@@ -358,7 +378,7 @@ def test_the_bound_of_a_decode_step_is_of_what_rows_hold_by_then(device: Device)
     """And not of what they began with."""
     found = []
     marks = EngineMarks(device, lambda what, **row: found.append(row))
-    marks.decode_step(Engines(device).get(BUILD), TINY, 3, 20, 10, runs=2)
+    marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 10, runs=2)
     (row,) = found
     assert 30 < row["context"] < 40
     bound = TINY.decode_bytes(3, 3 * row["context"]) / device.ceilings.bytes_per_second
@@ -371,7 +391,7 @@ def test_a_person_is_told_the_largest_gap(device: Device, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu_engine, "_ask", lambda *_: next(answers))
     found = []
     marks = EngineMarks(device, lambda what, **row: found.append(row))
-    marks.people(Engines(device).get(BUILD), TINY, 20, 3, asks=2, bulk=(20, 100))
+    marks.people(Engines(device, endless()).get(BUILD), TINY, 20, 3, asks=2, bulk=(20, 100))
     for state in ("idle", "loaded"):
         assert found[0][f"{state}_largest_gap_ms"] == pytest.approx(30.0)
         assert found[0][f"{state}_ttft_ms"]["max"] == pytest.approx(200.0)
@@ -490,7 +510,7 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     """On tiny shapes and a CPU, where figures say nothing; transformers is left out, which takes a minute there."""
     ways = {"attention": "sdpa", "cuda_graphs": [False, True]}
     monkeypatch.setattr(gpu_transformers, "measure", lambda *_, **__: Measured(ways, [100.0]))
-    sections = Sections(lambda so_far: None, 600.0)
+    sections = endless()
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
     marks.run()
@@ -504,7 +524,7 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
 
 def test_sections_are_run_by_their_names(device: Device):
     """Those in which an expression is found; one that is found in none is refused with all names."""
-    sections = Sections(lambda so_far: None, 600.0)
+    sections = endless()
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
     with pytest.raises(LookupError, match=r"'nonsense' is found in none of these names:(?s:.*)\nelementwise tiny 3\n"):
@@ -545,7 +565,7 @@ def test_what_transformers_did_before_its_time_was_up_is_not_lost(monkeypatch: p
 
 def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
     """Or a selection would be of both, and what failed in one would be told of the other; engines are told apart."""
-    marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
+    marks = gpu.Marks(device, endless())
     gpu.on_gpu(marks)
     for build in ("Llama-3.2-1B", "Llama-3.2-1B batch_invariant=True"):
         assert any(name.startswith(f"decode_step {build} 32 512") for name in marks.planned)
@@ -554,40 +574,184 @@ def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
 
 
 def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Figures that have a mark, of both shapes, before what explains them; the profiler, which stays in the process,
-    behind all; and every engine is built once, but the one that is compared with transformers."""
-    builds, engine = [], gpu.Marks.engine
+    """What the project is measured by before what explains it, for which every engine is built once; and the profiler,
+    which stays in the process, behind all."""
+    builds: list[Build] = []
+    marked: list[list[Build]] = []
+    engine, variants_of = gpu.Marks.engine, gpu.variants_of
 
     def planned(marks: gpu.Marks, build: Build, *measure: Any, **more: Any) -> None:
         builds.append(build)
         engine(marks, build, *measure, **more)
 
+    def explained(*of: Any) -> None:
+        marked.append(list(builds))
+        variants_of(*of)
+
     monkeypatch.setattr(gpu.Marks, "engine", planned)
-    marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
+    monkeypatch.setattr(gpu, "variants_of", explained)
+    marks = gpu.Marks(device, endless())
     gpu.on_gpu(marks)
     names = list(marks.planned)
+    llama, qwen = "Llama-3.2-1B", "Qwen3-0.6B"
     wanted = [
-        "decode_attention Llama-3.2-1B",
-        "decode_step Llama-3.2-1B 1",
-        "prefill Llama-3.2-1B",
-        "mixed Llama-3.2-1B",
-        "transformers Llama-3.2-1B",
-        "people Llama-3.2-1B",
-        "decode_attention Qwen3-0.6B",
-        "decode_step Qwen3-0.6B 1",
-        "mixed Qwen3-0.6B",
-        "decode_attention_as Llama-3.2-1B",
-        "sampler Llama-3.2-1B",
-        "decode_step Llama-3.2-1B batch_invariant=True",
-        "people Qwen3-0.6B",
-        "sampler Qwen3-0.6B",
-        "decode_step Llama-3.2-1B early_launch=False 1",
+        f"decode_attention {llama} 32 2048",
+        f"decode_step {llama} 1 512",
+        f"decode_step {llama} 256 512",
+        f"prefill {llama} 2048",
+        f"mixed {llama} 256",
+        f"transformers {llama}",
+        f"people {llama} budget=None 2048",
+        f"decode_step {llama} batch_invariant=True 256 512",
+        f"prefill {llama} batch_invariant=True 2048",
+        f"decode_step {llama} early_launch=False 32 512",
+        f"decode_step {qwen} 1 512",
+        f"prefill {qwen} 2048",
+        f"mixed {qwen} 256",
+        f"decode_attention {qwen} 128 2048",
+        f"decode_attention_as {llama}",
+        f"sampler {llama}",
+        f"swapping {llama}",
+        f"people {qwen} budget=None",
+        f"sampler {qwen}",
+        f"kernels_of_a_step {llama} early_launch=False",
     ]
-    places = [next(at for at, name in enumerate(names) if name.startswith(f"{one} ") or name == one) for one in wanted]
+    places = [next(at for at, name in enumerate(names) if f"{name} ".startswith(f"{one} ")) for one in wanted]
     assert places == sorted(places)
     profiled = [at for at, name in enumerate(names) if name.startswith("kernels_of_a_step ")]
     assert profiled == list(range(len(names) - len(profiled), len(names)))
-    assert len([build for build, _ in groupby(builds)]) == len(set(builds)) == 6
+    assert len([build for build, _ in groupby(marked[0])]) == len(set(marked[0])) == 5
+
+
+@pytest.mark.parametrize("broken_in", [("early_launch",), ("early_launch", "recorded")])
+def test_an_engine_that_cannot_be_built_is_built_without_what_may_be_at_fault(
+    device: Device, monkeypatch: pytest.MonkeyPatch, broken_in: tuple[str, ...]
+):
+    """Early launch first, then recordings; with all memory free again. Rows say so, and what failed is not tried
+    again."""
+    monkeypatch.setattr(early, "can_start_early", lambda device: True)
+    tried: list[Build | str] = []
+    monkeypatch.setattr(device, "release", lambda: tried.append("release"))
+    made = Engines._made
+
+    def made_or_not(engines: Engines, build: Build) -> Engine:
+        tried.append(build)
+        if any(getattr(build, what) for what in broken_in):
+            raise ValueError("no such instruction")
+        return made(engines, build)
+
+    monkeypatch.setattr(Engines, "_made", made_or_not)
+    sections = endless()
+    marks = gpu.Marks(device, sections)
+    marks.engine(BUILD, marks.of_engines.lone_prompt, 20, 2)
+    marks.kernel(marks.of_kernels.elementwise, TINY, 3)  # the engine is gone
+    marks.engine(BUILD, marks.of_engines.lone_prompt, 30, 2)
+    marks.run()
+    plain = replace(BUILD, early_launch=False)
+    attempts = [BUILD, plain, replace(plain, recorded=False)][: len(broken_in) + 1]
+    expected = [step for attempt in (*attempts, attempts[-1]) for step in (attempt, "release")]
+    assert tried == expected[:-1] and not sections.failed and not sections.left_out
+    assert [row["early_launch"] for row in sections.rows if row["what"] == "lone prompt"] == [False, False]
+    why = "ValueError: no such instruction"
+    assert sections.given_up == {f"engine {attempt}": why for attempt in attempts[:-1]}
+
+
+def test_an_engine_that_cannot_be_built_at_all_costs_no_time_again(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Its sections are left out with the reason."""
+    tried: list[Build] = []
+
+    def made(engines: Engines, build: Build) -> Engine:
+        tried.append(build)
+        raise ValueError("no memory")
+
+    monkeypatch.setattr(Engines, "_made", made)
+    sections = endless()
+    marks = gpu.Marks(device, sections)
+    for tokens in (20, 30):
+        marks.engine(BUILD, marks.of_engines.lone_prompt, tokens, 2)
+    marks.run()
+    assert len(tried) == len(set(tried)) == 3 and len(sections.left_out) == 3
+    assert all("recorded=False is given up: ValueError: no memory" in why for why in sections.left_out.values())
+
+
+def test_a_device_that_is_lost_builds_nothing_else(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """What would be tried next is not at fault."""
+    monkeypatch.setattr(early, "can_start_early", lambda device: True)
+    monkeypatch.setattr(device, "works", lambda: False)
+    tried: list[Build] = []
+
+    def made(engines: Engines, build: Build) -> Engine:
+        tried.append(build)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(Engines, "_made", made)
+    sections = endless(device.works)
+    marks = gpu.Marks(device, sections)
+    marks.engine(BUILD, marks.of_engines.lone_prompt, 20, 2)
+    marks.run()
+    assert tried == [BUILD] and sections.ended_by == f"engine {BUILD}"
+    assert sections.given_up == {"early launch": f"the device failed in engine {BUILD}"}
+
+
+def test_what_loses_the_device_is_not_used_again(device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """In the processes that go on behind: a kernel's measurement is not tried at other sizes, and no other engine has
+    early launch, as long as that may be at fault."""
+    monkeypatch.setattr(early, "can_start_early", lambda device: True)
+    works, measured = [True], []
+
+    def elementwise(*_: Any) -> None:
+        works[0] = False
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def lone_prompt(of_engines: EngineMarks, engine: Engine, *_: Any) -> None:
+        slots, is_recorded = engine.config.max_num_seqs, not engine.config.enforce_eager
+        measured.append((slots, marks._engines.early_launch, is_recorded))
+        works[0] = not (marks._engines.early_launch or (slots == 4 and is_recorded))
+
+    monkeypatch.setattr(KernelMarks, "elementwise", elementwise)
+    monkeypatch.setattr(EngineMarks, "lone_prompt", lone_prompt)
+    ended_by = []
+    for _ in range(4):
+        works[0] = True
+        sections = Sections(lambda so_far: None, 600.0, works=lambda: works[0], record=tmp_path / "record.json")
+        marks = gpu.Marks(device, sections)
+        for rows in (3, 4):
+            marks.kernel(marks.of_kernels.elementwise, TINY, rows)
+        for build, tokens in product((BUILD, replace(BUILD, slots=5)), (20, 30, 40)):
+            marks.engine(build, marks.of_engines.lone_prompt, tokens, 2)
+        marks.run()
+        ended_by.append(sections.ended_by)
+    lost = ["elementwise tiny 3", f"lone_prompt {BUILD} 20 2", f"lone_prompt {BUILD} 30 2"]
+    assert ended_by == [*lost, None] and list(sections.failed) == lost
+    assert list(sections.left_out) == ["elementwise tiny 4"]
+    plain = replace(BUILD, early_launch=False)
+    assert list(sections.given_up) == ["elementwise tiny", "early launch", f"engine {plain}"]
+    assert measured == [(4, True, True), (4, False, True), (4, False, False), *[(5, False, True)] * 3]
+
+
+def test_what_batch_invariance_costs_is_told_where_both_were_measured(device: Device):
+    """At the same sizes."""
+    sections = endless()
+    marks = gpu.Marks(device, sections)
+    for build in (BUILD, replace(BUILD, batch_invariant=True)):
+        marks.engine(build, marks.of_engines.decode_step, 3, 20, 2)
+        marks.engine(build, marks.of_engines.prefill, 20, 2)
+    marks.engine(replace(BUILD, batch_invariant=True), marks.of_engines.decode_step, 2, 20, 2)
+    marks.run()
+    usual, rows = ([row for row in sections.rows if row.get("batch_invariant") is kind] for kind in (False, True))
+    assert [row["times_usual"] for row in rows[:2]] == [
+        row["ms"]["median"] / other["ms"]["median"] for row, other in zip(rows, usual, strict=False)
+    ]
+    assert len(rows) == 3 and not any("times_usual" in row for row in (*usual, rows[2]))
+
+
+def test_batch_invariance_is_measured_where_the_usual_is(device: Device):
+    """Or there would be nothing to compare with."""
+    marks = gpu.Marks(device, endless())
+    gpu.on_gpu(marks)
+    found = [name for name in marks.planned if "batch_invariant=True" in name and not name.startswith("engine")]
+    assert len(found) >= 5
+    assert all(name.replace(" batch_invariant=True", "") in marks.planned for name in found)
 
 
 def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
