@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 DEVICE_FAILED = 3  # the status of a process for which the device computes nothing more
 MOST_PROCESSES = 10  # that go on one behind the other
-MOST_SECONDS = 80.0  # of a section, several times what any takes
+MOST_SECONDS = 100.0  # of a section, more than any takes with all that it compiles
 
 
 class GivenUp(Exception):

@@ -520,6 +520,9 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
     (theirs,) = (row for row in sections.rows if row["what"] == "transformers")
     assert theirs["times_that"] > 0 and ways.items() <= theirs.items()
+    built = {"early_launch", "recorded"}
+    of_engines = {row["what"] for row in sections.rows if built <= row.keys()}
+    assert {"decode step", "prefill", "mixed", "people", "swapping", "beside transformers"} < of_engines
 
 
 def test_sections_are_run_by_their_names(device: Device):
@@ -605,9 +608,9 @@ def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pyt
         f"decode_step {llama} batch_invariant=True 256 512",
         f"prefill {llama} batch_invariant=True 2048",
         f"decode_step {llama} early_launch=False 32 512",
-        f"decode_step {qwen} 1 512",
         f"prefill {qwen} 2048",
         f"mixed {qwen} 256",
+        f"decode_step {qwen} 1 512",
         f"decode_attention {qwen} 128 2048",
         f"decode_attention_as {llama}",
         f"sampler {llama}",
