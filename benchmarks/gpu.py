@@ -35,7 +35,8 @@ import torch
 
 from benchmarks import gpu_transformers
 from benchmarks.device import Device
-from benchmarks.gpu_engine import Build, EngineMarks, Engines, make_request
+from benchmarks.engines import Build, Engines
+from benchmarks.gpu_engine import EngineMarks, make_request
 from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.results import save, spread
@@ -83,6 +84,7 @@ class Marks:
         """In the order in which they were planned."""
         for name, run in self.planned.items():
             self.sections.run(name, run)
+        self._engines.drop()
 
     def kernel(self, measure: Callable[..., None], shape: Shape, *sizes: Any) -> None:
         """measure: of `of_kernels` or `of_matrices`; when it has lost a device, that is all of it. An engine would have
