@@ -65,7 +65,8 @@ peers: install  ## compare with other servers on a CPU; sets them up first, outs
 GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
 
-# What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results and what the tests said there.
+# What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results and what the tests said there,
+# CAROUSEL_COMMIT=... says which commit they are of where there is no .git.
 GPU_TESTS := $(patsubst %,tests/kernels/test_%.py,attention decode_step few_rows invariant log_probs noise norm_and_gate rope_and_cache sample) \
   tests/engine/test_on_device.py
 OUT ?=
@@ -73,6 +74,7 @@ OUT ?=
 # Loaded once before several processes at a time wait for a cold disk: torch, Triton, a context and the matrix library.
 WARM_UP := import torch, triton; x = torch.zeros(1, 1, device="cuda" if torch.cuda.is_available() else "cpu"); x @ x
 
+# Who waits for a device that hangs runs no signal handler: a test's time is kept by a thread, which ends the process.
 gpu: SHELL := bash
 gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
 	@if ls build/wheels/*.whl >/dev/null 2>&1; then \
@@ -84,7 +86,7 @@ gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
 	echo "Device tests ..."; $(if $(OUT),mkdir -p '$(OUT)';) \
 	workers=$$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8'); \
 	timeout --signal INT --kill-after 10 130 $(GPU_PYTHON) -m pytest -q $$workers -rfE --tb=short -o addopts= -o timeout=100 \
-	  -o filterwarnings=default $(GPU_TESTS) 2>&1 | tee $(if $(OUT),'$(OUT)/tests.log') || failed=1; \
+	  -o timeout_method=thread -o faulthandler_timeout=95 -o filterwarnings=default $(GPU_TESTS) 2>&1 | tee $(if $(OUT),'$(OUT)/tests.log') || failed=1; \
 	echo "Benchmarks ..."; \
 	timeout --signal INT --kill-after 10 295 $(GPU_PYTHON) -m benchmarks.gpu $(if $(OUT),--also-in '$(OUT)') || failed=1; \
 	exit $$failed

@@ -22,6 +22,7 @@ import argparse
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,7 +35,8 @@ import torch
 
 from benchmarks import gpu_transformers
 from benchmarks.device import Device
-from benchmarks.gpu_engine import Build, EngineMarks, Engines, make_request
+from benchmarks.engines import Build, Engines
+from benchmarks.gpu_engine import EngineMarks, make_request
 from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.results import save, spread
@@ -42,8 +44,15 @@ from benchmarks.sections import DEVICE_FAILED, Sections, in_processes
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Shape
 
 # Rows and what each has in its context; keys and values of more than so many bytes are left out.
-SIZES = tuple((batch, context) for context in (512, 2048) for batch in (1, 8, 32, 64, 128, 256))
+Sizes = tuple[tuple[int, int], ...]
+MARKED: Sizes = ((1, 512), (32, 512), (256, 512), (32, 2048), (64, 2048), (128, 2048), (256, 2048))
+OTHERS: Sizes = ((8, 512), (64, 512), (128, 512), (1, 2048), (8, 2048))
 MOST_KV_BYTES = 40e9
+
+PROMPTS = ((512, 32), (2048, 8))  # tokens of one, and how many come at once
+
+# Columns that say what an engine did; two rows that have the same in all of them can be compared.
+SIZES_OF_A_ROW = ("shape", "batch", "prompt", "top_p", "demanding", "tokens", "prompts", "early_launch", "recorded")
 
 SAMPLERS = ((0, 1.0, 0.0), (0, 1.0, 0.6), (0, 0.9, 0.6), (50, 0.9, 0.6))  # top_k, top_p, temperature
 
@@ -60,7 +69,7 @@ class Marks:
         self.of_kernels = KernelMarks(device, sections.add)
         self.of_matrices = MatrixMarks(device, sections.add)
         self.of_engines = EngineMarks(device, self._add_of_engine)
-        self._engines = Engines(device)
+        self._engines = Engines(device, sections)
         self.planned: dict[str, Callable[[], None]] = {}
 
     def select(self, only: str) -> None:
@@ -75,18 +84,25 @@ class Marks:
         """In the order in which they were planned."""
         for name, run in self.planned.items():
             self.sections.run(name, run)
+        self._engines.drop()
 
     def kernel(self, measure: Callable[..., None], shape: Shape, *sizes: Any) -> None:
-        """measure: of `of_kernels` or `of_matrices`. An engine would have the memory that it needs."""
+        """measure: of `of_kernels` or `of_matrices`; when it has lost a device, that is all of it. An engine would have
+        the memory that it needs."""
+        kernel = _name(measure, shape.name)
 
         def alone() -> None:
+            self.sections.use(kernel)
             self._engines.drop()
             measure(shape, *sizes)
 
         self._plan(_name(measure, shape.name, *sizes), alone)
 
     def engine(self, build: Build, measure: Callable[..., None], *sizes: Any, **more: Any) -> None:
-        """measure: of `of_engines`."""
+        """measure: of `of_engines`. That an engine is built is a section of its own: whatever becomes of it, no figure
+        is lost."""
+        if f"engine {build}" not in self.planned:
+            self._plan(f"engine {build}", partial(self._engine, build))
         name = _name(measure, build, *sizes, *(f"{key}={value}" for key, value in more.items()))
         self._plan(name, lambda: measure(self._engines.get(build), build.shape, *sizes, **more))
 
@@ -95,8 +111,25 @@ class Marks:
         which is gone when transformers begins."""
         self._plan(f"transformers {build}", partial(self._transformers, build, sequences, prompt, output))
 
+    def _engine(self, build: Build) -> None:
+        began = time.perf_counter()
+        info = self._engines.get(build).info
+        self._add_of_engine("engine", build=str(build), seconds=time.perf_counter() - began, pages=info.num_pages)
+
     def _add_of_engine(self, what: str, **row: Any) -> None:
-        self.sections.add(what, **row, early_launch=self._engines.early_launch)
+        """How it was built by then, and what batch invariance costs."""
+        row |= {"early_launch": self._engines.early_launch, "recorded": self._engines.recorded}
+        if row.get("batch_invariant"):
+            row |= self._cost(what, row)
+        self.sections.add(what, **row)
+
+    def _cost(self, what: str, row: dict[str, Any]) -> dict[str, float]:
+        """How many times as long it takes as without batch invariance, where that was measured in this run."""
+        for other in self.sections.rows:
+            is_same = all(other.get(size) == row.get(size) for size in SIZES_OF_A_ROW)
+            if other["what"] == what and other["batch_invariant"] is False and is_same:
+                return {"times_usual": row["ms"]["median"] / other["ms"]["median"]}
+        return {}
 
     def _plan(self, name: str, run: Callable[[], None]) -> None:
         if name in self.planned:
@@ -107,13 +140,12 @@ class Marks:
         shape = build.shape
         prompts = [make_request("", shape.vocab, prompt, output, i).prompt for i in range(sequences)]
         ours = self.of_engines.greedy_rates(self._engines.get(build), prompts, output, runs=3)
-        self._engines.drop()
         sizes = {"shape": shape.name, "sequences": sequences, "prompt": prompt, "output": output}
-        self.sections.add("beside transformers", **sizes, tokens_per_second=spread(ours))  # whatever becomes of it
-        theirs = gpu_transformers.rates(shape, self.device.device, prompts, output, runs=3)
-        self.sections.add(
-            "transformers", **sizes, tokens_per_second=spread(theirs), times_that=median(ours) / median(theirs)
-        )
+        self._add_of_engine("beside transformers", **sizes, tokens_per_second=spread(ours))  # whatever becomes of it
+        self._engines.drop()
+        theirs = gpu_transformers.measure(shape, self.device.device, prompts, output, runs=2)
+        rates, times_that = spread(theirs.rates), median(ours) / median(theirs.rates)
+        self.sections.add("transformers", **sizes, **theirs.ways, tokens_per_second=rates, times_that=times_that)
 
 
 def _name(measure: Callable[..., None], *sizes: object) -> str:
@@ -121,31 +153,39 @@ def _name(measure: Callable[..., None], *sizes: object) -> str:
 
 
 def on_gpu(marks: Marks) -> None:
-    """The marks of the project: what is needed first comes first, as the time may be up before the end. Behind them is
-    what explains them, last the profiler, which stays in the process. Marks of one engine stand together."""
+    """What the project is measured by comes first, as the time may be up before the end: Llama's marks, what batch
+    invariance and early launch are to them, Qwen's marks; each engine is built once for them. Behind them is what
+    explains them, last the profiler, which stays in the process."""
     llama, qwen = Build(LLAMA_1B), Build(QWEN_06B)
-    attention_of(marks, llama.shape)
-    steps_of(marks, llama)
-    prompts_of(marks, llama, 2)
-    marks.transformers(llama, 64, 512, 256)
+    in_turn = replace(llama, early_launch=False)
+    attention_of(marks, llama.shape, MARKED)
+    steps_of(marks, llama, MARKED)
+    marks_of(marks, llama)
+    marks.transformers(llama, 64, 512, 128)
     people_of(marks, replace(llama, budget=None))
-    attention_of(marks, qwen.shape)
-    steps_of(marks, qwen)
-    prompts_of(marks, qwen, 2)
+    invariant_of(marks, replace(llama, batch_invariant=True))
+    steps_of(marks, in_turn, ((1, 512), (32, 512)))
+    marks_of(marks, qwen)
+    steps_of(marks, qwen, MARKED)
+    attention_of(marks, qwen.shape, MARKED)
+
     variants_of(marks, llama.shape)
     kernels_of(marks, llama.shape)
-    invariant_of(marks, replace(llama, batch_invariant=True))
+    attention_of(marks, llama.shape, OTHERS)
+    more_of(marks, llama)
     people_of(marks, replace(qwen, budget=None))
+    attention_of(marks, qwen.shape, OTHERS)
+    more_of(marks, qwen)
     variants_of(marks, qwen.shape)
     kernels_of(marks, qwen.shape)
-    profiles_of(marks, replace(llama, early_launch=False))
+    for batch in (1, 32, 256):
+        marks.engine(in_turn, marks.of_engines.kernels_of_a_step, batch, 512)
 
 
-def attention_of(marks: Marks, shape: Shape) -> None:
-    """By itself."""
-    for batch, context in _that_fit(shape):
+def attention_of(marks: Marks, shape: Shape, sizes: Sizes) -> None:
+    """Of decode steps, by itself."""
+    for batch, context in _that_fit(shape, sizes):
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
-    marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
 
 
 def kernels_of(marks: Marks, shape: Shape) -> None:
@@ -167,56 +207,58 @@ def variants_of(marks: Marks, shape: Shape) -> None:
         marks.kernel(marks.of_kernels.decode_attention_as, shape, 32, 2048, 64, stages, split)
     for split, programs in product(SPLITS, PROGRAMS):
         marks.kernel(marks.of_kernels.decode_attention_mixed, shape, 128, 2048, 64, split, programs)
+    marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
     for (block, warps), stages in product(BLOCKS, (2, 3)):
         marks.kernel(marks.of_kernels.prefill_attention_as, shape, 2048, 64, block, warps, stages)
 
 
-def steps_of(marks: Marks, build: Build) -> None:
-    """Decode steps of full batches."""
-    for batch, context in _that_fit(build.shape):
+def steps_of(marks: Marks, build: Build, sizes: Sizes) -> None:
+    """Decode steps of full batches; and those of the shortest contexts without the host."""
+    for batch, context in _that_fit(build.shape, sizes):
         marks.engine(build, marks.of_engines.decode_step, batch, context, 50)
-    for batch in (1, 32, 256):
-        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, top_p=0.9)
-        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, demanding=1)
-        marks.engine(build, marks.of_engines.recorded_step, batch, 512)
-    for batch, prompt in product((1, 256), (128, 512)):
-        marks.engine(build, marks.of_engines.recorded_step, batch, 512, prompt)
+    for batch, context in sizes:
+        if context == 512:
+            marks.engine(build, marks.of_engines.recorded_step, batch, context)
 
 
-def profiles_of(marks: Marks, build: Build) -> None:
-    """Steps of `steps_of`, for what they take without early launch; and where the time of a step goes."""
-    for batch in (1, 32):
-        marks.engine(build, marks.of_engines.decode_step, batch, 512, 50)
-        marks.engine(build, marks.of_engines.recorded_step, batch, 512)
-    for batch in (1, 32, 256):
-        marks.engine(build, marks.of_engines.kernels_of_a_step, batch, 512)
+def marks_of(marks: Marks, build: Build) -> None:
+    """Prompts, and prompts and answers together."""
+    for tokens, prompts in PROMPTS:
+        marks.engine(build, marks.of_engines.lone_prompt, tokens, 8)
+        marks.engine(build, marks.of_engines.prefill, tokens, prompts)
+    marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 2)
 
 
 def people_of(marks: Marks, build: Build) -> None:
     """What people feel, and all at once, where a step is as long as the engine itself has it."""
-    marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 1)
     for prompt in (512, 2048):
         marks.engine(build, marks.of_engines.people, prompt, 64, 20, (512, 2048))
+    marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 1)
 
 
 def invariant_of(marks: Marks, build: Build) -> None:
-    """What it costs that no answer depends on its company."""
+    """What it costs that no answer depends on its company: the same sizes as without."""
     for batch in (1, 32, 256):
-        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20)
-    marks.engine(build, marks.of_engines.prefill, 2048, 4)
-
-
-def prompts_of(marks: Marks, build: Build, runs: int) -> None:
-    """Prompts, prompts and answers together, and pages that come and go."""
-    for tokens, prompts in ((512, 32), (2048, 8)):
-        marks.engine(build, marks.of_engines.lone_prompt, tokens, 8)
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 50)
+    for tokens, prompts in PROMPTS:
         marks.engine(build, marks.of_engines.prefill, tokens, prompts)
-    marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, runs)
+
+
+def more_of(marks: Marks, build: Build) -> None:
+    """What explains an engine's marks: other sizes, samplers and prompts that ride in a step, pages that come and go,
+    and steps that are decided at once."""
+    steps_of(marks, build, OTHERS)
+    for batch in (1, 32, 256):
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, top_p=0.9)
+        marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, demanding=1)
+    for batch, prompt in product((1, 256), (128, 512)):
+        marks.engine(build, marks.of_engines.recorded_step, batch, 512, prompt)
     marks.engine(build, marks.of_engines.swapping, 32, 2048, 100)
+    marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 1, decided="at once")
 
 
-def _that_fit(shape: Shape) -> list[tuple[int, int]]:
-    return [(batch, context) for batch, context in SIZES if batch * context * shape.kv_bytes <= MOST_KV_BYTES]
+def _that_fit(shape: Shape, sizes: Sizes) -> list[tuple[int, int]]:
+    return [(batch, context) for batch, context in sizes if batch * context * shape.kv_bytes <= MOST_KV_BYTES]
 
 
 def on_cpu(marks: Marks) -> None:
@@ -236,6 +278,7 @@ def on_cpu(marks: Marks) -> None:
     marks.engine(build, marks.of_engines.lone_prompt, 100, 2)
     marks.engine(build, marks.of_engines.prefill, 100, 2)
     marks.engine(build, marks.of_engines.mixed, 12, 10, 40, 2)
+    marks.engine(build, marks.of_engines.mixed, 12, 10, 40, 1, decided="at once")
     marks.engine(replace(build, budget=None), marks.of_engines.people, 100, 10, 3, (20, 400))
     marks.transformers(build, 4, 20, 10)
     marks.engine(replace(build, early_launch=False), marks.of_engines.kernels_of_a_step, 3, 70)
@@ -245,7 +288,7 @@ def keep(device: Device, also_in: Path | None, only: str, sections: Sections) ->
     """Results so far. Those of a selection replace no whole run's."""
     properties = torch.cuda.get_device_properties(device.device)
     settings = {"device": properties.name, "multiprocessors": properties.multi_processor_count, "dtype": "bfloat16"}
-    summary = {"failed": sections.failed, "left_out": sections.left_out}
+    summary = {name: getattr(sections, name) for name in ("failed", "given_up", "left_out")}
     if only:
         path = save("gpu_only", settings | {"only": only}, sections.rows, summary)
     else:
@@ -255,7 +298,7 @@ def keep(device: Device, also_in: Path | None, only: str, sections: Sections) ->
 
 
 def main() -> int:
-    """Measure, print, keep. 1 where a section failed, DEVICE_FAILED where the device did."""
+    """Measure, print, keep. 1 where something failed, DEVICE_FAILED where the device did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=245.0)
@@ -283,10 +326,11 @@ def main() -> int:
     sections.add("ceilings", **asdict(device.ceilings))
     marks.run()
     print("failed:", sections.failed or "nothing")
+    print("given up:", sections.given_up or "nothing")
     print("left out:", sections.left_out or "nothing")
     if sections.ended_by is not None:
         return DEVICE_FAILED
-    return 1 if sections.failed else 0
+    return 1 if sections.failed or sections.given_up else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """transformers' continuous batching on a device, in a process of its own: its memory is free before and after, and it
-ends, whatever it hangs in. Reads a task as JSON; `rates` writes it.
+ends, whatever it hangs in. Reads a task as JSON; `measure` writes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,27 @@ import torch
 
 from benchmarks.shapes import SHAPES, Shape
 
-RATE = "tokens a second: "
+WAYS, RATE = "computes by: ", "tokens a second: "
 
 
-def rates(
+@dataclass(frozen=True)
+class Measured:
+    """What transformers did."""
+
+    ways: dict[str, Any]  # what it chose to compute by
+    rates: list[float]  # output tokens a second, run by run
+
+
+def measure(
     shape: Shape,
     device: torch.device,
     prompts: Sequence[tuple[int, ...]],
     output: int,
     runs: int,
-    timeout: float = 70.0,
-) -> list[float]:
-    """Output tokens a second, run by run, of as many runs as end within `timeout` seconds. Raises
-    subprocess.TimeoutExpired where none does, RuntimeError where the process failed."""
+    timeout: float = 60.0,
+) -> Measured:
+    """As many runs as end within `timeout` seconds. Raises subprocess.TimeoutExpired where none does, RuntimeError
+    where the process failed."""
     task = {"shape": shape.name, "device": str(device), "prompts": prompts, "output": output, "runs": runs}
     command = [sys.executable, "-m", "benchmarks.gpu_transformers"]
     try:
@@ -37,7 +46,7 @@ def rates(
             command, input=json.dumps(task).encode(), stdout=subprocess.PIPE, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired as late:
-        if found := _read(late.stdout):
+        if (found := _read(late.stdout)).rates:
             return found
         raise
     if ended.returncode:
@@ -45,29 +54,61 @@ def rates(
     return _read(ended.stdout)
 
 
-def _read(told: bytes | None) -> list[float]:
-    """Of a process's output the whole lines that are rates; transformers has a say there too."""
+def _read(told: bytes | None) -> Measured:
+    """Of a process's output the whole lines that are ours; transformers has a say there too."""
     *lines, _ = (told or b"").decode(errors="replace").split("\n")
-    return [float(line.removeprefix(RATE)) for line in lines if line.startswith(RATE)]
+    ways = [json.loads(line.removeprefix(WAYS)) for line in lines if line.startswith(WAYS)]
+    rates = [float(line.removeprefix(RATE)) for line in lines if line.startswith(RATE)]
+    return Measured(ways[0] if ways else {}, rates)
 
 
-def _measured(shape: Shape, device: torch.device, prompts: list[list[int]], output: int, runs: int) -> Iterator[float]:
-    """In this process, each when it is known. The first run warms up."""
-    from transformers import GenerationConfig
+def _tell(shape: Shape, device: torch.device, prompts: list[list[int]], output: int, runs: int) -> Iterator[str]:
+    """In this process, a line for each thing when it is known. The first run warms up. A run takes until its last
+    answer is there: the manager starts before the first and stops behind the last."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+    from transformers.generation.continuous_batching.utils import WorkloadHints
 
-    model = _model(shape, device)
     # A token that is never drawn ends a text, so that every text has its full length.
     settings = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    for run in range(runs + 1):
-        began = time.perf_counter()
-        # Kept from run to run: what it records at its start is no part of what it does.
-        answers = model.generate_batch(prompts, generation_config=settings, persistent_manager=True)
-        seconds = time.perf_counter() - began
-        generated = sum(len(answer.generated_tokens) for answer in answers.values())
-        if generated != len(prompts) * output:  # it logs what went wrong, and returns what it has
-            raise RuntimeError(f"transformers generated {generated} tokens of {len(prompts) * output}")
-        if run > 0:
-            yield generated / seconds
+    with _model(shape, device).continuous_batching_context_manager(
+        generation_config=settings,
+        # As here: else every run but the first would find its prompts computed.
+        continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
+        workload_hints=WorkloadHints(max(map(len, prompts)), output, len(prompts)),  # as `generate_batch` gives
+        timeout=5.0,
+    ) as manager:
+        yield WAYS + json.dumps(_ways(manager))
+        for run in range(runs + 1):
+            began = time.perf_counter()
+            generated = _generate(manager, prompts, output)
+            seconds = time.perf_counter() - began
+            if generated != len(prompts) * output:  # it logs what went wrong, and returns what it has
+                raise RuntimeError(f"transformers generated {generated} tokens of {len(prompts) * output}")
+            if run > 0:
+                yield f"{RATE}{generated / seconds}"
+
+
+def _generate(manager: Any, prompts: list[list[int]], output: int) -> int:
+    """Tokens of all answers; of those that there are, where it ends before."""
+    manager.add_requests(inputs=prompts, max_new_tokens=output)
+    answers: list[Any] = []
+    while len(answers) < len(prompts):
+        if answer := manager.get_result(timeout=1.0):
+            answers.append(answer)
+        elif not manager.is_running():
+            break
+    return sum(len(answer.generated_tokens) for answer in answers)
+
+
+def _ways(manager: Any) -> dict[str, Any]:
+    """What it chose. Graphs: of prompts, and of steps that only decode."""
+    chosen = manager.continuous_batching_config
+    return {
+        "attention": manager.model.config._attn_implementation,
+        "cuda_graphs": chosen.use_cuda_graph,
+        "async_batching": chosen.use_async_batching,
+        "tokens_of_a_step": manager.batch_processor.cache.max_batch_tokens,
+    }
 
 
 def _model(shape: Shape, device: torch.device) -> Any:
@@ -82,11 +123,11 @@ def _model(shape: Shape, device: torch.device) -> Any:
 
 
 def main() -> None:
-    """One task from standard input, a line for each rate."""
+    """One task from standard input, lines of what was measured."""
     task = json.loads(sys.stdin.read())
     shape, device = SHAPES[task.pop("shape")], torch.device(task.pop("device"))
-    for rate in _measured(shape, device, **task):
-        print(f"\n{RATE}{rate}", flush=True)
+    for line in _tell(shape, device, **task):
+        print(f"\n{line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# What torch and Triton say of a fault, after which a device computes nothing more for the process.
+FAULT = re.compile(r"CUDA error|Triton Error \[CUDA\]")
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin what is asked about."""
@@ -41,6 +44,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         for asks in item.iter_markers("beforehand"):
             asks.args[0].begin()
+
+
+@pytest.hookimpl(trylast=True)  # when whoever collects reports has been sent it
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Of several processes that share the tests end one whose device is lost: whatever it began now would fail for
+    that. Another one takes its place."""
+    is_lost = report.failed and FAULT.search(report.longreprtext) is not None
+    if is_lost and "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available():
+        os._exit(1)
 
 
 def pytest_unconfigure() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 from engine.frames import ChannelClosed
 from engine.scheduling.batch import Batch, Join, Outcome, Sampled
@@ -149,3 +152,33 @@ def text_alone(
         if tokens[-1] in stop:
             break
     return tokens[len(prompt) :]
+
+
+class TransformersManager:
+    """Stands for transformers' continuous batching, and ends when it has given its answers: of `lengths`."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self._answers = [SimpleNamespace(generated_tokens=length * [0]) for length in lengths]
+        self.asked: list[Any] = []
+        self.running = False
+        self.continuous_batching_config = SimpleNamespace(use_cuda_graph=(False, True), use_async_batching=True)
+        self.batch_processor = SimpleNamespace(cache=SimpleNamespace(max_batch_tokens=512))
+        self.model = SimpleNamespace(
+            config=SimpleNamespace(_attn_implementation="paged|sdpa"),
+            continuous_batching_context_manager=self._started,
+        )
+
+    @contextmanager
+    def _started(self, **options: Any) -> Iterator[TransformersManager]:
+        self.options, self.running = options, True
+        yield self
+        self.running = False
+
+    def add_requests(self, inputs: list[list[int]], max_new_tokens: int) -> None:
+        self.asked.append((inputs, max_new_tokens))
+
+    def get_result(self, timeout: float) -> SimpleNamespace | None:
+        return self._answers.pop(0) if self._answers else None
+
+    def is_running(self) -> bool:
+        return bool(self._answers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,149 +15,21 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_engine, gpu_matrices, gpu_transformers, results
+from benchmarks import gpu, gpu_engine, gpu_transformers, results
 from benchmarks.device import Device
-from benchmarks.gpu_engine import Build, EngineMarks, Engines
+from benchmarks.engines import Build, Engines
+from benchmarks.gpu_engine import EngineMarks
 from benchmarks.gpu_kernels import KernelMarks
-from benchmarks.gpu_matrices import MatrixMarks
-from benchmarks.sections import DEVICE_FAILED, MOST_PROCESSES, Sections, in_processes
-from benchmarks.shapes import TINY, Matrix
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.execution.runner import ModelRunner
-from kernels import early, few_rows, tile_table
-from kernels.few_rows import Tile
-
-ROOT = Path(__file__).resolve().parents[2]
-CPU = torch.device("cpu")
-BUILD = Build(TINY, slots=4, budget=64, page_size=16)
-
-# Sections, two of which end the process, and what is kept of them.
-DEADLY = """
-import json, os, signal, sys
-from pathlib import Path
+from benchmarks.gpu_transformers import Measured
 from benchmarks.sections import DEVICE_FAILED, Sections
-
-working = True
-record, kept = (Path(sys.argv[sys.argv.index(option) + 1]) for option in ("--record", "--kept"))
-
-def keep(sections):
-    kept.write_text(json.dumps({name: getattr(sections, name) for name in ("rows", "failed", "left_out")}))
-
-def fault():
-    global working
-    working = False
-
-def killed():
-    sections.add("lost")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-sections = Sections(keep, 60.0, works=lambda: working, record=record)
-sections.add("process")
-sections.run("a", lambda: sections.add("of a"))
-sections.run("b", killed)
-sections.run("c", fault)
-sections.run("d", lambda: sections.add("of d"))
-sys.exit(DEVICE_FAILED if sections.ended_by else 1)
-"""
-
-
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return Device(CPU)
+from benchmarks.shapes import TINY
+from engine.execution.runner import ModelRunner
+from kernels import early
+from tests.benchmarks.conftest import BUILD, endless
 
 
 def broken() -> None:
     raise ZeroDivisionError("nothing to divide by")
-
-
-def interrupted() -> None:
-    raise KeyboardInterrupt
-
-
-def test_a_section_that_fails_costs_no_others_rows(capsys: pytest.CaptureFixture[str]):
-    """It is told with what it raised, and what was measured is kept after each."""
-    kept = []
-    sections = Sections(lambda so_far: kept.append((len(so_far.rows), dict(so_far.failed))), 60.0)
-    sections.run("first", lambda: sections.add("speed", us=1.0))
-    sections.run("second", broken)
-    sections.run("third", lambda: sections.add("speed", us=results.spread([2.0, 3.0, 5.0])))
-    failed = {"second": "ZeroDivisionError: nothing to divide by"}
-    assert kept == [(1, {}), (1, failed), (2, failed)]
-    printed = capsys.readouterr().out
-    assert "second: failed" in printed and "in broken" in printed and "us 3 (2 to 5)" in printed
-
-
-def test_no_section_begins_after_its_time():
-    """What is left out has its name and the reason told."""
-    now = 0.0
-
-    def slow() -> None:
-        nonlocal now
-        now += 40.0
-
-    sections = Sections(lambda so_far: None, 60.0, clock=lambda: now)
-    for name in ("first", "second", "third"):
-        sections.run(name, slow)
-    assert now == 80.0 and sections.left_out == {"third": "the time is up"} and not sections.failed
-
-
-def test_no_section_begins_on_a_device_that_has_failed():
-    """The others are left out for that, and what was measured before is kept."""
-    working, kept = True, []
-
-    def fault() -> None:
-        nonlocal working
-        working = False
-        broken()
-
-    sections = Sections(lambda so_far: kept.append(list(so_far.rows)), 60.0, works=lambda: working)
-    sections.run("first", lambda: sections.add("speed", us=1.0))
-    sections.run("second", broken)
-    sections.run("third", fault)
-    sections.run("fourth", lambda: sections.add("speed", us=2.0))
-    assert sections.left_out == {"fourth": "the device computes nothing after third"}
-    assert list(sections.failed) == ["second", "third"]
-    assert kept == 4 * [[{"what": "speed", "us": 1.0}]]
-
-
-def test_a_fault_that_the_host_does_not_notice_is_its_section_s():
-    """And not that of the next one, which would be told of it."""
-    working = iter((True, False))
-    sections = Sections(lambda so_far: None, 60.0, works=lambda: next(working))
-    for name in ("first", "second", "third"):
-        sections.run(name, lambda: None)
-    assert sections.failed == {"second": "the device failed in it"} and list(sections.left_out) == ["third"]
-
-
-def test_another_process_goes_on_behind_a_section_that_ends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whether it is killed or its device fails; nothing is run twice, and what was measured before is kept."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    script, kept = tmp_path / "deadly.py", tmp_path / "kept.json"
-    script.write_text(DEADLY)
-    assert in_processes([sys.executable, str(script), "--kept", str(kept)], 60.0) == 1
-    found = json.loads(kept.read_text())
-    assert [row["what"] for row in found["rows"]] == ["process", "of a", "process", "process", "of d"]
-    assert found["failed"] == {"b": "the process ended in it", "c": "the device failed in it"}
-    assert not found["left_out"]
-
-
-def test_what_the_last_section_did_to_its_process_is_kept(tmp_path: Path):
-    """No other one would have it written."""
-    record, kept = tmp_path / "record.json", []
-    with pytest.raises(KeyboardInterrupt):
-        Sections(lambda so_far: None, 60.0, record=record).run("last", interrupted)
-    sections = Sections(lambda so_far: kept.append(dict(so_far.failed)), 60.0, record=record)
-    sections.run("last", interrupted)
-    assert kept == [{"last": "the process ended in it"}]
-
-
-def test_processes_that_get_nowhere_are_given_up(tmp_path: Path):
-    """And have no more time together than one would have had."""
-    said = tmp_path / "said"
-    assert in_processes(["sh", "-c", f'echo "$2" >> {said}; kill -9 $$', "sh"], 60.0) == -9
-    left = [float(line) for line in said.read_text().splitlines()]
-    assert len(left) == MOST_PROCESSES and 60.0 >= left[0] > left[-1] > 0.0
 
 
 def test_a_gpu_is_measured_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch):
@@ -202,26 +73,6 @@ def test_a_device_that_cannot_finish_its_work_has_failed(device: Device, monkeyp
     assert device.works() is (fault is None)
 
 
-def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """With the numbers that say where it stands; the next section gets another engine."""
-    monkeypatch.setattr(gpu_engine, "MOST_STEPS", 50)
-    engines = Engines(device)
-    engine = engines.get(BUILD)
-    engine.submit(gpu_engine.make_request("a", TINY.vocab, 20, 1000, 0))
-    with pytest.raises(RuntimeError, match=r"50 steps .* \(0, 1, 0\) run.*last step had 1 rows"):
-        gpu_engine.drain(engine)
-    assert engines.get(BUILD) is not engine
-
-
-def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
-    """And then nothing of it is."""
-    engines = Engines(device)
-    engine = engines.get(BUILD)
-    assert engines.get(Build(TINY, slots=4, budget=64, page_size=16)) is engine
-    other = engines.get(Build(TINY, slots=4, budget=None, page_size=16))
-    assert other is not engine and other.config.max_num_batched_tokens is None
-
-
 def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeypatch: pytest.MonkeyPatch):
     """All layers in one recording, each over keys and values of its own."""
     read = []
@@ -242,37 +93,19 @@ def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeyp
     assert len(set(read)) == len(read) == TINY.layers
 
 
-def test_an_engine_records_no_early_launch_where_none_is_wanted(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """And afterwards kernels begin early again, where they can."""
-    monkeypatch.setattr(early, "can_start_early", lambda device: True)
-    launches, build_engine = [], gpu_engine.build_engine
-
-    def built(config: EngineConfig) -> Engine:
-        launches.append(early.early(CPU))
-        return build_engine(config)
-
-    monkeypatch.setattr(gpu_engine, "build_engine", built)
-    engines, said = Engines(device), []
-    for wanted in (False, True):
-        engines.get(replace(BUILD, early_launch=wanted))
-        said.append(engines.early_launch)
-    assert launches == [{"EARLY": False}, {"EARLY": True, "launch_pdl": True}] and said == [False, True]
-    monkeypatch.setattr(early, "can_start_early", lambda device: False)
-    assert not engines.early_launch  # of a device that cannot
-
-
 def test_rows_of_an_engine_say_whether_its_kernels_begin_early(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Those of a profile, whose times would overlap, and those of steps, which show what it gives."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
-    sections = Sections(lambda so_far: None, 600.0)
+    sections = endless()
     marks = gpu.Marks(device, sections)
     marks.engine(BUILD, marks.of_engines.decode_step, 3, 20, 4)
     marks.engine(replace(BUILD, early_launch=False), marks.of_engines.kernels_of_a_step, 3, 20)
     marks.run()
     assert not sections.failed
-    assert {row["what"]: row["early_launch"] for row in sections.rows} == {
-        "decode step": True, "profile": False, "kernel": False,
-    }  # fmt: skip
+    assert [(row["what"], row["early_launch"]) for row in sections.rows if row["what"] != "kernel"] == [
+        ("engine", True), ("decode step", True), ("engine", False), ("profile", False),
+    ]  # fmt: skip
+    assert early.can_start_early(device.device)  # whoever comes next
 
 
 def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, monkeypatch: pytest.MonkeyPatch):
@@ -280,12 +113,12 @@ def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, mon
     monkeypatch.setattr(gpu_engine, "SPARE_TOKENS", -5)
     marks = EngineMarks(device, lambda what, **row: None)
     with pytest.raises(RuntimeError, match="of 3 rows 0 were left"):
-        marks.decode_step(Engines(device).get(BUILD), TINY, 3, 20, 4, runs=2)
+        marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 4, runs=2)
 
 
 def test_what_was_measured_before_does_not_count(device: Device):
     """A batch as large as the last one decodes when its own prompts are computed, and not at once."""
-    engine, found = Engines(device).get(BUILD), []
+    engine, found = Engines(device, endless()).get(BUILD), []
     marks = EngineMarks(device, lambda what, **row: found.append(row["context"]))
     for _ in range(2):
         marks.decode_step(engine, TINY, 3, 200, 2, runs=1)
@@ -298,7 +131,7 @@ def test_a_recorded_step_is_replayed_with_nobody_in_it(device: Device, monkeypat
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)
     rows = []
     marks = EngineMarks(device, lambda what, **row: rows.append(what))
-    engine = Engines(device).get(BUILD)
+    engine = Engines(device, endless()).get(BUILD)
     marks.decode_step(engine, TINY, 3, 20, 2)
     for prompt in (0, 100):
         marks.recorded_step(engine, TINY, 4, 20, prompt, replays=3)
@@ -311,7 +144,7 @@ def test_the_bound_of_a_decode_step_is_of_what_rows_hold_by_then(device: Device)
     """And not of what they began with."""
     found = []
     marks = EngineMarks(device, lambda what, **row: found.append(row))
-    marks.decode_step(Engines(device).get(BUILD), TINY, 3, 20, 10, runs=2)
+    marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 10, runs=2)
     (row,) = found
     assert 30 < row["context"] < 40
     bound = TINY.decode_bytes(3, 3 * row["context"]) / device.ceilings.bytes_per_second
@@ -324,19 +157,10 @@ def test_a_person_is_told_the_largest_gap(device: Device, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu_engine, "_ask", lambda *_: next(answers))
     found = []
     marks = EngineMarks(device, lambda what, **row: found.append(row))
-    marks.people(Engines(device).get(BUILD), TINY, 20, 3, asks=2, bulk=(20, 100))
+    marks.people(Engines(device, endless()).get(BUILD), TINY, 20, 3, asks=2, bulk=(20, 100))
     for state in ("idle", "loaded"):
         assert found[0][f"{state}_largest_gap_ms"] == pytest.approx(30.0)
         assert found[0][f"{state}_ttft_ms"]["max"] == pytest.approx(200.0)
-
-
-def test_fewer_tokens_than_were_asked_for_are_no_rate(monkeypatch: pytest.MonkeyPatch):
-    """transformers returns what it has when it failed."""
-    answers = {"a": SimpleNamespace(generated_tokens=[1, 2])}
-    model = SimpleNamespace(generate_batch=lambda prompts, **options: answers)
-    monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: model)
-    with pytest.raises(RuntimeError, match="2 tokens of 6"):
-        list(gpu_transformers._measured(TINY, CPU, [[1], [2]], output=3, runs=1))
 
 
 def test_results_are_kept_where_they_are_wanted_too(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -367,37 +191,19 @@ def test_a_selection_replaces_no_whole_run_s_results(device: Device, tmp_path: P
 
 
 def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A machine without it has no commit to tell."""
+    """A machine without it has no commit to tell, unless it is told."""
+    monkeypatch.delenv("CAROUSEL_COMMIT", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert results.origin()["commit"] == "unknown"
-
-
-def test_the_benchmark_runs_whatever_the_tests_said(tmp_path: Path):
-    """`make gpu` fails in the end when either did, and the results and what tests said go where they are wanted too."""
-    python, said, out = tmp_path / "python", tmp_path / "said", tmp_path / "out"
-    python.write_text(f'#!/bin/sh\necho "$@" >> {said}\ncase "$2" in pytest) echo 1 failed; exit 1;; esac\n')
-    python.chmod(0o755)
-    command = ["make", "gpu", f"GPU_PYTHON={python}", f"OUT={out}"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode != 0, ended.stderr
-    lines = [line for line in said.read_text().splitlines() if not line.startswith("-m pip")]  # of wheels, if any
-    assert {line.split()[1] for line in lines[:2]} == {"import", "kernels.cpu"}  # what every worker would wait for
-    assert any(line.startswith("-m pytest") and "tests/engine/test_on_device.py" in line for line in lines)
-    assert lines[-1] == f"-m benchmarks.gpu --also-in {out}"
-    assert (out / "tests.log").read_text() == "1 failed\n" and "1 failed" in ended.stdout
-
-
-def test_what_make_gpu_runs_is_there():
-    """A test file that was renamed would be no test."""
-    listed = subprocess.run(["make", "-n", "gpu"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    files = [word for word in listed.stdout.split() if word.startswith("tests/")]
-    assert len(files) > 5 and all((ROOT / file).exists() for file in files)
+    monkeypatch.setenv("CAROUSEL_COMMIT", "0123456789ab")
+    assert results.origin()["commit"] == "0123456789ab"
 
 
 def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.MonkeyPatch):
     """On tiny shapes and a CPU, where figures say nothing; transformers is left out, which takes a minute there."""
-    monkeypatch.setattr(gpu_transformers, "rates", lambda *_, **__: [100.0])
-    sections = Sections(lambda so_far: None, 600.0)
+    ways = {"attention": "sdpa", "cuda_graphs": [False, True]}
+    monkeypatch.setattr(gpu_transformers, "measure", lambda *_, **__: Measured(ways, [100.0]))
+    sections = endless()
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
     marks.run()
@@ -405,11 +211,16 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     measured = {row["what"] for row in sections.rows}
     assert {"decode attention", "prefill attention", "matrix", "rms_norm", "silu_mul", "sample"} < measured
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
+    (theirs,) = (row for row in sections.rows if row["what"] == "transformers")
+    assert theirs["times_that"] > 0 and ways.items() <= theirs.items()
+    built = {"early_launch", "recorded"}
+    of_engines = {row["what"] for row in sections.rows if built <= row.keys()}
+    assert {"decode step", "prefill", "mixed", "people", "swapping", "beside transformers"} < of_engines
 
 
 def test_sections_are_run_by_their_names(device: Device):
     """Those in which an expression is found; one that is found in none is refused with all names."""
-    sections = Sections(lambda so_far: None, 600.0)
+    sections = endless()
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
     with pytest.raises(LookupError, match=r"'nonsense' is found in none of these names:(?s:.*)\nelementwise tiny 3\n"):
@@ -428,28 +239,9 @@ def test_a_selection_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, caps
         assert ended.value.code == 2 and why in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("runs", [0, 2])
-def test_what_transformers_did_before_its_time_was_up_is_not_lost(monkeypatch: pytest.MonkeyPatch, runs: int):
-    """Rates that it had told count, among whatever else it says; without one it is said that it took too long."""
-    told = "loading: 100%\n" + "".join(f"\n{gpu_transformers.RATE}{10.5 * run}\n" for run in range(1, runs + 1))
-    told += f"{gpu_transformers.RATE}99"  # and is about to say more
-    body = f"import sys, time; sys.stdout.write({told!r}); sys.stdout.flush(); time.sleep(60)"
-    run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **more: run([sys.executable, "-c", body], **more))
-
-    def rates() -> list[float]:
-        return gpu_transformers.rates(TINY, CPU, [(1,)], 3, 2, timeout=2.0)
-
-    if runs:
-        assert rates() == [10.5, 21.0]
-    else:
-        with pytest.raises(subprocess.TimeoutExpired):
-            rates()
-
-
 def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
     """Or a selection would be of both, and what failed in one would be told of the other; engines are told apart."""
-    marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
+    marks = gpu.Marks(device, endless())
     gpu.on_gpu(marks)
     for build in ("Llama-3.2-1B", "Llama-3.2-1B batch_invariant=True"):
         assert any(name.startswith(f"decode_step {build} 32 512") for name in marks.planned)
@@ -458,79 +250,75 @@ def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
 
 
 def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Figures that have a mark, of both shapes, before what explains them; the profiler, which stays in the process,
-    behind all; and every engine is built once, but the one that is compared with transformers."""
-    builds, engine = [], gpu.Marks.engine
+    """What the project is measured by before what explains it, for which every engine is built once; and the profiler,
+    which stays in the process, behind all."""
+    builds: list[Build] = []
+    marked: list[list[Build]] = []
+    engine, variants_of = gpu.Marks.engine, gpu.variants_of
 
     def planned(marks: gpu.Marks, build: Build, *measure: Any, **more: Any) -> None:
         builds.append(build)
         engine(marks, build, *measure, **more)
 
+    def explained(*of: Any) -> None:
+        marked.append(list(builds))
+        variants_of(*of)
+
     monkeypatch.setattr(gpu.Marks, "engine", planned)
-    marks = gpu.Marks(device, Sections(lambda so_far: None, 600.0))
+    monkeypatch.setattr(gpu, "variants_of", explained)
+    marks = gpu.Marks(device, endless())
     gpu.on_gpu(marks)
     names = list(marks.planned)
+    llama, qwen = "Llama-3.2-1B", "Qwen3-0.6B"
     wanted = [
-        "decode_attention Llama-3.2-1B",
-        "decode_step Llama-3.2-1B 1",
-        "prefill Llama-3.2-1B",
-        "mixed Llama-3.2-1B",
-        "transformers Llama-3.2-1B",
-        "people Llama-3.2-1B",
-        "decode_attention Qwen3-0.6B",
-        "decode_step Qwen3-0.6B 1",
-        "mixed Qwen3-0.6B",
-        "decode_attention_as Llama-3.2-1B",
-        "sampler Llama-3.2-1B",
-        "decode_step Llama-3.2-1B batch_invariant=True",
-        "people Qwen3-0.6B",
-        "sampler Qwen3-0.6B",
-        "decode_step Llama-3.2-1B early_launch=False 1",
+        f"decode_attention {llama} 32 2048",
+        f"decode_step {llama} 1 512",
+        f"decode_step {llama} 256 512",
+        f"prefill {llama} 2048",
+        f"mixed {llama} 256",
+        f"transformers {llama}",
+        f"people {llama} budget=None 2048",
+        f"decode_step {llama} batch_invariant=True 256 512",
+        f"prefill {llama} batch_invariant=True 2048",
+        f"decode_step {llama} early_launch=False 32 512",
+        f"prefill {qwen} 2048",
+        f"mixed {qwen} 256",
+        f"decode_step {qwen} 1 512",
+        f"decode_attention {qwen} 128 2048",
+        f"decode_attention_as {llama}",
+        f"sampler {llama}",
+        f"swapping {llama}",
+        f"people {qwen} budget=None",
+        f"sampler {qwen}",
+        f"kernels_of_a_step {llama} early_launch=False",
     ]
-    places = [next(at for at, name in enumerate(names) if name.startswith(f"{one} ") or name == one) for one in wanted]
+    places = [next(at for at, name in enumerate(names) if f"{name} ".startswith(f"{one} ")) for one in wanted]
     assert places == sorted(places)
     profiled = [at for at, name in enumerate(names) if name.startswith("kernels_of_a_step ")]
     assert profiled == list(range(len(names) - len(profiled), len(names)))
-    assert len([build for build, _ in groupby(builds)]) == len(set(builds)) == 6
+    assert len([build for build, _ in groupby(marked[0])]) == len(set(marked[0])) == 5
 
 
-def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-):
-    """And the table is afterwards what it was."""
-    impossible, slow, fast = Tile(3, 256, 4, 3), Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
-    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((slow, impossible, fast)))
-    seconds = iter((0.3, 0.1))
-
-    def times(*calls: Callable[[], object], share: bool) -> list[float]:
-        calls[0]()
-        return [next(seconds)]
-
-    monkeypatch.setattr(device, "times", times)
-    rows: list[str] = []
-    marks, before = MatrixMarks(device, lambda what, **row: rows.append(what)), dict(few_rows.TILES)
-    assert marks.tiles(Matrix("down", 40, 64)) == fast
-    assert rows == ["tile", "tile that fails", "tile"]
-    assert before == few_rows.TILES
+def test_what_batch_invariance_costs_is_told_where_both_were_measured(device: Device):
+    """At the same sizes."""
+    sections = endless()
+    marks = gpu.Marks(device, sections)
+    for build in (BUILD, replace(BUILD, batch_invariant=True)):
+        marks.engine(build, marks.of_engines.decode_step, 3, 20, 2)
+        marks.engine(build, marks.of_engines.prefill, 20, 2)
+    marks.engine(replace(BUILD, batch_invariant=True), marks.of_engines.decode_step, 2, 20, 2)
+    marks.run()
+    usual, rows = ([row for row in sections.rows if row.get("batch_invariant") is kind] for kind in (False, True))
+    assert [row["times_usual"] for row in rows[:2]] == [
+        row["ms"]["median"] / other["ms"]["median"] for row, other in zip(rows, usual, strict=False)
+    ]
+    assert len(rows) == 3 and not any("times_usual" in row for row in (*usual, rows[2]))
 
 
-def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.MonkeyPatch):
-    """As it would be written by hand, with the device that was measured, and what was known of others."""
-    monkeypatch.setattr(tile_table, "FOUND", {(40, 64, False): (16, 64, 1, 3), (8, 8, True): (16, 256, 4, 3)})
-    best = {(40, 64, False): Tile(32, 64, 1, 3), (128256, 2048, False): Tile(32, 256, 4, 8)}
-    module = gpu_matrices.as_module("NVIDIA H100 80GB HBM3", best)
-    read: dict[str, Any] = {}
-    exec(module, read)
-    assert "NVIDIA H100 80GB HBM3" in read["__doc__"]
-    assert {matrix: Tile(*tile) for matrix, tile in read["FOUND"].items()} == best | {(8, 8, True): Tile(16, 256, 4, 3)}
-    command = [sys.executable, "-m", "ruff", "format", "--check", "--stdin-filename", "tile_table.py", "-"]
-    assert subprocess.run(command, input=module, text=True, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("gated", [False, True])
-def test_tiles_that_are_tried_fit_on_a_multiprocessor(gated: bool):
-    """Those of a gate hold twice as much."""
-    tiles = list(gpu_matrices.candidates(gated))
-    assert 10 < len(tiles) <= 40 and len(set(tiles)) == len(tiles)
-    assert Tile(64, 256, 4, 8) not in tiles
-    assert (Tile(32, 256, 4, 8) in tiles) is not gated
+def test_batch_invariance_is_measured_where_the_usual_is(device: Device):
+    """Or there would be nothing to compare with."""
+    marks = gpu.Marks(device, endless())
+    gpu.on_gpu(marks)
+    found = [name for name in marks.planned if "batch_invariant=True" in name and not name.startswith("engine")]
+    assert len(found) >= 5
+    assert all(name.replace(" batch_invariant=True", "") in marks.planned for name in found)

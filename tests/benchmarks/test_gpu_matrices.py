@@ -1,0 +1,90 @@
+"""Which tiles are best for matrices of few rows, as far as that can be tried without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_matrices
+from benchmarks.device import Device
+from benchmarks.gpu_matrices import MatrixMarks
+from benchmarks.shapes import TINY, Matrix
+from kernels import few_rows, tile_table
+from kernels.few_rows import DenseLinear, Tile
+from tests.benchmarks.conftest import CPU
+
+
+def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+):
+    """And the table is afterwards what it was."""
+    impossible, slow, fast = Tile(3, 256, 4, 3), Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((slow, impossible, fast)))
+    seconds = iter((0.3, 0.1))
+
+    def times(*calls: Callable[[], object], share: bool) -> list[float]:
+        calls[0]()
+        return [next(seconds)]
+
+    monkeypatch.setattr(device, "times", times)
+    rows: list[str] = []
+    marks, before = MatrixMarks(device, lambda what, **row: rows.append(what)), dict(few_rows.TILES)
+    assert marks.tiles(Matrix("down", 40, 64)) == fast
+    assert rows == ["tile", "tile that fails", "tile"]
+    assert before == few_rows.TILES
+
+
+@pytest.mark.parametrize("wrong_by", [1000.0, float("nan")])
+def test_a_tile_that_computes_something_else_is_not_chosen(
+    device: Device, monkeypatch: pytest.MonkeyPatch, wrong_by: float
+):
+    """However fast it is."""
+    right, wrong = Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
+    multiply = DenseLinear.multiply_few
+
+    def multiplied(layer: DenseLinear, *given: Any) -> torch.Tensor:
+        y = multiply(layer, *given)
+        if few_rows.TILES[40, 64, False] == wrong:
+            y[-1, -1] += wrong_by
+        return y
+
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((wrong, right)))
+    monkeypatch.setattr(DenseLinear, "multiply_few", multiplied)
+    monkeypatch.setattr(device, "times", lambda *calls, share: [0.1 if few_rows.TILES[40, 64, False] == wrong else 0.3])
+    rows: list[str] = []
+    assert MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64)) == right
+    assert rows == ["tile that differs", "tile"]
+
+
+@pytest.mark.parametrize("matrix", TINY.matrices, ids=lambda matrix: matrix.name)
+def test_one_kernel_computes_what_the_library_does(device: Device, matrix: Matrix):
+    """Whatever stands around the product; and again, when rows and residual are others."""
+    layer = gpu_matrices.Layer(matrix, 3, CPU)
+    assert max(layer.error() for _ in range(2)) < 1e-4
+
+
+def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.MonkeyPatch):
+    """As it would be written by hand, with the device that was measured, and what was known of others."""
+    monkeypatch.setattr(tile_table, "FOUND", {(40, 64, False): (16, 64, 1, 3), (8, 8, True): (16, 256, 4, 3)})
+    best = {(40, 64, False): Tile(32, 64, 1, 3), (128256, 2048, False): Tile(32, 256, 4, 8)}
+    module = gpu_matrices.as_module("NVIDIA H100 80GB HBM3", best)
+    read: dict[str, Any] = {}
+    exec(module, read)
+    assert "NVIDIA H100 80GB HBM3" in read["__doc__"]
+    assert {matrix: Tile(*tile) for matrix, tile in read["FOUND"].items()} == best | {(8, 8, True): Tile(16, 256, 4, 3)}
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--stdin-filename", "tile_table.py", "-"]
+    assert subprocess.run(command, input=module, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_that_are_tried_fit_on_a_multiprocessor(gated: bool):
+    """Those of a gate hold twice as much."""
+    tiles = list(gpu_matrices.candidates(gated))
+    assert 10 < len(tiles) <= 40 and len(set(tiles)) == len(tiles)
+    assert Tile(64, 256, 4, 8) not in tiles
+    assert (Tile(32, 256, 4, 8) in tiles) is not gated
