@@ -38,7 +38,7 @@ def early(device: torch.device) -> dict[str, Any]:
 
 @triton.jit
 def take_turn(EARLY: tl.constexpr):
-    """The first statement of a kernel that has nothing to do before its turn has come."""
+    """Where a kernel has done what it can before its turn."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -19,7 +19,7 @@ NUM_WARPS = 4
 @triton.jit
 def _rms_norm_kernel(
     x,  # [T, H] any float
-    weight,  # [H]
+    gain,  # [H]
     out,  # [T, H]
     eps,
     H: tl.constexpr,
@@ -27,15 +27,15 @@ def _rms_norm_kernel(
     EARLY: tl.constexpr,
 ):
     """Normalises one row, held whole in registers."""
-    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < H
+    factor = tl.load(gain + columns, mask=inside, other=0.0).to(tl.float32)
+    take_turn(EARLY)
     values = tl.load(x + row * H + columns, mask=inside, other=0.0)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / H + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * H + columns, (wide * scale * gain).to(values.dtype), mask=inside)
+    tl.store(out + row * H + columns, (wide * scale * factor).to(values.dtype), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

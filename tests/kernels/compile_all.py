@@ -102,7 +102,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     return [
         (
             rms_norm._rms_norm_kernel,
-            {"x": MODEL, "weight": MODEL, "out": MODEL, "eps": "fp32"},
+            {"x": MODEL, "gain": MODEL, "out": MODEL, "eps": "fp32"},
             {"H": 576, "BLOCK": 1024, "EARLY": True},
             _launched(rms_norm.NUM_WARPS),
         ),

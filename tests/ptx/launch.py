@@ -23,7 +23,7 @@ from tests.ptx.state import State
 LEAST_SHARED = 16  # bytes
 PACKED = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 # Of the arguments of a kernel that begins early what it may read before its turn (`kernels.early`).
-KNOWN = {"norm", "q_norm", "k_norm", "cos_sin", "positions", "slots", "page_table", "tasks", "num_tasks"}
+KNOWN = {"gain", "norm", "q_norm", "k_norm", "cos_sin", "positions", "slots", "page_table", "tasks", "num_tasks"}
 SCRATCH = [bytes(8)] * 2  # null pointers behind a kernel's own parameters: memory for Triton's purposes, unused here
 
 
