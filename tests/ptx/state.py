@@ -60,6 +60,7 @@ class State:
         """Where there are words of `size` bytes at addresses[n]. Raises PtxError where it is not the kernel's turn yet
         and they are not known before it."""
         if not self._has_its_turn:
+            self.memory.check(addresses, size, text)
             try:
                 self.known.check(addresses, size, text)
             except PtxError as error:
