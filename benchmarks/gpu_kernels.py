@@ -14,7 +14,7 @@ from benchmarks.device import Device
 from benchmarks.results import microseconds
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
-from kernels import decode_attention, prefill_attention
+from kernels import decode_attention, decode_tasks, prefill_attention
 
 CALLS = 20  # over inputs of their own, where one is short
 
@@ -42,7 +42,7 @@ class KernelMarks:
         lengths = torch.linspace(1, longest, batch, device=self._on.device).to(torch.int32)
         lengths = lengths[torch.randperm(batch, device=self._on.device)]
         sizes = {"shape": shape.name, "batch": batch, "longest": longest, "page_size": page_size}
-        with patch.multiple(decode_attention, SPLIT=split, PROGRAMS=programs):
+        with patch.object(decode_tasks, "SPLIT", split), patch.object(decode_attention, "PROGRAMS", programs):
             told = sizes | {"split": split, "programs": programs}
             self._decode_attention("decode attention, mixed", shape, lengths, longest, page_size, told)
 
@@ -68,7 +68,7 @@ class KernelMarks:
         self, shape: Shape, batch: int, context: int, page_size: int, stages: int, split: int
     ) -> None:
         """As `decode_attention`, with other stages and splits than the kernel has."""
-        with patch.multiple(decode_attention, NUM_STAGES=stages, SPLIT=split):
+        with patch.object(decode_tasks, "SPLIT", split), patch.object(decode_attention, "NUM_STAGES", stages):
             self.decode_attention(shape, batch, context, page_size, stages=stages, split=split)
 
     def prefill_attention(self, shape: Shape, tokens: int, page_size: int, **more: int) -> None:

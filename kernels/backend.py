@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.composed import Composed
-from kernels.decode_attention import decode_attention, plan_decode
+from kernels.decode_attention import decode_attention
 from kernels.decode_step import gather_slots
+from kernels.decode_tasks import plan_decode
 from kernels.decoder import Linear
 from kernels.few_rows import DenseLinear
 from kernels.plans import DecodePlan, RopePlan

@@ -1,13 +1,8 @@
 """Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
 
-A context is cut into splits of a fixed size from position 0, each reduced by itself; whoever ends last of a row's
-combines them in order. The size is small where rows are few and their contexts not long, so that all of a GPU reads
-them. It depends on nothing else of the batch, so neither does the order in which a row's numbers are added. The query
-heads of one key/value head form the rows of one matrix product, padded to the 16 rows a tensor core takes.
-
-What there is to reduce is listed once a step, on the device, and shared out among as many programs as the device is
-worth (as FlashInfer plans: Ye et al., MLSys'25): a grid with a place for every split of the longest context would be
-mostly programs with nothing to do, and to end takes one of them as long as to read a tenth of a split.
+The splits of all contexts (`kernels.decode_tasks`) are shared out among as many programs as the device is worth, each
+reduced by itself; whoever ends last of a row's combines them in order. The query heads of one key/value head form the
+rows of one matrix product, padded to the 16 rows a tensor core takes.
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -23,16 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.decode_tasks import BLOCK, plan_decode, read_task
 from kernels.early import ALIGNED, early, fetch
-from kernels.few_rows import FEW
 from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
 from kernels.plans import DecodePlan, DecodeTasks
 
-BLOCK = 64  # positions of one product
-SPLIT = 256  # positions; a multiple of BLOCK
-SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes and contexts not longer than LONG
-LONG = 4096
 CHUNK = 16  # splits combined at a time
 COMBINED = 8192  # numbers of them, of as many heads as that is: what a program has registers for beside its own split
 COMBINED_OF_MANY = 2  # heads, where a program shares a multiprocessor with others
@@ -43,86 +34,17 @@ NUM_STAGES_WIDE = 3  # of float32, for more of which there is no shared memory
 NUM_STAGES = 5  # fewer ask for nothing ahead: a page is looked up first, which takes two of them
 NUM_STAGES_OF_ONE = 2  # where a split is one block
 PROGRAMS = 16  # of all heads, for each multiprocessor, which runs a third of them at once; more have nothing to do
-LISTED = 256  # rows, or splits of a row, at a time
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
-def _seen_from(
-    context,  # int32, any shape
-    window,
-    split_size,  # positions, of contexts up to LONG
-    LONG: tl.constexpr,
-    SPLIT: tl.constexpr,  # positions, of longer ones
-):
-    """The first position that is seen, and the size of a split."""
-    first = tl.where(window > 0, tl.maximum(context - window, 0), 0)
-    return first, tl.where(context > LONG, SPLIT, split_size)
-
-
 # What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
-@triton.jit(do_not_specialize=["rows", "room", "split_size"])
-def _list_kernel(
-    context_lens,  # [B] int32
-    tasks,  # [3, room] int32: row, split and context of each
-    num_tasks,  # [1] int32
-    arrived,  # [B, Hkv] int32
-    rows,  # B
-    room,
-    window,
-    split_size,
-    KV_HEADS: tl.constexpr,
-    LONG: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK: tl.constexpr,  # rows, splits and heads at a time
-):
-    """Lists the splits of one row, behind those of all before it; none of them is reduced yet."""
-    row = tl.program_id(0)
-    for start in range(0, KV_HEADS, BLOCK):
-        heads = start + tl.arange(0, BLOCK)
-        tl.store(arrived + row * KV_HEADS + heads, 0, mask=heads < KV_HEADS)
-    context = tl.load(context_lens + row)
-    first, size = _seen_from(context, window, split_size, LONG, SPLIT)
-    first_split, end_split = first // size, tl.cdiv(context, size)
-    counted = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, row, BLOCK):
-        others = start + tl.arange(0, BLOCK)
-        lengths = tl.load(context_lens + others, mask=others < row, other=0)
-        starts, sizes = _seen_from(lengths, window, split_size, LONG, SPLIT)
-        counted += tl.cdiv(lengths, sizes) - starts // sizes
-    before = tl.sum(counted)
-    for start in range(first_split, end_split, BLOCK):
-        splits = start + tl.arange(0, BLOCK)
-        at = tasks + before + splits - first_split
-        known = splits < end_split
-        tl.store(at, row, mask=known)
-        tl.store(at + room, splits, mask=known)
-        tl.store(at + 2 * room, context, mask=known)
-    if row == rows - 1:
-        tl.store(num_tasks, before + end_split - first_split)
-
-
-@triton.jit
-def _task(
-    tasks,  # [3, room] int32
-    at,
-    count,
-    room,
-):
-    """Row, split and context; zeros behind the last one."""
-    known = at < count
-    row = tl.load(tasks + at, mask=known, other=0).to(tl.int64)
-    split = tl.load(tasks + room + at, mask=known, other=0)
-    return row, split, tl.load(tasks + 2 * room + at, mask=known, other=0)
-
-
-@triton.jit(do_not_specialize=["table_stride", "room", "splits", "split_size"])
+@triton.jit(do_not_specialize=["table_stride", "room", "splits"])
 def _decode_kernel(
     q,  # [B, Hq, D] any float
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     page_table,  # [B, P] int32
-    tasks,  # [3, room] int32: row, split and context of each
+    tasks,  # [5, room] int32, see `kernels.plans.DecodeTasks`
     num_tasks,  # [1] int32
     arrived,  # [B, Hkv] int32 zeros, which are left as zeros: splits that are reduced
     partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
@@ -133,16 +55,12 @@ def _decode_kernel(
     room,
     splits,
     scale,  # of scores, times log2(e)
-    window,
-    split_size,  # positions, of contexts up to LONG
     GROUP: tl.constexpr,  # Hq / Hkv
     GROUP_BLOCK: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    LONG: tl.constexpr,
-    SPLIT: tl.constexpr,  # positions, of longer contexts
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     HEADS: tl.constexpr,  # combined at a time
@@ -157,17 +75,17 @@ def _decode_kernel(
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     count = tl.load(num_tasks)
-    row, split, context = _task(tasks, tl.program_id(0), count, room)
+    row, split, first, context, size = read_task(tasks, tl.program_id(0), count, room)
     if EARLY:
+        begin = tl.maximum(split * size, first // BLOCK * BLOCK)
         _fetch_block(
-            k_cache, v_cache, page_table + row * table_stride, context, split, kv_head, page_rows, window, split_size,
-            HEAD_DIM, PAGE_SIZE, LONG, SPLIT, BLOCK,
+            k_cache, v_cache, page_table + row * table_stride, begin, context, kv_head, page_rows,
+            HEAD_DIM, PAGE_SIZE, BLOCK,
         )  # fmt: skip
         tl.extra.cuda.gdc_wait()
     # What is the same for all tasks is computed for each anew: kept, it would have a sixth of the registers.
     for task in tl.range(tl.program_id(0), count, tl.num_programs(0), disable_licm=True):
-        row, split, context = _task(tasks, task, count, room)
-        first, size = _seen_from(context, window, split_size, LONG, SPLIT)
+        row, split, first, context, size = read_task(tasks, task, count, room)
         first_split, end_split = first // size, tl.cdiv(context, size)
         begin = tl.maximum(split * size, first // BLOCK * BLOCK)
         end = tl.minimum((split + 1) * size, context)
@@ -224,24 +142,18 @@ def _fetch_block(
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     table,  # [P] int32, the pages of one row
+    begin,
     context,  # 0: nothing
-    split,
     kv_head,
     page_rows,
-    window,
-    split_size,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    LONG: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Asks for the first keys and values of a split, a run of them that lie behind one another at a time."""
+    """Asks for the block of keys and values from `begin` on, a run of them that lie behind one another at a time."""
     RUN: tl.constexpr = min(PAGE_SIZE & -PAGE_SIZE, BLOCK)
     BYTES: tl.constexpr = RUN * HEAD_DIM * k_cache.dtype.element_ty.primitive_bitwidth // 8
     if BYTES % ALIGNED == 0:
-        first, size = _seen_from(context, window, split_size, LONG, SPLIT)
-        begin = tl.maximum(split * size, first // BLOCK * BLOCK)
         places = tl.arange(0, BLOCK)
         known = begin + places < context
         rows = cache_rows(table, begin, known, kv_head, page_rows, PAGE_SIZE, BLOCK)
@@ -301,37 +213,8 @@ def _combine(
     tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=kept)
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeTasks:
-    """page_table[B, P] int32, context_lens[B] int32 -> what all layers of one window have to reduce in a step."""
-    B, device = len(context_lens), context_lens.device
-    kv_heads = k_cache.shape[1]
-    # From the table's width, not from the lengths: they live on the device.
-    most = page_table.shape[1] * k_cache.shape[2]
-    split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
-    splits = max(1, triton.cdiv(min(most, LONG), split_size), triton.cdiv(most, SPLIT))
-    tasks = torch.empty((3, B * splits), dtype=torch.int32, device=device)
-    num_tasks = torch.empty(1, dtype=torch.int32, device=device)
-    arrived = torch.empty((B, kv_heads), dtype=torch.int32, device=device)
-    _list_kernel[(B,)](
-        context_lens,
-        tasks,
-        num_tasks,
-        arrived,
-        B,
-        B * splits,
-        window,
-        split_size,
-        KV_HEADS=kv_heads,
-        LONG=LONG,
-        SPLIT=SPLIT,
-        BLOCK=LISTED,
-        num_warps=1,
-    )
-    return DecodeTasks(tasks, num_tasks, arrived, splits, split_size, has_blocks=split_size > BLOCK or most > LONG)
-
-
 def shape_of_program(head_block: int, group_block: int, number_bytes: int, has_blocks: bool) -> dict[str, int | None]:
-    """What a launch says of it: for many tasks five programs fit on a multiprocessor or, of heads of 128, the three
+    """What a launch says of it: for many tasks six programs fit on a multiprocessor or, of heads of 128, the three
     that there is shared memory for; tasks of one block are few, and each has what it likes."""
     heads = min(group_block, max(1, COMBINED // (CHUNK * head_block)))
     narrow = number_bytes == 2
@@ -340,7 +223,7 @@ def shape_of_program(head_block: int, group_block: int, number_bytes: int, has_b
         "HEADS": min(heads, COMBINED_OF_MANY) if has_blocks else heads,
         "num_warps": NUM_WARPS if narrow else NUM_WARPS_WIDE,
         "num_stages": stages if has_blocks else NUM_STAGES_OF_ONE,
-        "maxnreg": (96 if head_block <= 64 else 168) if has_blocks and narrow and head_block <= 128 else None,
+        "maxnreg": (80 if head_block <= 64 else 168) if has_blocks and narrow and head_block <= 128 else None,
     }
 
 
@@ -393,16 +276,12 @@ def decode_attention(
         room,
         plan.splits,
         scale * LOG2_E,
-        window,
-        plan.split_size,
         GROUP=group,
         GROUP_BLOCK=max(LEAST_ROWS, group_block),
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         PAGE_SIZE=page_size,
-        LONG=LONG,
-        SPLIT=SPLIT,
         BLOCK=BLOCK,
         CHUNK=CHUNK,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected

@@ -68,15 +68,15 @@ class DecodeTiles(DecodePlan):
 class DecodeTasks(DecodePlan):
     """The splits of all contexts, for every key/value head.
 
-    tasks: [3, B * splits] int32, the row, the split and the context of each; num_tasks: [1] int32, how many there are.
+    tasks: [5, B * splits] int32, of each the row, the split, the first position that is seen, the context and the size
+    of a split; num_tasks: [1] int32, how many there are.
     arrived: [B, Hkv] int32 zeros: of a row and key/value head, how many splits are reduced. Each layer leaves zeros
     behind.
-    splits: the most that a row can have. split_size: positions. has_blocks: whether one can be more than one block.
+    splits: the most that a row can have. has_blocks: whether one can be more than one block.
     """
 
     tasks: Tensor
     num_tasks: Tensor
     arrived: Tensor
     splits: int
-    split_size: int
     has_blocks: bool

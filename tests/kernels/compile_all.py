@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from kernels import (
     decode_attention,
     decode_step,
+    decode_tasks,
     few_rows,
     filters,
     invariant,
@@ -84,9 +85,9 @@ def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool) -> Case:
         {"q": MODEL, "page_table": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "partial": FLOAT}
         | {"weight": FLOAT, "out": MODEL, "table_stride": "i32", "page_rows": "i32", "room": "i32", "splits": "i32"}
         | CACHES
-        | {"scale": "fp32", "window": "i32", "split_size": "i32"},
+        | {"scale": "fp32"},
         {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim}
-        | {"BLOCK": decode_attention.BLOCK, "LONG": decode_attention.LONG, "SPLIT": decode_attention.SPLIT}
+        | {"BLOCK": decode_tasks.BLOCK}
         | {"CHUNK": decode_attention.CHUNK, "PRECISION": "ieee", "EARLY": True, "HEADS": shape.pop("HEADS")},
         shape,
     )
@@ -131,14 +132,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             _launched(rope_and_cache.NUM_WARPS_OF_HEAD),
         ),
         (
-            decode_attention._list_kernel,
+            decode_tasks._list_kernel,
             {"context_lens": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "rows": "i32", "room": "i32"}
             | {"window": "i32", "split_size": "i32"},
             {
                 "KV_HEADS": 8,
-                "LONG": decode_attention.LONG,
-                "SPLIT": decode_attention.SPLIT,
-                "BLOCK": decode_attention.LISTED,
+                "LONG": decode_tasks.LONG,
+                "SPLIT": decode_tasks.SPLIT,
+                "BLOCK": decode_tasks.LISTED,
             },
             _launched(1),
         ),

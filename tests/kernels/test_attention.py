@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import decode_attention
+from kernels import decode_attention, decode_tasks
 from kernels.few_rows import FEW
 from kernels.interface import Kernels
 from kernels.plans import DecodeTasks
@@ -199,14 +199,14 @@ def test_every_split_is_listed_once(
     """In order, of rows with a context and without, in one block of the list and in several."""
     lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
     table = torch.zeros((len(contexts), 80), dtype=torch.int32, device=device)
-    with patch.object(decode_attention, "LISTED", listed):
+    with patch.object(decode_tasks, "LISTED", listed):
         plan = triton_kernels.plan_decode(table, lengths, 4, torch.zeros(1, 2, 64, 16, device=device), window)
     assert isinstance(plan, DecodeTasks)
     expected = []
     for row, context in enumerate(contexts):
         size = 256 if context > 4096 or len(contexts) > FEW else 64
         first = max(context - window, 0) if window else 0
-        expected += [[row, split, context] for split in range(first // size, -(-context // size))]
+        expected += [[row, split, first, context, size] for split in range(first // size, -(-context // size))]
     count = int(plan.num_tasks)
     assert plan.tasks[:, :count].T.tolist() == expected
 
