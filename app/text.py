@@ -137,10 +137,14 @@ class TextModel:
             return b""
         if self._is_byte_level and all(c in _BYTE_OF_CHAR for c in token):
             return bytes(_BYTE_OF_CHAR[c] for c in token)
-        if self._falls_back_on_bytes and (byte := _BYTE_TOKEN.fullmatch(token)):
+        if self.falls_back_on_bytes and (byte := _BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(byte[1])
         first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return both.removeprefix(first).encode()
+
+    def goes_on(self, token_id: int) -> bool:
+        """Whether its text may be the rest of a character that tokens before it began; it may have none at all."""
+        return not self.alone(token_id)[0] or 0x80 <= self.token_bytes(token_id)[0] < 0xC0
 
     @cached_property
     def _longest_token(self) -> int | None:
@@ -159,7 +163,8 @@ class TextModel:
         return "ByteLevel" in repr(self.tokenizer.decoder)
 
     @cached_property
-    def _falls_back_on_bytes(self) -> bool:
+    def falls_back_on_bytes(self) -> bool:
+        """Whether characters that have no token of their own are said as bytes, one token each."""
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
 
@@ -177,12 +182,14 @@ class Detokenizer:
         """before: the tokens of a text that goes on. Some decoders take the space away that a text begins with."""
         self._model = model
         self._decode = model.tokenizer.decode  # `model.decode` of a list, and as a string: what every token pays
-        # The window: tokens since the last known good border, and a few before it.
-        self._ids: list[int] = list(before[-CONTEXT:])
-        text = self._decode(self._ids) if before else ""
-        pending = _pending(text)
-        self._settled = 0 if pending else len(self._ids)  # how many of them had been decoded to whole characters
-        self._given = len(text) - pending  # characters of the window's text that were given out
+        self._ids: list[int] = []  # the window: tokens since the last known good border, and a few before it
+        self._settled = 0  # how many of them had been decoded to whole characters
+        self._given = 0  # characters of the window's text that were given out
+        first = max(0, len(before) - CONTEXT)
+        while first > max(0, len(before) - WINDOW) and model.goes_on(before[first]):
+            first -= 1  # of a character's bytes a decoder wants all
+        for token_id in before[first:]:
+            self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes; possibly none."""
@@ -193,7 +200,9 @@ class Detokenizer:
             return alone
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        pending = _pending(text)
+        pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
+        if pending and self._model.falls_back_on_bytes and len(self._ids) - self._settled <= WINDOW // 2:
+            return ""  # until a run of bytes is complete, all of them are replaced, those of characters before it too
         end = len(text) - pending
         new = text[self._given : end]
         if pending:
@@ -205,8 +214,10 @@ class Detokenizer:
                 self._settled = 0
                 self._given = len(self._decode(self._ids)) - left
         else:
-            # A clean border. The newest token stays as context: some decoders treat a text's first token specially.
-            self._ids = self._ids[self._settled :]
+            # A clean border. The newest token stays as context: some decoders treat a text's first token specially; one
+            # without a text is no context.
+            if alone or len(self._ids) > WINDOW:
+                self._ids = self._ids[self._settled :]
             self._settled = len(self._ids)
             self._given = len(alone) if self._settled == 1 else len(self._decode(self._ids))
         return new
@@ -216,11 +227,6 @@ class Detokenizer:
         text = self._decode(self._ids)[self._given :]
         self._given += len(text)
         return text
-
-
-def _pending(text: str) -> int:
-    """Replacement characters at its end that a following token could still complete."""
-    return min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
 
 
 class StopMatcher:

@@ -80,14 +80,39 @@ def sentence_piece() -> TextModel:
 PIECES = sentence_piece()
 
 
-@given(st.lists(st.integers(0, 260), max_size=12), st.lists(st.integers(0, 260), max_size=12))
-def test_a_text_that_goes_on_is_the_rest_of_the_whole(before: list[int], ids: list[int]):
+def say(*parts: str) -> list[int]:
+    """Tokens, and characters that have none: their bytes."""
+    id_of = PIECES.tokenizer.token_to_id
+    return [
+        id_of(token)
+        for part in parts
+        for token in ([part] if id_of(part) is not None else [f"<0x{byte:02X}>" for byte in part.encode()])
+    ]
+
+
+@given(st.lists(st.sampled_from(["<s>", "▁the", "▁engine", "s", *"~é漢😀"]), max_size=24), st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_text_that_goes_on_is_the_rest_of_the_whole(parts: list[str], data: st.DataObject):
     """With the space between, and where a character is cut between them."""
-    detokenizer = Detokenizer(PIECES, before)
-    text = "".join([*map(detokenizer.push, ids), detokenizer.flush()])
-    whole = PIECES.decode([*before, *ids])
-    if "\ufffd" not in whole:
-        assert PIECES.decode(before).rstrip("\ufffd") + text == whole
+    ids = say(*parts)
+    cut = data.draw(st.integers(0, len(ids)))
+    begun, rest = Detokenizer(PIECES), Detokenizer(PIECES, ids[:cut])
+    pieces = [*map(begun.push, ids[:cut]), *map(rest.push, ids[cut:]), rest.flush()]
+    assert "".join(pieces) == PIECES.decode(ids)
+
+
+def test_characters_that_are_bytes_come_whole_one_behind_the_other():
+    """With what stands before and behind them."""
+    detokenizer = Detokenizer(PIECES)
+    pieces = [detokenizer.push(token_id) for token_id in say("▁the", *"😀😀é漢字", "▁engine")]
+    assert list(filter(None, pieces)) == ["the", "😀", "😀", "é", "漢", "字", " engine"]
+
+
+def test_a_text_goes_on_behind_characters_that_are_bytes():
+    """However many of them: none is cut."""
+    for faces in range(1, 20):
+        detokenizer = Detokenizer(PIECES, say(*"😀" * faces))
+        assert detokenizer.push(*say("▁engine")) + detokenizer.flush() == " engine"
 
 
 def test_a_text_of_its_own_begins_without_a_space():
