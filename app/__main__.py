@@ -77,10 +77,14 @@ def _usage(options: argparse.Namespace) -> int:
     from app.usage import report
 
     try:
-        print(report(options))
+        told = report(options)
     except MeteringRefused as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
+    if options.format == "table":
+        say(told)
+    else:
+        sys.stdout.buffer.write(f"{told}\n".encode())  # for programs: whatever the terminal is, no name may change
     return 0
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from app.audit import Audit, Intake
 from app.client import EngineClient
+from app.detokenizer import Detokenizer, StopMatcher
 from app.status import status_view
 from app.streams import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
-from app.text import Detokenizer, StopMatcher, TextModel
+from app.text import TextModel
 from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
 
 log = logging.getLogger("carousel.generation")

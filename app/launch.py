@@ -14,13 +14,14 @@ from types import FrameType
 import uvicorn
 from tqdm import tqdm
 
+from app.chat_template import TemplateBroken
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
 from app.patience import UNREAD_SECONDS, keep_unread
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
-from app.text import TemplateBroken, TextModel, TokenizerMissing
+from app.text import TextModel, TokenizerMissing
 from app.websocket import WebSocketProtocol
 
 log = logging.getLogger("carousel")

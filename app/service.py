@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.admission import Admission
 from app.audit import Intake
+from app.chat_template import TemplateRefused
 from app.client import EngineClient, EngineUnavailable, Phase
 from app.encoding import Encoding
 from app.energy import Energy
@@ -23,7 +24,7 @@ from app.schemas.common import SamplingFields
 from app.settings import Settings
 from app.streams import Encoder, StreamLog
 from app.tenants import Tenant
-from app.text import TemplateRefused, TextModel
+from app.text import TextModel
 from engine.errors import ContextExceeded, RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 

@@ -1,7 +1,7 @@
-"""Between text and tokens: tokenizer, chat template, incremental detokenising, stop strings.
+"""Between text and tokens: what a checkpoint's tokenizer, chat template and recommendations say.
 
-Uses the `tokenizers` library and a sandboxed Jinja2, so the API process starts fast and never imports torch;
-transformers is asked only where a checkpoint has no tokenizer.json. Knows nothing of HTTP.
+Uses the `tokenizers` library, so the API process starts fast and never imports torch; transformers is asked only where
+a checkpoint has no tokenizer.json. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -9,22 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-WINDOW = 32  # most tokens a detokeniser looks back on
-CONTEXT = 5  # tokens of a prompt that the text behind it is decoded with (as in vLLM)
+from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 # What a checkpoint may recommend, from and to: as requests may ask for.
 SAMPLING = {
@@ -34,14 +28,6 @@ SAMPLING = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (1e-6, 10.0),
 }
-
-
-class TemplateRefused(Exception):
-    """The model's chat template does not accept these messages; the message says why."""
-
-
-class TemplateBroken(Exception):
-    """The chat template itself is no text, or no valid Jinja; the message says where."""
 
 
 class TokenizerMissing(Exception):
@@ -62,14 +48,8 @@ class TextModel:
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
-        self._special = special
         self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
-        try:
-            self._template = _environment().from_string(template) if template else None
-        except TemplateSyntaxError as error:
-            raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
-        except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
-            raise TemplateBroken(f"chat template: {error}") from None
+        self._template = ChatTemplate(template, special) if template else None
 
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
@@ -108,16 +88,7 @@ class TextModel:
         """The text of a conversation. Raises `TemplateRefused` when the template does not take it."""
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special
-            )
-        except SecurityError as error:
-            raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
-        except TemplateError as error:
-            raise TemplateRefused(str(error)) from error
-        except Exception as error:  # a template computes: it may raise whatever Python can
-            raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""
@@ -168,103 +139,6 @@ class TextModel:
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
 
-class Detokenizer:
-    """Turns ids into text as they come. What it has given out never changes: an unfinished character is held back.
-
-    The text of the last few tokens is decoded with and without the newest; the difference is new (as in vLLM and TGI).
-    At the end of a text that stops in mid-character at most three replacement characters are pending: the bytes that a
-    following token could still complete.
-    """
-
-    __slots__ = ("_decode", "_given", "_ids", "_model", "_settled")
-
-    def __init__(self, model: TextModel, before: Sequence[int] = ()) -> None:
-        """before: the tokens of a text that goes on. Some decoders take the space away that a text begins with."""
-        self._model = model
-        self._decode = model.tokenizer.decode  # `model.decode` of a list, and as a string: what every token pays
-        self._ids: list[int] = []  # the window: tokens since the last known good border, and a few before it
-        self._settled = 0  # how many of them had been decoded to whole characters
-        self._given = 0  # characters of the window's text that were given out
-        first = max(0, len(before) - CONTEXT)
-        while first > max(0, len(before) - WINDOW) and model.goes_on(before[first]):
-            first -= 1  # of a character's bytes a decoder wants all
-        for token_id in before[first:]:
-            self.push(token_id)
-
-    def push(self, token_id: int) -> str:
-        """Text that `token_id` completes; possibly none."""
-        alone, is_whole = self._model.alone(token_id)
-        if is_whole and self._settled == len(self._ids):
-            # Nearly every token: nothing needs to be decoded.
-            self._ids, self._settled, self._given = [token_id], 1, len(alone)
-            return alone
-        self._ids.append(token_id)
-        text = self._decode(self._ids)
-        pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
-        if pending and self._model.falls_back_on_bytes and len(self._ids) - self._settled <= WINDOW // 2:
-            return ""  # until a run of bytes is complete, all of them are replaced, those of characters before it too
-        end = len(text) - pending
-        new = text[self._given : end]
-        if pending:
-            self._given = max(self._given, end)
-            if len(self._ids) > WINDOW:
-                # Bytes that never make characters: keep the last few tokens, or each push would decode all of them.
-                left = len(text) - self._given
-                self._ids = self._ids[-WINDOW // 2 :]
-                self._settled = 0
-                self._given = len(self._decode(self._ids)) - left
-        else:
-            # A clean border. The newest token stays as context: some decoders treat a text's first token specially; one
-            # without a text is no context.
-            if alone or len(self._ids) > WINDOW:
-                self._ids = self._ids[self._settled :]
-            self._settled = len(self._ids)
-            self._given = len(alone) if self._settled == 1 else len(self._decode(self._ids))
-        return new
-
-    def flush(self) -> str:
-        """What is still pending when the text ends: replacement characters for bytes that were never completed."""
-        text = self._decode(self._ids)[self._given :]
-        self._given += len(text)
-        return text
-
-
-class StopMatcher:
-    """Finds stop strings in a text that comes in pieces, and holds back what may be the beginning of one."""
-
-    __slots__ = ("_held", "_stops")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that was met or None). After a match nothing more may be pushed."""
-        if not self._stops:
-            return text, None
-        self._held += text
-        found = min(((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None)
-        if found is not None:
-            at, stop = found
-            return self._held[:at], stop
-        keep = max(map(self._overlap, self._stops))
-        shown = self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
-        return shown, None
-
-    def flush(self) -> str:
-        """The text ended: what was held back was no stop string after all."""
-        held, self._held = self._held, ""
-        return held
-
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins `stop`."""
-        for length in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if stop.startswith(self._held[-length:]):
-                return length
-        return 0
-
-
 def _load_tokenizer(path: Path) -> Tokenizer:
     if (path / "tokenizer.json").exists():
         try:
@@ -278,39 +152,6 @@ def _load_tokenizer(path: Path) -> Tokenizer:
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {reason}") from error
-
-
-class _Generation(Extension):
-    """`{% generation %}`, by which templates mark what training learns from. It changes no text."""
-
-    tags = {"generation"}  # noqa: RUF012 - as the class has it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates expect to find, as transformers gives it to them."""
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    extensions = [loopcontrols, _Generation]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = tojson
-    return environment
 
 
 def _find_template(path: Path, config: dict[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import logging
+import os
 import random
 import sqlite3
 import subprocess
@@ -405,6 +406,16 @@ def test_the_same_as_csv_and_as_json(ledger: Path, capsys):
     whole = json.loads(said(capsys, str(ledger), "--format", "json", "--by", "outcome", "--price-input", "1000"))
     assert [(line["outcome"], line["requests"]) for line in whole["rows"]] == [("abort", 1), ("stop", 2)]
     assert whole["total"]["cost"] == "0.030000"  # cached ones at the same price, as nothing else was said
+
+
+@pytest.mark.parametrize(("form", "name"), [("table", "b?rt"), ("csv", "bärt"), ("json", "bärt")])
+def test_a_terminal_that_knows_no_umlauts_gets_a_table_all_the_same(ledger: Path, form: str, name: str):
+    """What programs read is UTF-8 wherever it goes."""
+    with contextlib.closing(sqlite3.connect(ledger)) as connection, connection:
+        connection.execute("UPDATE usage SET tenant = 'bärt'")
+    command = [sys.executable, "-m", "app", "usage", str(ledger), "--format", form]
+    ran = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
+    assert name in ran.stdout.decode(), ran.stderr
 
 
 @pytest.fixture

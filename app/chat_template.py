@@ -1,0 +1,84 @@
+"""The text of a conversation, as a checkpoint's Jinja template writes it, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class TemplateRefused(Exception):
+    """The model's chat template does not accept these messages; the message says why."""
+
+
+class TemplateBroken(Exception):
+    """The chat template itself is no text, or no valid Jinja; the message says where."""
+
+
+class ChatTemplate:
+    """One template, compiled. Safe to use from several threads."""
+
+    def __init__(self, source: str, special: dict[str, str]) -> None:
+        """special: the tokenizer's own tokens by name, such as `bos_token`. Raises `TemplateBroken`."""
+        self._special = special
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
+        except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
+            raise TemplateBroken(f"chat template: {error}") from None
+
+    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation. Raises `TemplateRefused` when the template does not take it."""
+        try:
+            text = self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special
+            )
+            text.encode()  # half of a surrogate pair is no text, and no tokenizer takes it
+        except SecurityError as error:
+            raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
+        except TemplateError as error:
+            raise TemplateRefused(str(error)) from error
+        except Exception as error:  # a template computes: it may raise whatever Python can
+            raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
+        return text
+
+
+class _Generation(Extension):
+    """`{% generation %}`, by which templates mark what training learns from. It changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the class has it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates expect to find, as transformers gives it to them."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    extensions = [loopcontrols, _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.filters["tojson"] = tojson
+    return environment

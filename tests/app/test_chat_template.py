@@ -1,0 +1,71 @@
+"""What a checkpoint's template may say, and what it may not do."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("a{% generation %}{{ messages[0].content }}{% endgeneration %}b", "axb"),
+        ("{% generation %}{% set y = 1 %}{% endgeneration %}{{ y is defined }}", "False"),
+        ("{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":[2],"b":1}'),
+    ],
+)
+def test_what_templates_of_transformers_may_say_is_understood(template: str, text: str):
+    """Marks of what training learns from, and JSON as its filter has it."""
+    assert ChatTemplate(template, {}).render([{"role": "user", "content": "x"}]) == text
+
+
+@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__ }}"])
+def test_a_template_cannot_reach_python_s_insides(template: str):
+    """Templates come with checkpoints and run in a sandbox: what lies outside is undefined to them."""
+    with pytest.raises(TemplateRefused, match="unsafe"):
+        ChatTemplate(template, {}).render([])
+
+
+def test_a_template_cannot_change_the_conversation():
+    """Lists and dicts are immutable inside."""
+    template = "{% set _ = messages.append({'role': 'x'}) %}"
+    with pytest.raises(TemplateRefused, match="append"):
+        ChatTemplate(template, {}).render([])
+
+
+def test_a_template_may_refuse_with_its_own_words():
+    """`raise_exception` is how checkpoints say which conversations they take."""
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(TemplateRefused, match="roles must alternate"):
+        ChatTemplate(template, {}).render([])
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[0].content.index('zzz') }}", "ValueError: substring"),
+        ("{{ 1 // (messages | length - 1) }}", "ZeroDivisionError"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].nothing.more }}", "has no attribute 'nothing'"),
+        ('{{ "\\ud83d" }}', "UnicodeEncodeError"),
+    ],
+)
+def test_whatever_a_template_raises_it_does_not_take_the_conversation(template: str, said: str):
+    """The fault is the checkpoint's or the conversation's, not this server's."""
+    with pytest.raises(TemplateRefused, match=said):
+        ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}])
+
+
+def test_a_template_that_is_no_jinja_is_named_with_its_line():
+    """At the start, not at the first chat."""
+    with pytest.raises(TemplateBroken, match="line 2"):
+        ChatTemplate("fine\n{% if %}", {})
+
+
+@pytest.mark.parametrize("template", ["{% for a in b %}" * 25 + "{% endfor %}" * 25, "{% if a %}" * 2000])
+def test_a_template_that_python_cannot_compile_is_refused_at_the_start(template: str):
+    """Python nests less deeply than Jinja."""
+    with pytest.raises(TemplateBroken, match="chat template: "):
+        ChatTemplate(template, {})
