@@ -37,7 +37,7 @@ types: install
 	@$(BIN)/mypy
 
 unit: install
-	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest
+	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -p tests.both_ends
 
 browser: install  ## bring a Chromium for the browser tests, if there is none
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m tests.chromium

@@ -16,7 +16,7 @@ import pytest
 
 from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
-from tests import beforehand, chromium
+from tests import chromium
 
 # As in the engine's own process; it must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT)
@@ -37,15 +37,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FAULT = re.compile(r"CUDA error|Triton Error \[CUDA\]")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin what is asked about."""
-    if session.config.option.collectonly:
-        return
-    for item in session.items:
-        for asks in item.iter_markers("beforehand"):
-            asks.args[0].begin()
-
-
 @pytest.hookimpl(trylast=True)  # when whoever collects reports has been sent it
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Of several processes that share the tests end one whose device is lost: whatever it began now would fail for
@@ -53,11 +44,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     is_lost = report.failed and FAULT.search(report.longreprtext) is not None
     if is_lost and "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available():
         os._exit(1)
-
-
-def pytest_unconfigure() -> None:
-    """Whoever interrupts the tests waits for none of it."""
-    beforehand.end()
 
 
 @dataclass

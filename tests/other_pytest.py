@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from tests.beforehand import run
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_pytest(arguments: Iterable[str], **environment: str | None) -> str:
     """What it says, where no test fails. environment: what differs from ours; None: it is not there."""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-o", "addopts=", *arguments]
     return run(command, **environment)
+
+
+def run(command: Sequence[str], **environment: str | None) -> str:
+    """What it writes to its standard output. environment: what differs from ours; None: it is not there. Raises
+    `AssertionError` with what it said where it fails."""
+    changed = {name: value for name, value in (os.environ | environment).items() if value is not None}
+    done = subprocess.run(command, cwd=ROOT, env=changed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
 
 
 def count_passed(told: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.beforehand import Beforehand, run
+from tests.other_pytest import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = [
@@ -64,20 +64,11 @@ FIXED = {
 }
 
 
-def compile_all() -> str:
-    """In a process where Triton's interpreter is off."""
-    command = [sys.executable, "-m", "tests.kernels.compile_all"]
-    return run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")
-
-
-TOLD = Beforehand({"all": compile_all})
-pytestmark = pytest.mark.beforehand(TOLD)
-
-
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    """What is said of each kernel."""
-    results: dict[str, Any] = json.loads(TOLD["all"])
+    """What is said of each kernel, in a process where Triton's interpreter is off."""
+    command = [sys.executable, "-m", "tests.kernels.compile_all"]
+    results: dict[str, Any] = json.loads(run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1"))
     return results
 
 

@@ -7,11 +7,10 @@ multiplies no bfloat16. `tests.ptx` does.
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import cache
 
 import pytest
 
-from tests.beforehand import Beforehand
 from tests.kernels.test_compile import KERNELS
 from tests.other_pytest import count_passed, run_pytest
 
@@ -80,24 +79,20 @@ CHOSEN = {
 }
 
 
+@cache
 def run(part: str) -> str:
     """What pytest says of one part, whose tests it must all find. Without devices: their memory is not the CPU's."""
     tests = [f"tests/{file}::test_{name}" for file, names in CHOSEN[part].items() for name in names]
     return run_pytest(["-p", "tests.ptx.plugin", *tests], CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET=None)
 
 
-TOLD = Beforehand({part: partial(run, part) for part in CHOSEN})
-
-
-@pytest.mark.beforehand(TOLD)
 @pytest.mark.parametrize("part", CHOSEN)
 def test_kernels_as_machine_code_pass_their_tests(part: str):
     """All that are chosen, and none is left out."""
-    assert count_passed(TOLD[part]) >= sum(map(len, CHOSEN[part].values()))
+    assert count_passed(run(part)) >= sum(map(len, CHOSEN[part].values()))
 
 
-@pytest.mark.beforehand(TOLD)
 def test_every_kernel_runs_as_machine_code():
     """The tests above reach all that a step is made of."""
-    ran = [name for part in CHOSEN for name in " ".join(re.findall(r"ran as PTX: (.*)", TOLD[part])).split()]
+    ran = [name for part in CHOSEN for name in " ".join(re.findall(r"ran as PTX: (.*)", run(part))).split()]
     assert set(KERNELS) <= set(ran)
