@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ PLAIN = str.maketrans("█–×", "#-x")  # what bars and tables are drawn of wh
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 it failed, 2 the command line is wrong."""
+    _open_standard_streams()
     parser = argparse.ArgumentParser(prog="carousel", description="An LLM server for when humans are waiting.")
     parser.add_argument("--version", action="version", version=f"carousel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -50,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read it, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is written when Python ends
+        return 141
 
 
 def _serve(settings: Settings) -> int:
@@ -85,6 +90,7 @@ def _usage(options: argparse.Namespace) -> int:
         say(told)
     else:
         sys.stdout.buffer.write(f"{told}\n".encode())  # for programs: whatever the terminal is, no name may change
+        sys.stdout.flush()
     return 0
 
 
@@ -108,7 +114,19 @@ def say(text: str) -> None:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
-    print(text)
+    print(text, flush=True)
+
+
+def _open_standard_streams() -> None:
+    """Whoever starts it may have closed them. The next file or socket would take their place, and be written to."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _download(name: str) -> Path:

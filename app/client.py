@@ -110,14 +110,15 @@ class EngineClient:
         """Whether there is an engine, or another one on its way."""
         return self.phase in (Phase.READY, Phase.RESTARTING)
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """Send `request`; `sink` is called with each of its events, in order, until every choice has ended.
-
-        Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served.
-        """
+    def check(self, request: Request) -> None:
+        """Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served."""
         if self.info is None or not self.takes_requests:
             raise EngineUnavailable(self.failure or "the engine is not ready")
         check_request(request, self.info)
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Send `request`, which `check` has let pass; `sink` is called with each of its events, in order, until every
+        choice has ended."""
         if not self._in_flight:
             self._heard_at = time.monotonic()
         ongoing = self._in_flight.add(request, sink)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def run(settings: Settings) -> int:
         text = TextModel.load(Path(settings.engine.model), settings.chat_template)
         bound = _bind(settings.host, settings.port)
     except (TokenizerMissing, TemplateBroken, OSError) as error:
-        print(f"carousel: {error}", file=sys.stderr)
+        _tell(f"carousel: {error}")
         return 1
     _allow_files()
     client = EngineClient(settings.engine, watchdog=settings.watchdog_timeout)
@@ -99,13 +100,14 @@ class _Server(uvicorn.Server):
 async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
-    print(f"Carousel is starting on {url} with {settings.model_name}", file=sys.stderr, flush=True)
+    _tell(f"Carousel is starting on {url} with {settings.model_name}")
+    _heed_hang_up(server)
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
     if failure and not server.should_exit:  # and not because it was told to stop before it was ready
-        print(f"carousel: {failure}", file=sys.stderr)
+        _tell(f"carousel: {failure}")
         server.should_exit = True
         await serving
         return 1
@@ -137,13 +139,23 @@ async def _show_loading(client: EngineClient, url: str) -> str:
     except EngineUnavailable as error:
         return str(error)
     tokens = info.num_pages * info.page_size
-    print(
+    _tell(
         f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
-        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})",
-        file=sys.stderr,
-        flush=True,
+        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})"
     )
     return ""
+
+
+def _tell(line: str) -> None:
+    """Whoever started it, if anybody listens: a full disk or a broken pipe ends no server."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _heed_hang_up(server: uvicorn.Server) -> None:
+    """A terminal that is closed is a signal to stop like the others, unless `nohup` said to ignore it."""
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
 
 
 def _allow_files() -> None:

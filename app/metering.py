@@ -126,7 +126,7 @@ def check(connection: sqlite3.Connection) -> bool:
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
     """The file, made if there is none, ready to be written. Raises `MeteringRefused` or `sqlite3.Error`."""
-    connection = sqlite3.connect(path, timeout=busy_seconds)
+    connection = sqlite3.connect(path.absolute(), timeout=busy_seconds)  # `:memory:` is a file's name too
     try:
         if not check(connection):
             connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other

@@ -162,6 +162,7 @@ class Session:
         previous = self._items[-1].id if self._items else None
         if in_conversation:
             self._items.append(response.item)
+        await self._open(response, previous)  # before anything is answered that the client said after it
         response.task = asyncio.create_task(self._narrate(response, previous))
         response.task.add_done_callback(self._narrated)
 
@@ -220,23 +221,21 @@ class Session:
         response.cancelled = True
         response.generation.cancel()
 
+    async def _open(self, response: SpokenResponse, previous: str | None) -> None:
+        """Tell that a response begins, in the protocol's order."""
+        opened = {**response.item.view(), "content": []}
+        await self._emit("response.created", response=response.view("in_progress", []))
+        await self._emit("response.output_item.added", response_id=response.id, output_index=0, item=opened)
+        if response.fields.conversation == "auto":
+            await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
+        await self._emit("response.content_part.added", **response.place, part={"type": "text", "text": ""})
+
     async def _narrate(self, response: SpokenResponse, previous: str | None) -> None:
-        """Tell the life of one response, in the protocol's order."""
+        """Tell how it goes on, and how it ends."""
         item, generation = response.item, response.generation
         assert generation is not None
         at = response.place
         try:
-            await self._emit("response.created", response=response.view("in_progress", []))
-            await self._emit(
-                "response.output_item.added",
-                response_id=response.id,
-                output_index=0,
-                item={**item.view(), "content": []},
-            )
-            if response.fields.conversation == "auto":
-                opened = {**item.view(), "content": []}
-                await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
-            await self._emit("response.content_part.added", **at, part={"type": "text", "text": ""})
             telling = Telling(response, self._event_id)
             async with aclosing(pieces(generation.log, 0, telling, self)) as reading:
                 async for messages in reading:
@@ -247,7 +246,7 @@ class Session:
             await self._emit("response.output_text.done", **at, text=item.text)
             await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
             await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
-            if response.fields.conversation == "auto":
+            if item in self._items:  # and was not deleted meanwhile
                 await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
             self._forget(response)
             await self._emit("response.done", response=response.view(status, [item.view()]))

@@ -152,4 +152,4 @@ async def _nobody_reads(_: Request, error: Exception) -> Response:
 async def _our_fault(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (Starlette re-raises after this answer), never to the client.
     body = error_body(500, "the server made a mistake; its log says which", code="internal_error")
-    return JSONResponse(body, status_code=500)
+    return JSONResponse(body, status_code=500, headers={"Connection": "close"})  # as uvicorn does then

@@ -219,6 +219,13 @@ class Service:
             weight=tenant.weight,
             deadline=None if deadline_ms is None else intake.arrived + deadline_ms / 1000,
         )
+        try:
+            self.client.check(request)  # before anything is made of its tokens
+        except RequestRefused as error:
+            self.metrics.refused(tenant, service_class, error.code)
+            raise _renamed(error, names) from None
+        except EngineUnavailable:
+            raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         generation = Generation(
             request,
             self.text,
@@ -233,13 +240,7 @@ class Service:
             on_end=self._ended,
             on_token=self.metrics.book(service_class, tenant.id).token,
         )
-        try:
-            self.client.submit(request, generation.take)
-        except RequestRefused as error:
-            self.metrics.refused(tenant, service_class, error.code)
-            raise _renamed(error, names) from None
-        except EngineUnavailable:
-            raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
+        self.client.submit(request, generation.take)
         self.admission.enter(tenant.id, service_class, len(prompt))
         self.registry.add(generation)
         generation.keep_deadline()

@@ -130,12 +130,21 @@ def _rows(path: Path, query: str, bounds: tuple[float, float]) -> list[tuple[Any
     if not path.is_file():
         raise MeteringRefused(f"{path}: there is no such file")
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
-        ) as connection:
-            return connection.execute(query, bounds).fetchall() if check(connection) else []
+        try:
+            return _ask(path, "mode=ro", query, bounds)
+        except sqlite3.OperationalError:
+            if path.with_name(f"{path.name}-wal").exists():
+                raise
+            # To read with others SQLite makes a file beside it, which may be forbidden; nobody else is there.
+            return _ask(path, "immutable=1", query, bounds)
     except (sqlite3.Error, MeteringRefused) as error:
         raise MeteringRefused(f"{path}: {error}") from None
+
+
+def _ask(path: Path, mode: str, query: str, bounds: tuple[float, float]) -> list[tuple[Any, ...]]:
+    address = f"{path.resolve().as_uri()}?{mode}"
+    with contextlib.closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)) as connection:
+        return connection.execute(query, bounds).fetchall() if check(connection) else []
 
 
 def _total(groups: Iterable[Sums]) -> Sums:

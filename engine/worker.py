@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import socket
 import sys
 import time
@@ -157,6 +158,9 @@ def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
 
 def main() -> None:
     """Entry point of the process. The descriptor of its end of the socket pair is the only argument."""
+    # Service managers tell all processes of a service at once. Answers are finished first: it ends with its channel.
+    for told in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(told, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     from engine.build import build_engine  # imports torch: after logging is up, and never in a test's fake engine
 

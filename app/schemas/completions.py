@@ -63,8 +63,9 @@ class CompletionFormat(AnswerFormat):
         return {"text": said.text, "logprobs": self._logprobs(said.infos)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
-        """The protocol's parallel lists. A token's offset is where its text begins in the answer's: one that shows
-        nothing, or only completes a character later, begins where the next one does."""
+        """The protocol's parallel lists. A token stands among its likeliest, whether it is one of them or not. Its
+        offset is where its text begins in the answer's: one that shows nothing, or only completes a character later,
+        begins where the next one does."""
         if not infos:
             return None
 
@@ -74,6 +75,8 @@ class CompletionFormat(AnswerFormat):
         return {
             "tokens": [name(info.token_id) for info in infos],
             "token_logprobs": [info.logprob for info in infos],
-            "top_logprobs": [{name(a.token_id): a.logprob for a in info.top} for info in infos],
+            "top_logprobs": [
+                {name(a.token_id): a.logprob for a in info.top} | {name(info.token_id): info.logprob} for info in infos
+            ],
             "text_offset": [info.offset for info in infos],
         }

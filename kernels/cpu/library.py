@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from kernels.cpu import structs
+
+log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "source"
 # Fused multiply-adds wherever the source writes a product and a sum: one rounding, and the same one everywhere.
@@ -64,12 +67,17 @@ class CannotCompile(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, compiled if need be. Raises `CannotCompile`."""
-    file = _built()
+    """The library: what the cache has, or what is compiled for it, or, where nothing can be kept, for this process.
+    Raises `CannotCompile`."""
     try:
-        library = ctypes.CDLL(str(file))
-    except OSError as error:  # such as a folder from which nothing may be run
-        raise CannotCompile(f"what was compiled cannot be loaded: {error}") from error
+        library = _open(_built(_cache()))
+    except OSError as error:
+        log.warning("compiled kernels cannot be kept, so every start compiles them anew: %s", error)
+        try:
+            with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as passing:
+                library = _open(_built(Path(passing)))
+        except OSError as nowhere:
+            raise CannotCompile(f"there is no folder to compile in: {nowhere}") from nowhere
     for names, result in ((SIGNATURES, None), (NUMBERS, _int)):
         for name, arguments in names.items():
             function = getattr(library, f"carousel_{name}")
@@ -77,8 +85,20 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def _built() -> Path:
-    """The compiled file: the one in the cache, or a new one."""
+def _open(file: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:  # such as a folder from which nothing may be run
+        raise CannotCompile(f"what was compiled cannot be loaded: {error}") from error
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carousel" / "kernels"
+
+
+def _built(folder: Path) -> Path:
+    """The compiled file: the one in `folder`, which need not be writable then, or a new one. Raises `OSError` where
+    that cannot be written, and `CannotCompile`."""
     command = [*_compiler(), *FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     sources = sorted(SOURCE.glob("*.cpp"))
     digest = hashlib.sha256()
@@ -86,11 +106,12 @@ def _built() -> Path:
         digest.update(part.encode() + b"\0")
     for file in sorted(SOURCE.iterdir()):
         digest.update(file.read_bytes() + b"\0")
-    folder = _folder()
     target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
     if _is_whole(target):
         return target
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        log.info("compiling kernels for this processor")
         made = Path(scratch) / target.name
         objects = [made.with_suffix(f".{source.stem}.o") for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -98,7 +119,7 @@ def _built() -> Path:
             list(pool.map(lambda piece: _run([*command, "-c", str(piece[0]), "-o", str(piece[1])]), pieces))
         _run([*command, "-shared", "-o", str(made), *map(str, objects)])
         seal = made.with_suffix(SEAL)
-        seal.write_text(_digest(made))
+        seal.write_bytes(_digest(made))
         seal.replace(target.with_suffix(SEAL))
         made.replace(target)  # whole or not at all, whoever else compiles at this moment
     return target
@@ -106,12 +127,14 @@ def _built() -> Path:
 
 def _is_whole(file: Path) -> bool:
     """Whether it is what was compiled: of a file that a full disk or a power cut left shorter the process would die."""
-    seal = file.with_suffix(SEAL)
-    return file.exists() and seal.exists() and seal.read_text() == _digest(file)
+    try:
+        return file.with_suffix(SEAL).read_bytes() == _digest(file)
+    except OSError:  # most often there is none
+        return False
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).hexdigest().encode()
 
 
 def _run(command: list[str]) -> None:
@@ -145,16 +168,3 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
     return platform.machine() + platform.processor() + "".join(sorted(kept))
-
-
-def _folder() -> Path:
-    """Where compiled files are kept: the user's cache, or a folder that ends with the process."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "carousel" / "kernels"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="carousel-kernels-"))

@@ -161,7 +161,7 @@ async def test_an_abort_ends_a_request_with_an_event(client):
 async def test_what_can_never_be_served_is_refused_before_it_is_sent(client):
     """By name."""
     with pytest.raises(InvalidParameter, match="prompt"):
-        client.submit(msgspec.structs.replace(request("x"), prompt=()), print)
+        client.check(msgspec.structs.replace(request("x"), prompt=()))
     assert client.in_flight == 0
 
 
@@ -356,7 +356,7 @@ async def test_engines_that_die_before_anything_comes_of_them_are_not_started_fo
             ends = [(e.choice, e.finish, e.code) for e in events if isinstance(e, EndEvent)]
             assert ends in [[(c, "error", code) for c in (0, 1)] for code in ("engine_died", "engine_unavailable")]
         with pytest.raises(EngineUnavailable, match="no other one is started"):
-            client.submit(request("late"), print)
+            client.check(request("late"))
 
 
 async def test_engines_that_die_with_nothing_to_do_are_not_started_for_ever_either(at_once):

@@ -17,7 +17,7 @@ from app.text import TextModel
 from engine.config import EngineConfig
 from engine.types import ServiceClass
 from tests.app.test_client import CONFIG, fake_engine
-from tests.app.test_text import byte_level
+from tests.app.text_models import byte_level
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -61,6 +61,23 @@ def test_a_chat_on_the_made_up_engine_works(http):
     answer = http.post(CHAT, json=ASK)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("ids", [[-1], [1 << 32], [5, 1 << 64], [100_000], [*range(100, 140), 100_000]])
+def test_ids_that_are_no_tokens_are_refused_and_not_remembered(http, ids: list[int]):
+    """Whatever they are: nothing is decoded that was not looked at."""
+    known = http.app.state.service.text._alone
+    before = dict(known)
+    answer = http.post("/v1/completions", json={"prompt": ids, "max_tokens": 2})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt"), answer.text
+    assert known == before
+
+
+def test_after_a_mistake_of_ours_a_connection_is_not_used_again(http, monkeypatch):
+    """uvicorn closes it, and the client is told."""
+    monkeypatch.setattr(EngineClient, "check", lambda *_: 1 / 0)
+    answer = http.post(CHAT, json=ASK)
+    assert (answer.status_code, answer.headers["connection"]) == (500, "close")
 
 
 def user(content) -> list[dict]:

@@ -224,6 +224,35 @@ def a_newer_one(path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
 
 
+def test_a_file_is_read_where_nothing_may_be_written(opened, path: Path, monkeypatch):
+    """Such as a copy on a medium for reading: SQLite itself would put a file beside it."""
+    metering = opened()
+    metering.record(row(1))
+    metering.close()
+    connect = sqlite3.connect
+
+    def forbidden(address: str, **options):
+        if "mode=ro" in address:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", forbidden)
+    assert sum(sums.requests for sums in read(path, ("tenant",)).values()) == 1
+    path.with_name(f"{path.name}-wal").touch()  # somebody writes
+    with pytest.raises(MeteringRefused, match="unable to open"):
+        read(path, ("tenant",))
+
+
+def test_whatever_a_file_is_called_it_is_a_file(tmp_path: Path, monkeypatch):
+    """SQLite has names for what is none."""
+    monkeypatch.chdir(tmp_path)
+    metering = Metering(Path(":memory:"))
+    metering.start()
+    metering.record(row(1))
+    metering.close()
+    assert len(rows_of(tmp_path / ":memory:")) == 1
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -416,6 +445,18 @@ def test_a_terminal_that_knows_no_umlauts_gets_a_table_all_the_same(ledger: Path
     command = [sys.executable, "-m", "app", "usage", str(ledger), "--format", form]
     ran = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
     assert name in ran.stdout.decode(), ran.stderr
+
+
+@pytest.mark.parametrize("streams", ["| head -1", ">&-"])
+def test_whoever_has_read_enough_is_shown_no_traceback(ledger: Path, streams: str):
+    """As many rows as a pipe cannot hold."""
+    with contextlib.closing(sqlite3.connect(ledger)) as connection, connection:
+        for number in range(20, 3000):
+            values = row(number)
+            connection.execute(f"INSERT INTO usage VALUES ({', '.join('?' * len(values))})", values)
+    command = f"{sys.executable} -m app usage {ledger} --by request {streams}"
+    ran = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stderr == ""
 
 
 @pytest.fixture

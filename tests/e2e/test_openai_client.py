@@ -96,6 +96,15 @@ def test_log_probabilities_come_with_alternatives(client, model):
     assert b"".join(bytes(entry.bytes) for entry in content).decode().startswith(text)
 
 
+@pytest.mark.parametrize("logprobs", [0, 2])
+def test_a_completion_s_tokens_are_among_their_alternatives(client, model, logprobs: int):
+    """However unlikely: clients look them up there."""
+    asked = {"model": model, "prompt": "The fox", "max_tokens": 20, "temperature": 1.8, "seed": 3}
+    found = client.completions.create(**asked, logprobs=logprobs).choices[0].logprobs
+    for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert top[token] == logprob and logprobs <= len(top) <= logprobs + 1
+
+
 def test_a_completion_takes_text_or_ids(client, model):
     """The same prompt as text and as token ids gives the same answer."""
     ids = client.post("../tokenize", body={"prompt": "One two three"}, cast_to=dict[str, object])["tokens"]

@@ -140,6 +140,42 @@ async def test_a_response_comes_in_the_protocol_s_order(raw):
     assert response["output"][0]["content"][0]["type"] == "output_text"
 
 
+async def test_what_is_said_behind_a_question_is_answered_behind_its_beginning(raw):
+    """However it comes: three frames in one segment."""
+    events = [
+        {"type": "conversation.item.create", "item": LONG | {"id": "first"}},
+        {"type": "response.create", "response": {"max_output_tokens": 2}},
+        {"type": "conversation.item.create", "item": LONG | {"id": "second"}},
+    ]
+    frames = []
+    for event in events:
+        body = json.dumps(event).encode()
+        frames.append(b"\x81" + (0x80 | 126).to_bytes(1, "big") + len(body).to_bytes(2, "big") + bytes(4) + body)
+    raw.socket.transport.write(b"".join(frames))
+    await raw.until("response.done")
+    added = [e for e in raw.seen if e["type"] in ("response.created", "conversation.item.added")]
+    assert added[1]["type"] == "response.created"
+    answer = added[2]["item"]["id"]
+    assert [(e["item"]["id"], e["previous_item_id"]) for e in (added[0], *added[2:])] == [
+        ("first", None),
+        (answer, "first"),
+        ("second", answer),
+    ]
+
+
+async def test_an_answer_that_is_deleted_while_it_comes_does_not_come_back(raw):
+    """Who keeps what is done would keep it."""
+    await raw.send(type="conversation.item.create", item=LONG)
+    await raw.until("conversation.item.done")
+    await raw.send(type="response.create", response={"max_output_tokens": 40})
+    answer = (await raw.until("conversation.item.added"))["item"]["id"]
+    await raw.send(type="conversation.item.delete", item_id=answer)
+    await raw.until("conversation.item.deleted")
+    behind = len(raw.seen)
+    await raw.until("response.done")
+    assert "conversation.item.done" not in [event["type"] for event in raw.seen[behind:]]
+
+
 async def test_an_interruption_frees_the_slot_at_once(raw, http):  # noqa: F811
     """Cancel ends in response.done, and nothing runs on for nobody."""
     await raw.send(type="conversation.item.create", item=LONG)

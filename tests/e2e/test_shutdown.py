@@ -61,6 +61,31 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
         server.process.wait()
 
 
+@pytest.mark.parametrize("told", ["both processes", "a closed terminal"])
+def test_running_answers_are_finished_however_it_is_told(told: str):
+    """A service manager tells all processes of a service; whoever closes a terminal tells one, of another signal."""
+    server = Server.start("--max-num-seqs", "4", "--max-model-len", "2048")
+    engine = psutil.Process(server.process.pid).children()
+    try:
+        asked = {**LONG, "max_tokens": 500, "min_tokens": 500}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=asked, timeout=60) as response:
+            lines = response.iter_lines()
+            while not next(lines).startswith("data: "):
+                pass
+            for process in (*engine, server.process) if told == "both processes" else ():
+                process.send_signal(signal.SIGTERM)
+            if told == "a closed terminal":
+                server.process.send_signal(signal.SIGHUP)
+            data = [line[6:] for line in lines if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        server.process.wait(30)
+        assert psutil.wait_procs(engine, timeout=10)[1] == []
+        assert server.log[2:] == []
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
 @pytest.fixture
 def server():
     """Its longest answer takes seconds: the slowest kernels there are."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,6 +44,26 @@ def copied(demo: Path, tmp_path: Path) -> Path:
     ):
         shutil.copy(demo / name, folder / name)
     return folder
+
+
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", "2>&-", "2>/dev/full", "2> >(true)"])
+def test_a_server_to_which_nobody_listens_serves(streams: str):
+    """Whatever its standard streams are: closed, a full disk, somebody who has gone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = f"exec {sys.executable} -m app serve --port {port} {streams}"
+    with subprocess.Popen(["bash", "-c", command], cwd=ROOT) as serving:
+        try:
+            deadline = time.monotonic() + 60
+            while serving.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(httpx.ConnectError):
+                    if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                        break
+                time.sleep(0.05)
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            assert answer.status_code == 200
+        finally:
+            serving.terminate()
 
 
 def test_a_taken_port_is_named():

@@ -366,37 +366,71 @@ def test_the_number_of_threads_may_change_while_others_compute():
 
 def test_what_was_compiled_once_is_not_compiled_again(compiling: pytest.MonkeyPatch):
     """The second load takes the file of the first."""
-    first = library._built()
+    first = library._built(library._cache())
     made = first.stat()
-    assert library._built() == first
+    assert library._built(library._cache()) == first
     assert first.stat().st_ino == made.st_ino
 
 
 @pytest.mark.parametrize("left", [0, 500])
 def test_a_damaged_file_is_compiled_again(compiling: pytest.MonkeyPatch, left: int):
     """It would end the process that loads it, every time."""
-    made = library._built()
+    made = library._built(library._cache())
     whole = made.read_bytes()
     made.write_bytes(whole[:left])
-    assert library._built() == made
+    assert library._built(library._cache()) == made
     assert made.read_bytes() == whole
+
+
+def test_what_is_kept_where_nothing_may_be_written_is_used(compiling: pytest.MonkeyPatch):
+    """As in an image whose home was filled when it was made."""
+    made = library._built(library._cache())
+    compiling.setattr(library.tempfile, "TemporaryDirectory", None)
+    assert library._built(library._cache()) == made
+
+
+@pytest.mark.parametrize("left", [b"\xff\xfe", b""])
+def test_a_seal_that_is_none_has_it_compiled_again(compiling: pytest.MonkeyPatch, left: bytes):
+    """Whatever it is."""
+    made = library._built(library._cache())
+    seal = made.with_suffix(library.SEAL)
+    whole = seal.read_bytes()
+    seal.write_bytes(left)
+    assert library._built(library._cache()) == made
+    assert seal.read_bytes() == whole
+
+
+def test_what_can_be_kept_nowhere_leaves_nothing_behind(tmp_path: Path):
+    """It is compiled for the process and taken away once it is loaded; and where there is no folder at all, torch
+    serves."""
+    (tmp_path / "file").touch()
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "none.cpp").touch()
+    code = "from kernels.cpu import library; from pathlib import Path; import sys, logging; logging.basicConfig();"
+    code += "library.SOURCE = Path(sys.argv[1]); library.SIGNATURES = library.NUMBERS = {}; print(library.load())"
+    nowhere = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(tmp_path / "source")]
+    ran = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False)
+    assert "CDLL" in ran.stdout, ran.stderr
+    assert "every start compiles them anew" in ran.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "source"]
 
 
 def test_what_cannot_be_loaded_is_said(compiling: pytest.MonkeyPatch):
     """Such as files of a folder from which nothing may be run: torch serves then."""
     library.load.cache_clear()
-    compiling.setattr(library, "_built", lambda: library.SOURCE / "part0.cpp")
+    compiling.setattr(library, "_built", lambda folder: library.SOURCE / "part0.cpp")
     with pytest.raises(CannotCompile, match="cannot be loaded"):
         library.load()
 
 
 def test_another_flag_or_source_is_another_file(compiling: pytest.MonkeyPatch):
     """Nothing is loaded that was compiled otherwise, or from something else; and what is compiled has all parts."""
-    first = library._built()
+    first = library._built(library._cache())
     compiling.setattr(library, "FLAGS", (*library.FLAGS, "-DOTHER"))
-    second = library._built()
+    second = library._built(library._cache())
     (library.SOURCE / "part1.cpp").write_text('extern "C" int part1() { return 7; }\n')
-    third = library._built()
+    third = library._built(library._cache())
     assert len({first, second, third}) == 3
     made = ctypes.CDLL(str(third))
     assert (made.part0(), made.part1(), made.part2()) == (0, 7, 2)
@@ -407,14 +441,14 @@ def test_without_a_compiler_the_reason_is_told(compiling: pytest.MonkeyPatch):
     compiling.delenv("CXX", raising=False)
     compiling.setattr(library, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(CannotCompile, match="no-such-compiler"):
-        library._built()
+        library._built(library._cache())
 
 
 def test_a_compiler_that_fails_is_quoted(compiling: pytest.MonkeyPatch):
     """The error holds the compiler's first complaint."""
     compiling.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
     with pytest.raises(CannotCompile, match="no-such-flag"):
-        library._built()
+        library._built(library._cache())
 
 
 def test_without_a_compiler_torch_serves_and_says_so(tmp_path: Path):
