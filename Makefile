@@ -29,14 +29,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: install browser lint types unit  ## lint, types and all tests
 
-lint: install
+lint: install  ## ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install
+types: install  ## mypy
 	@$(BIN)/mypy
 
-unit: install
+unit: install  ## every test
 	@CAROUSEL_STRICT=$(STRICT) $(BIN)/python -m pytest -p tests.both_ends
 
 browser: install  ## bring a Chromium for the browser tests, if there is none

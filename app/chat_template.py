@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -22,6 +22,10 @@ class TemplateBroken(Exception):
     """The chat template itself is no text, or no valid Jinja; the message says where."""
 
 
+class VariableTaken(Exception):
+    """A variable of the caller's has the name of something that a template is told already; the message says which."""
+
+
 class ChatTemplate:
     """One template, compiled. Safe to use from several threads."""
 
@@ -35,12 +39,15 @@ class ChatTemplate:
         except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
             raise TemplateBroken(f"chat template: {error}") from None
 
-    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation. Raises `TemplateRefused` when the template does not take it."""
+    def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The text of a conversation, ready for an answer. variables: what else this template looks at, such as
+        `enable_thinking`. Raises `TemplateRefused` when it does not take them, and `VariableTaken`."""
+        told = {**self._special, "messages": messages, "add_generation_prompt": True, "tools": None}
+        for name in variables or {}:
+            if name in told or name in self._template.globals:
+                raise VariableTaken(f"{name[:80]!r} is not the caller's to say")
         try:
-            text = self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special
-            )
+            text = self._template.render({**told, **(variables or {})})
             text.encode()  # half of a surrogate pair is no text, and no tokenizer takes it
         except SecurityError as error:
             raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error

@@ -51,6 +51,9 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+FINAL = frozenset({"deadline_exceeded", "engine_died", "not_a_number"})  # who asks again would only be told again
+
+
 def failure_status(code: str) -> int:
     """The HTTP status of a request that failed while it ran: 503 where trying again later is the thing to do, 504 where
     its own deadline ended it."""

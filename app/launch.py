@@ -19,6 +19,7 @@ from app.chat_template import TemplateBroken
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
 from app.patience import UNREAD_SECONDS, keep_unread
+from app.security import is_loopback
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
@@ -102,6 +103,8 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     _tell(f"Carousel is starting on {url} with {settings.model_name}")
     _heed_hang_up(server)
+    if not (settings.tenants or is_loopback(settings.host)):
+        log.warning("anybody who reaches %s may use it; --api-key lets in those who have a key", settings.host)
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection, Request
@@ -13,7 +14,6 @@ from app.errors import ApiError, error_body
 from app.settings import Settings
 from app.tenants import ANYBODY, Tenant
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 JSON_TYPES = frozenset({"application/json", ""})
 
 
@@ -61,13 +61,15 @@ async def read_json_body(request: Request, settings: Settings) -> bytes:
 class HostGuard:
     """Refuses what a page of somebody else's could send to a server on this machine.
 
-    A server that listens on loopback answers only to loopback names (DNS rebinding), and a WebSocket or a changing
-    request that names an Origin must name this server's (cross-site requests). Pure ASGI.
+    A server that listens on loopback, or was told which names are its own, answers to those and to loopback names only
+    (DNS rebinding), and a WebSocket or a changing request that names an Origin must name this server's (cross-site
+    requests). Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._local_only = settings.host in LOOPBACK
+        self._allowed = frozenset(settings.allowed_hosts)
+        self._is_choosy = "*" not in self._allowed and bool(self._allowed or is_loopback(settings.host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -76,8 +78,12 @@ class HostGuard:
         connection = HTTPConnection(scope)
         host = connection.headers.get("host", "")
         problem = None
-        if self._local_only and (_split(f"//{host}").hostname or "") not in LOOPBACK:
-            problem = (421, f"this server answers to localhost only, not to {host[:100]!r}")
+        name = _split(f"//{host}").hostname or ""
+        if self._is_choosy and name not in self._allowed and not is_loopback(name):
+            problem = (
+                421,
+                f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does",
+            )
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
         if problem is None and origin is not None and unsafe and _split(origin).netloc != host:
@@ -89,6 +95,14 @@ class HostGuard:
         else:
             response = JSONResponse(error_body(*problem), status_code=problem[0])
             await response(scope, receive, send)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name, or an address, is this machine's for itself."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _split(address: str) -> SplitResult:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.admission import Admission
 from app.audit import Intake
-from app.chat_template import TemplateRefused
+from app.chat_template import TemplateRefused, VariableTaken
 from app.client import EngineClient, EngineUnavailable, Phase
 from app.encoding import Encoding
 from app.energy import Energy
@@ -137,10 +137,13 @@ class Service:
         except ContextExceeded as error:
             raise _renamed(error, names) from None
 
-    def render_chat(self, turns: list[dict[str, str]]) -> str:
+    def render_chat(self, turns: list[dict[str, str]], variables: dict[str, Any] | None = None) -> str:
         """The text of a conversation. Raises `ApiError` when its template refuses it."""
         try:
-            return self.text.render_chat(turns)
+            return self.text.render_chat(turns, variables)
+        except VariableTaken as error:
+            name = "chat_template_kwargs"
+            raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
         except TemplateRefused as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
 

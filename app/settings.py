@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
     root_path: str = ""  # such as /llm
+    allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
     chat_template: str | None = None  # the template itself, not its path
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
@@ -76,6 +77,12 @@ OPTIONS = (
     Option("served-model-name", str, "the name clients use; default: the folder's"),
     Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
     Option("root-path", str, "path under which a proxy serves this server, such as /llm, stripped or not"),
+    Option(
+        "allowed-hosts",
+        str,
+        "names that this server answers to besides localhost, separated by commas, such as a proxy's; *: any; "
+        "default: none on a loopback address, any on others",
+    ),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
@@ -153,7 +160,9 @@ OF_SERVICES = ("CAROUSEL_SERVICE_", "CAROUSEL_PORT_")  # what Kubernetes says of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options as flags; a flag that was not given stays absent, so that lower sources show through."""
     parser.add_argument(
-        "model", nargs="?", help="a folder in Hugging Face layout or a hub name; default: the demo model"
+        "model",
+        nargs="?",
+        help="a folder in Hugging Face layout or a hub name; default: the demo model [CAROUSEL_MODEL]",
     )
     parser.add_argument(
         "--config", type=Path, help="TOML file with options, named as the flags with underscores [CAROUSEL_CONFIG]"
@@ -167,7 +176,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             extra |= {"type": option.kind, "metavar": option.kind.__name__.upper()}
             if option.choices:
                 extra |= {"choices": option.choices, "metavar": "{" + ",".join(option.choices) + "}"}
-        parser.add_argument(*flags, help=f"{option.text} [{option.variable}]", **extra)
+        parser.add_argument(*flags, help=f"{option.text}{_default(option)} [{option.variable}]", **extra)
+
+
+def _default(option: Option) -> str:
+    """What holds where nothing is said, for options that do not say it themselves."""
+    fields = msgspec.structs.fields(EngineConfig if option.engine else Settings)
+    default = next((field.default for field in fields if field.name == option.key), None)
+    if "default" in option.text or (isinstance(default, str | None) and not default):
+        return ""
+    return f"; default: {('off', 'on')[default] if option.kind is bool else default}"
 
 
 def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ, *, download: Any = None) -> Settings:
@@ -194,6 +212,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
     name = values.pop("served_model_name", None) or _name(model, folder)
     values["root_path"] = _root_path(values.get("root_path", ""))
+    values["allowed_hosts"] = _hosts(values.get("allowed_hosts"))
     values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
@@ -234,6 +253,17 @@ def _root_path(given: str) -> str:
     return path
 
 
+def _hosts(given: str | None) -> tuple[str, ...]:
+    """Names as a request has them, without a port."""
+    hosts = tuple(filter(None, (host.strip().lower() for host in (given or "").split(","))))
+    if given is not None and not hosts:
+        raise SettingsError("allowed_hosts is given but holds no name")
+    for host in hosts:
+        if not re.fullmatch(r"\*|[\w.-]+|[\da-f:]+", host, re.ASCII):
+            raise SettingsError(f"allowed_hosts: {host!r} is no name such as llm.example.com, without scheme and port")
+    return hosts
+
+
 def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     """Those the file names, and one for each further key."""
     tenants = {tenant.key: tenant for tenant in named}
@@ -271,8 +301,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
                 )
             values[option.key] = _read(option, value, name)
         elif name.startswith("CAROUSEL_") and name not in NOT_OPTIONS and not name.startswith(OF_SERVICES):
-            likely = difflib.get_close_matches(name, by_variable, 1)
-            raise SettingsError(f"{name} is no option" + (f": {likely[0]}?" if likely else ""))
+            raise SettingsError(f"{name} is no option{_likely(name, by_variable)}")
     return values
 
 
@@ -294,10 +323,16 @@ def _from_file(path: Path | None) -> dict[str, Any]:
             except TenantError as error:
                 raise SettingsError(f"config file {path}: {error}") from None
         elif key not in by_key:
-            raise SettingsError(f"config file {path}: unknown option {key!r}")
+            likely = _likely(key.replace("-", "_"), by_key)
+            raise SettingsError(f"config file {path}: unknown option {key!r}{likely}")
         else:
             values[key] = _read(by_key[key], value, f"{path}: {key}")
     return values
+
+
+def _likely(name: str, names: Iterable[str]) -> str:
+    likely = difflib.get_close_matches(name, names, 1)
+    return f": {likely[0]}?" if likely else ""
 
 
 def _read(option: Option, value: Any, where: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,12 @@ class TextModel:
         """The text of all of `token_ids`."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation. Raises `TemplateRefused` when the template does not take it."""
+    def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The text of a conversation, ready for an answer. variables: see `ChatTemplate.render`. Raises
+        `TemplateRefused` when the template does not take it, and `VariableTaken`."""
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, variables)
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""

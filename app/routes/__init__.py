@@ -15,6 +15,11 @@ def service_of(connection: HTTPConnection) -> Service:
     return service
 
 
+def stream_id_of(name: str) -> str:
+    """Of a stream, or of an answer or a realtime response, whose ids are the stream's behind a prefix."""
+    return name.replace("_", "-").rpartition("-")[2]
+
+
 def tenant_of(connection: HTTPConnection) -> Tenant:
     """Who asks. Raises `ApiError` (401)."""
     return authenticate(connection, service_of(connection).settings)

@@ -61,10 +61,14 @@ async def whole(request: Request, generation: Generation, body: Callable[[], dic
         generation.reader_left()
     if has_left:
         return Response(status_code=499)  # nobody reads it: the client is gone
-    if len(log.records) <= SLICE:
-        content = msgspec.json.encode(body())
-    else:
-        content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))
+    try:
+        if len(log.records) <= SLICE:
+            content = msgspec.json.encode(body())
+        else:
+            content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))
+    except ApiError as error:
+        error.headers |= _headers(log)  # by which its account is found
+        raise
     return Response(content, media_type="application/json", headers=_headers(log))
 
 

@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Response:
     asked.check()
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
-    text = service.render_chat(asked.turns)
+    text = service.render_chat(asked.turns, asked.chat_template_kwargs)
     work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
     prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]

@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation import Generation
-from app.routes import service_of, tenant_of
+from app.routes import service_of, stream_id_of, tenant_of
 from app.streams import CursorRefused
 
 
 async def account_of(request: Request) -> Response:
-    """The id is a stream's, or an answer's, which is the same behind a prefix."""
+    """Of one's own."""
     owner = tenant_of(request).id
-    stream_id = request.path_params["request_id"].replace("_", "-").rpartition("-")[2]
+    stream_id = stream_id_of(request.path_params["request_id"])
     try:
         generation = service_of(request).registry.get(stream_id, owner)
     except CursorRefused:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ApiError
-from app.routes import service_of, tenant_of
+from app.routes import service_of, stream_id_of, tenant_of
 from app.routes.answers import stream
 from app.streams import CursorRefused
 
@@ -14,7 +14,7 @@ from app.streams import CursorRefused
 async def stream_of(request: Request) -> Response:
     """GET follows an answer, DELETE stops it."""
     owner = tenant_of(request).id
-    registry, stream_id = service_of(request).registry, request.path_params["stream_id"]
+    registry, stream_id = service_of(request).registry, stream_id_of(request.path_params["stream_id"])
     try:
         if request.method == "DELETE":
             registry.get(stream_id, owner).cancel()  # what was said stays readable; stopping what has ended is no error

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from app import sse
-from app.errors import ApiError, error_body, failure_status
+from app.errors import FINAL, ApiError, error_body, failure_status
 from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
 from app.text import TextModel
 
@@ -74,7 +74,9 @@ class AnswerFormat(ABC):
                 case Finished(choice, reason, _):
                     choices[choice].finish = _finish_reason(reason)
                 case Failure(message, code, param):
-                    raise ApiError(failure_status(code), message, param=param, code=code)
+                    # What openai's clients look at before they ask again by themselves.
+                    headers = {"X-Should-Retry": "false"} if code in FINAL else {}
+                    raise ApiError(failure_status(code), message, param=param, code=code, headers=headers)
                 case Usage():
                     totals = usage(record)
                 case Opened():

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import MAX_PARTS, Absent, SamplingFields, Strict
+from app.schemas.common import MAX_PARTS, Absent, SamplingFields, Strict, at_most
 from app.streams import Delta, TokenInfo
 
 MAX_MESSAGES = 4096  # of one conversation
@@ -47,6 +47,10 @@ class TextFormat(Strict):
     type: Literal["text"]
 
 
+# What a template is told besides, such as `enable_thinking` (as in vLLM).
+TemplateVariables = Annotated[dict[str, str | bool | int | float | None], at_most(64)]
+
+
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
 
@@ -56,6 +60,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: TextFormat | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Absent = None
     tool_choice: Absent = None
     parallel_tool_calls: Absent = None

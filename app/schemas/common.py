@@ -183,7 +183,7 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
     path = path[1:] if is_tagged else path
     where = ".".join(path)
     param = (where if is_tagged else path[0]) if path else None
-    if kind in ("extra_forbidden", "none_required"):
+    if kind in ("extra_forbidden", "none_required") or (kind, message) == ("literal_error", "Input should be False"):
         return ApiError(400, f"unsupported parameter: {where}", param=param, code="unsupported_parameter")
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused, VariableTaken
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,22 @@ def test_a_template_cannot_reach_python_s_insides(template: str):
     """Templates come with checkpoints and run in a sandbox: what lies outside is undefined to them."""
     with pytest.raises(TemplateRefused, match="unsafe"):
         ChatTemplate(template, {}).render([])
+
+
+def test_a_template_is_told_what_the_caller_says_besides():
+    """Such as whether a model is to think first; a name that it does not know changes nothing."""
+    template = ChatTemplate("{{ 'no' if enable_thinking is false else 'yes' }}{{ bos_token }}", {"bos_token": "<s>"})
+    told = [template.render([], more) for more in (None, {"enable_thinking": False}, {"other": 1})]
+    assert told == ["yes<s>", "no<s>", "yes<s>"]
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "add_generation_prompt", "tools", "bos_token", "raise_exception", "range"]
+)
+def test_what_a_template_knows_already_is_not_the_caller_s_to_say(name: str):
+    """By name."""
+    with pytest.raises(VariableTaken, match=name):
+        ChatTemplate("x", {"bos_token": "<s>"}).render([], {name: "x"})
 
 
 def test_a_template_cannot_change_the_conversation():

@@ -212,6 +212,51 @@ def test_a_header_that_does_not_belong_is_refused(http, headers: dict[str, str],
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("host", "allowed", "asked", "status"),
+    [
+        ("127.0.0.1", (), "llm.example", 421),
+        ("127.0.0.1", ("llm.example", "other.example"), "llm.example", 200),
+        ("127.0.0.1", ("llm.example",), "LLM.example:8443", 200),
+        ("127.0.0.1", ("llm.example",), "evil.example", 421),
+        ("127.0.0.1", ("llm.example",), "localhost:8000", 200),
+        ("127.0.0.1", ("*",), "evil.example", 200),
+        ("127.0.0.2", (), "evil.example", 421),
+        ("127.0.0.2", (), "127.0.0.2:8000", 200),
+        ("::1", (), "[::1]:8000", 200),
+        ("0.0.0.0", (), "any.example", 200),
+        ("0.0.0.0", ("llm.example",), "any.example", 421),
+    ],
+)
+def test_a_server_answers_to_its_own_names(host: str, allowed: tuple[str, ...], asked: str, status: int):
+    """To this machine's, and to those it was told; listening for others, and told none, to any."""
+    client = make(host=host, allowed_hosts=allowed)
+    assert client.get("/static/js/chat.js", headers={"Host": asked}).status_code == status
+
+
+def test_what_a_caller_tells_a_template_is_refused_by_its_own_name(http):
+    """What the template knows already, and what is no value."""
+    for told in ({"messages": "x"}, {"enable_thinking": []}):
+        error = http.post(CHAT, json={**ASK, "chat_template_kwargs": told}).json()["error"]
+        assert error["param"] == "chat_template_kwargs", error
+    assert http.post(CHAT, json={**ASK, "chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["echo", "store"])
+def test_what_can_be_asked_for_and_is_not_done_is_called_unsupported(http, name: str):
+    """Not a wrong value: off is fine."""
+    asked = {"prompt": "a", "max_tokens": 1}
+    error = http.post("/v1/completions", json={**asked, name: True}).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", name)
+    assert http.post("/v1/completions", json={**asked, name: False}).status_code == 200
+
+
+def test_a_stream_is_found_by_its_answer_s_id_too(http):
+    """As an account is."""
+    answer = http.post(CHAT, json=ASK, headers={"X-Carousel-Resume": "30"}).json()
+    assert http.get(f"/v1/streams/{answer['id']}").status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/", "/engine"])
 def test_pages_are_served_under_a_strict_policy(http, path: str):
     """No inline script, no foreign source, no frame; and nothing in the page needs them."""
@@ -270,9 +315,7 @@ def test_a_stream_belongs_to_the_key_that_began_it(locked):
     ("path", "fields", "param"),
     [
         (CHAT, {"store": 0}, "store"),
-        (CHAT, {"store": True}, "store"),
         ("/v1/completions", {"echo": 0.0}, "echo"),
-        ("/v1/completions", {"echo": True}, "echo"),
         ("/v1/completions", {"repetition_penalty": 1e-7}, "repetition_penalty"),
     ],
 )
@@ -306,6 +349,8 @@ def test_a_deadline_that_cannot_be_met_is_504_and_says_so(http):
     answer = http.post(CHAT, json={**ASK, "messages": unheard, "deadline_ms": 1})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (504, "deadline_exceeded", "deadline_error")
+    assert answer.headers["x-should-retry"] == "false"  # or openai's clients would ask twice more
+    assert http.get(f"/v1/requests/{answer.headers['x-request-id']}").json()["state"] == "ended"
     assert error["param"] == "deadline_ms"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
-from app.settings import OPTIONS, SettingsError, parse
+from app.settings import OPTIONS, SettingsError, add_arguments, parse
 from app.tenants import of_key
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -67,10 +68,27 @@ def test_a_root_path_stands_in_front_of_others(model: str, given: str, path: str
     assert parse([model, "--root-path", given], {}).root_path == path
 
 
+def test_allowed_hosts_are_separated_by_commas(model: str):
+    """However they are written."""
+    assert parse([model, "--allowed-hosts", "LLM.example, ::1,*"], {}).allowed_hosts == ("llm.example", "::1", "*")
+
+
+def test_the_help_says_what_holds_where_nothing_is_said():
+    """Of every option that has a default."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    told = {action.dest: action.help for action in parser._actions}
+    assert "default: 300.0 [" in told["resume_ttl"] and "default: 32 [" in told["max_num_seqs"]
+    assert "default: off [" in told["enforce_eager"] and "default: info [" in told["log_level"]
+    silent = {"api_key", "root_path", "allowed_hosts", "chat_template", "prefill_chunk", "gpu_memory_utilization"}
+    assert [o.key for o in OPTIONS if o.key not in silent and "default" not in told[o.key]] == []
+
+
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        ("prot = 1", "prot"),
+        ("prot = 1", "'prot': port"),
+        ("max-num-seqs = 4", "'max-num-seqs': max_num_seqs"),
         ('port = "many"', "port"),
         ("port = 1.5", "port"),
         ("port = true", "port"),
@@ -117,6 +135,8 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--root-path", "/a b"], {}, "root_path"),
         (["--root-path", "/schlüssel"], {}, "root_path"),
         (["--api-key", "one,schlüssel"], {}, "api_key: key 2"),
+        (["--allowed-hosts", " ,"], {}, "allowed_hosts"),
+        (["--allowed-hosts", "a.example,https://b.example"], {}, "allowed_hosts: 'https://b.example'"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, names: str):
