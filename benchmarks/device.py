@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 import torch
 
+from engine.execution.graphs import record
 from kernels.interface import Kernels, load
 
 Call = Callable[[], object]
@@ -49,7 +51,7 @@ class Device:
         alone = [self.elapsed(calls[0]) for _ in range(repeats if self.on_gpu else 1)]
         if not self.on_gpu or (not share and (len(calls) == 1 or median(alone) > SHORT)):
             return alone
-        replay = _recorded(calls)
+        replay = self._recorded(calls)
         replay()
         return [self.elapsed(replay) / len(calls) for _ in range(repeats)]
 
@@ -96,11 +98,17 @@ class Device:
         seconds = median(self.times(lambda: there.copy_(pinned, non_blocking=True)))
         return Ceilings(copy, rate, len(pinned) / seconds)
 
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """What is recorded is recorded on it: libraries have working memory for each."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-def _recorded(calls: tuple[Call, ...]) -> Callable[[], None]:
-    """A CUDA graph of one call after another."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph.replay
+    def _recorded(self, calls: tuple[Call, ...]) -> Callable[[], None]:
+        """A CUDA graph of one call after another."""
+
+        def one_after_another() -> None:
+            for call in calls:
+                call()
+
+        torch.cuda.synchronize(self.device)  # with what made their inputs, which was told to another stream
+        return record(one_after_another, self._stream, torch.cuda.graph_pool_handle())

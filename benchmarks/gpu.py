@@ -54,10 +54,12 @@ PROMPTS = ((512, 32), (2048, 8))  # tokens of one, and how many come at once
 # Columns that say what an engine did; two rows that have the same in all of them can be compared.
 SIZES_OF_A_ROW = ("shape", "batch", "prompt", "top_p", "demanding", "tokens", "prompts", "early_launch", "recorded")
 
-SAMPLERS = ((0, 1.0, 0.0), (0, 1.0, 0.6), (0, 0.9, 0.6), (50, 0.9, 0.6))  # top_k, top_p, temperature
+# top_k, top_p, temperature, and the logits' spread
+SAMPLERS = ((0, 1.0, 0.0, 4.0), (0, 1.0, 0.6, 4.0), (0, 0.9, 0.6, 4.0), (50, 0.9, 0.6, 4.0), (0, 0.9, 0.6, 0.9))
 
 STAGES, SPLITS, PROGRAMS = (3, 5), (256, 512), (6, 16, 64)  # of decode attention
-BLOCKS = ((32, 4), (64, 4), (64, 8), (128, 8))  # of prefill attention: positions of one, and warps
+# Of prefill attention: positions of a block, warps and stages. Five of larger blocks have no room.
+BLOCKS = ((32, 4, 5), (64, 4, 2), (64, 4, 5), (64, 8, 2), (64, 8, 5), (128, 8, 2))
 
 
 class Marks:
@@ -208,7 +210,7 @@ def variants_of(marks: Marks, shape: Shape) -> None:
     for split, programs in product(SPLITS, PROGRAMS):
         marks.kernel(marks.of_kernels.decode_attention_mixed, shape, 128, 2048, 64, split, programs)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
-    for (block, warps), stages in product(BLOCKS, (2, 3)):
+    for block, warps, stages in BLOCKS:
         marks.kernel(marks.of_kernels.prefill_attention_as, shape, 2048, 64, block, warps, stages)
 
 

@@ -108,8 +108,11 @@ class KernelMarks:
         times = self._on.times(*(gate() for _ in range(CALLS)))
         self._add_memory_bound("silu_mul", times, 2 * rows * shape.intermediate * 3, shape=shape.name, rows=rows)
 
-    def sampler(self, shape: Shape, rows: int, top_k: int, top_p: float, temperature: float) -> None:
-        """The bound is reading the logits once."""
+    def sampler(
+        self, shape: Shape, rows: int, top_k: int, top_p: float, temperature: float, spread: float = 4.0
+    ) -> None:
+        """The bound is reading the logits once. spread: of them; of a model of random weights it is 0.9, and nearly all
+        tokens are likely enough to be counted where filters are."""
 
         def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.full((rows,), value, device=self._on.device, dtype=dtype)
@@ -118,10 +121,10 @@ class KernelMarks:
         filters = (column(temperature), column(top_k, torch.int32), column(top_p), column(0.0))
 
         def call() -> Callable[[], Tensor]:
-            logits = 4 * self._random(rows, shape.vocab)
+            logits = spread * self._random(rows, shape.vocab)
             return lambda: self._on.kernels.sample(logits, *filters, *ints)
 
-        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "spread": spread}
         # As one graph: filters are more launches than the host may have made when the first of them begins.
         times = self._on.times(*(call() for _ in range(CALLS)), share=True)
         self._add_memory_bound("sample", times, rows * shape.logit_bytes, shape=shape.name, rows=rows, **settings)

@@ -25,7 +25,8 @@ BLOCK_N_WIDE = 32  # the same for float32, whose tiles take twice the shared mem
 LEAST_COLUMNS = 16  # of tl.dot
 NUM_WARPS = 4
 NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers of fewer
-NUM_STAGES = 2
+NUM_STAGES = 5  # with fewer each block is waited for when it is wanted: a page is looked up first, which takes two
+NUM_STAGES_WIDE = 2
 LOG2_E = 1.4426950408889634
 
 
@@ -183,6 +184,7 @@ def attend_tiles(
     out[T, Hq, D]. See `kernels.interface.Kernels`."""
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
+    is_wide = q.dtype == torch.float32
     _prefill_kernel[(query_heads, len(tiles))](
         q,
         k_cache,
@@ -201,10 +203,10 @@ def attend_tiles(
         HEAD_BLOCK=max(LEAST_COLUMNS, triton.next_power_of_2(head_dim)),
         PAGE_SIZE=k_cache.shape[2],
         BLOCK_M=QUERIES,
-        BLOCK_N=BLOCK_N_WIDE if q.dtype == torch.float32 else BLOCK_N,
+        BLOCK_N=BLOCK_N_WIDE if is_wide else BLOCK_N,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-        num_warps=NUM_WARPS_WIDE if q.dtype == torch.float32 else NUM_WARPS,
-        num_stages=NUM_STAGES,
+        num_warps=NUM_WARPS_WIDE if is_wide else NUM_WARPS,
+        num_stages=NUM_STAGES_WIDE if is_wide else NUM_STAGES,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,28 @@ LEAST_PROMPT_ROWS = 16  # a step with fewer is filled up to it
 SHORT_TILES = 32  # of less than all their queries: as many prompts at least can be in a step
 
 
+def record(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
+    """What replays all that `step` launches, as one CUDA graph, recorded on `stream`, whose memory is of `pool` (a
+    `torch.cuda.graph_pool_handle()`).
+
+    `torch.cuda.graph` does the same, but gives back all memory that nobody uses first, of device and host, each of some
+    hundred times; and where a recording fails it leaves the thread on that stream and all further memory in that pool.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool)
+        try:
+            step()
+        finally:
+            try:
+                graph.capture_end()
+            except RuntimeError:  # such as something that cannot be recorded, of which torch is told here
+                torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+                torch._C._cuda_releasePool(stream.device.index, pool)
+                raise
+    return graph.replay
+
+
 class CudaCapture:
     """A `Capture` that records a CUDA graph. All graphs share one pool of memory: only one runs at a time."""
 
@@ -52,11 +74,9 @@ class CudaCapture:
         with torch.cuda.stream(self._stream):
             step()
         current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
-        graph.replay()
-        return graph.replay
+        replay = record(step, self._stream, self._pool)
+        replay()
+        return replay
 
 
 class Shape(NamedTuple):

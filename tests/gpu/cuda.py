@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +121,13 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
 
         def __init__(self) -> None:
             self.graph = machinery.Graph()
+            self._captures = ExitStack()
+
+        def capture_begin(self, pool: object = None) -> None:
+            self._captures.enter_context(machine.capture(self.graph, machine.current))
+
+        def capture_end(self) -> None:
+            self._captures.close()
 
         def replay(self) -> None:
             machine.tell(self.graph.work)

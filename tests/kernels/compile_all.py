@@ -97,9 +97,10 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     """Everything there is, for heads of `dim` numbers and pages of `page_size` positions."""
     pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
     heads = pages | {"KV_HEADS": 8}
-    prefill_warps, block = prefill_attention.NUM_WARPS, prefill_attention.BLOCK_N
+    prefill, block = _launched(prefill_attention.NUM_WARPS, prefill_attention.NUM_STAGES), prefill_attention.BLOCK_N
     if dtype == FLOAT:
-        prefill_warps, block = prefill_attention.NUM_WARPS_WIDE, prefill_attention.BLOCK_N_WIDE
+        prefill = _launched(prefill_attention.NUM_WARPS_WIDE, prefill_attention.NUM_STAGES_WIDE)
+        block = prefill_attention.BLOCK_N_WIDE
     return [
         (
             rms_norm._rms_norm_kernel,
@@ -153,7 +154,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             heads
             | {"QUERY_HEADS": 32, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
             | {"BLOCK_M": query_tiles.QUERIES, "BLOCK_N": block},
-            _launched(prefill_warps, prefill_attention.NUM_STAGES),
+            prefill,
         ),
         (
             invariant._linear_kernel,
