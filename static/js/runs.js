@@ -2,6 +2,7 @@
 // saves them now and then, and tells whoever is looking. One tab drives an answer; the others read what it saved.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
+import { rest, sort } from "./thoughts.js";
 
 const SAVE_EVERY = 400;
 const SILENCE = 4000; // of a tab that writes; one that is queued for longer shares its answer with another reader
@@ -130,10 +131,8 @@ export class Runs {
         message.lastAt = Date.now();
         message.firstAt ??= message.lastAt;
         message.pieces = (message.pieces ?? 0) + 1;
-        if (event.thinking) message.thinking = (message.thinking ?? "") + event.thinking;
-        if (event.thinking) look?.think(event.thinking);
-        if (event.text) message.content += event.text;
-        if (event.text) look?.write(event.text);
+        this.#say(message, { text: "", thinking: event.thinking });
+        this.#say(message, sort(message, event.text));
         return null;
       case "finish":
         message.finish = event.reason;
@@ -157,7 +156,16 @@ export class Runs {
     return null;
   }
 
+  #say(message, { text, thinking }) {
+    const look = this.page.lookAt(message);
+    if (thinking) message.thinking = (message.thinking ?? "") + thinking;
+    if (thinking) look?.think(thinking);
+    if (text) message.content += text;
+    if (text) look?.write(text);
+  }
+
   #end(conversation, message, state, error = null) {
+    this.#say(message, rest(message));
     message.state = state;
     message.error = error && { message: error.message, code: error.code, status: error.status };
     conversation.updated = Date.now();

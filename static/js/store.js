@@ -3,6 +3,7 @@
 
 /**
  * @typedef {{ id: string, role: "user" | "assistant", content: string, created: number, thinking?: string,
+ *   stage?: "thinking" | "answering" | "speaking", held?: string,
  *   state?: "streaming" | "done" | "stopped" | "error", stream?: string | null, last?: string | null, model?: string,
  *   sentAt?: number, firstAt?: number, lastAt?: number, pieces?: number, pausedMs?: number, resumed?: boolean, usage?: any, finish?: string,
  *   error?: { message: string, code?: string | null, status?: number } | null }} Message

@@ -309,6 +309,19 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
     expect(chat.text()).to_have_text("Half an")
 
 
+def test_what_a_model_thinks_first_is_folded_away(chat: Chat) -> None:
+    """It says so in its text; the answer is what comes behind."""
+    pieces = ("<think>", "\nTwo and", " two", "</think>", "\n\n", "Four", ".")
+    answer_with(chat.page, *map(delta, pieces), {"choices": [{"delta": {}, "finish_reason": "stop"}]}, "data: [DONE]")
+    chat.send("How much?")
+    chat.wait_done()
+    expect(chat.text()).to_have_text("Four.")
+    thoughts = chat.answers.last.locator(".thoughts")
+    expect(thoughts.locator("p")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("p")).to_have_text("Two and two")
+
+
 def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
     """A bar of its phases; opened, each interval."""
     chat.send("Hello!")

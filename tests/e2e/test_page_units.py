@@ -234,3 +234,35 @@ def test_what_is_asked_can_be_sent_whatever_was_typed(run: Run) -> None:
 def test_a_title_ends_with_a_whole_letter(run: Run) -> None:
     title = run("store.js", "return m.titleFrom(arg);", "🦊" * 80)
     assert title == "🦊" * 57 + "…"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("said", "thinking", "text"),
+    [
+        ("<think>\nHm, 2 < 3?\n</think>\n\nYes, <b>it</b> is.", "Hm, 2 < 3?\n", "Yes, <b>it</b> is."),
+        ("\n<think>\n\n</think>\n\nYes.", "", "Yes."),
+        ("<think>Cut off </thi", "Cut off </thi", ""),
+        ("<table> of </think> and <think>", "", "<table> of </think> and <think>"),
+        ("  Plain.\n", "", "  Plain.\n"),
+        ("<thi", "", "<thi"),
+    ],
+)
+def test_thoughts_are_told_from_the_answer_however_it_is_cut(
+    run: Run, size: int, said: str, thinking: str, text: str
+) -> None:
+    """Only at its beginning; and what may be a mark waits until it is one or none."""
+    told = run(
+        "thoughts.js",
+        """
+        const message = { content: "", thinking: "" };
+        const take = ({ text, thinking }) => { message.content += text; message.thinking += thinking; };
+        for (let at = 0; at < arg.said.length; at += arg.size) {
+          take(m.sort(message, arg.said.slice(at, at + arg.size)));
+          Object.assign(message, JSON.parse(JSON.stringify(message)));  // a reload
+        }
+        take(m.rest(message));
+        return [message.thinking, message.content];""",
+        {"said": said, "size": size},
+    )
+    assert told == [thinking, text]

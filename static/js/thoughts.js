@@ -1,0 +1,54 @@
+// Models that think first say so in the text of their answer, between <think> and </think>. It is sorted as it comes. How far
+// that is stands in the message: a reload may come in between.
+
+const OPEN = "<think>";
+const CLOSE = "</think>";
+
+/**
+ * @param {import("./store.js").Message} message
+ * @param {string} text what came next
+ * @returns {{ text: string, thinking: string }} what of it, and of what was held back, can be told now
+ */
+export function sort(message, text) {
+  let rest = (message.held ?? "") + text;
+  let thinking = "";
+  message.held = "";
+  if (!message.stage) {
+    const begun = rest.trimStart();
+    if (begun.length < OPEN.length && OPEN.startsWith(begun)) {
+      message.held = rest;
+      return { text: "", thinking };
+    }
+    message.stage = begun.startsWith(OPEN) ? "thinking" : "speaking";
+    if (message.stage === "thinking") rest = begun.slice(OPEN.length);
+  }
+  if (message.stage === "thinking") {
+    const end = rest.indexOf(CLOSE);
+    const kept = end < 0 ? overlap(rest) : 0;
+    thinking = rest.slice(0, end < 0 ? rest.length - kept : end);
+    if (!message.thinking) thinking = thinking.trimStart();
+    if (end < 0) {
+      message.held = kept ? rest.slice(-kept) : "";
+      return { text: "", thinking };
+    }
+    message.stage = "answering";
+    rest = rest.slice(end + CLOSE.length);
+  }
+  if (message.stage === "answering" && !message.content) rest = rest.trimStart();
+  return { text: rest, thinking };
+}
+
+/** What is held back when nothing more comes: no mark after all. @param {import("./store.js").Message} message */
+export function rest(message) {
+  const held = message.held ?? "";
+  delete message.held;
+  return message.stage === "thinking" ? { text: "", thinking: held } : { text: held, thinking: "" };
+}
+
+/** Length of the longest end of `text` that may be the beginning of CLOSE. @param {string} text */
+function overlap(text) {
+  for (let length = Math.min(CLOSE.length - 1, text.length); length > 0; length--) {
+    if (CLOSE.startsWith(text.slice(-length))) return length;
+  }
+  return 0;
+}
