@@ -99,7 +99,7 @@ export class Runs {
     for await (const event of answer.events()) {
       if (this.#runs.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: let the generator clean up
       if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
-      const waits = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.firstAt));
+      const waits = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.pieces));
       pausedAt = waits ? Date.now() : 0;
       const end = this.#apply(conversation, message, event);
       if (end) {
@@ -107,7 +107,9 @@ export class Runs {
         this.#end(conversation, message, end, event.kind === "error" ? event.error : null);
         return;
       }
-      if (Date.now() - savedAt < SAVE_EVERY && event.kind !== "open") continue;
+      // When the first token came can be read from nothing that comes later.
+      const begins = event.kind === "open" || (event.kind === "delta" && message.pieces === 1);
+      if (Date.now() - savedAt < SAVE_EVERY && !begins) continue;
       savedAt = Date.now();
       this.store.put(conversation);
     }
@@ -129,7 +131,7 @@ export class Runs {
         return null;
       case "delta":
         message.lastAt = Date.now();
-        message.firstAt ??= message.lastAt;
+        if (!message.resumed) message.firstAt ??= message.lastAt; // it may have come while nobody read
         message.pieces = (message.pieces ?? 0) + 1;
         this.#say(message, { text: "", thinking: event.thinking });
         this.#say(message, sort(message, event.text));

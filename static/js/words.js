@@ -47,9 +47,10 @@ export function figures(message) {
   const parts = [];
   if (message.firstAt && message.sentAt) parts.push(`${seconds(message.firstAt - message.sentAt)} to first token`);
   const tokens = message.usage?.completion_tokens ?? message.pieces ?? 0;
-  const span = (message.lastAt ?? 0) - (message.firstAt ?? 0) - (message.pausedMs ?? 0);
-  // After a reload part of the time passed without a reader: the speed would be made up.
-  if (!message.resumed && tokens > 3 && span > 50) parts.push(`${decimal(((tokens - 1) * 1000) / span)} tokens/s`);
+  const read = (message.lastAt ?? 0) - (message.firstAt ?? 0) - (message.pausedMs ?? 0);
+  // After a reload part of the time passed without a reader: what the server says it wrote for is what can be known.
+  const span = message.resumed ? (message.usage?.time_ms?.decode ?? 0) : read;
+  if (tokens > 3 && span > 50) parts.push(`${decimal(((tokens - 1) * 1000) / span)} tokens/s`);
   if ((message.pausedMs ?? 0) > 50) parts.push(`paused ${seconds(message.pausedMs ?? 0)}`);
   if (message.usage) parts.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
   return parts;

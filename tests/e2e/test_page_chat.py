@@ -62,6 +62,21 @@ class Chat:
     def wait_done(self) -> None:
         expect(self.answers.last).to_have_attribute("aria-busy", "false", timeout=ANSWER_MS)
 
+    def wait_saved(self, field: str) -> None:
+        """Until the record of the last answer, which is saved now and then, has this field."""
+        self.page.wait_for_function(
+            """async (field) => {
+                const open = indexedDB.open("carousel");
+                await new Promise((done) => (open.onsuccess = done));
+                const all = open.result.transaction("conversations").objectStore("conversations").getAll();
+                await new Promise((done) => (all.onsuccess = done));
+                open.result.close();
+                const shown = all.result.find(({ id }) => location.hash.endsWith(id));
+                return Boolean(shown?.messages.at(-1)[field]);
+            }""",
+            arg=field,
+        )
+
     def set_field(self, name: str, value: str) -> None:
         self.page.locator("#settings-open").click()
         self.page.locator(f"#settings [name={name}]").fill(value)
@@ -125,6 +140,19 @@ def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
         lambda route: route.fulfill(
             status=200, body=sse(*parts), headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}
         ),
+    )
+
+
+def begin_with(page: Page, *parts: str | dict[str, Any]) -> None:
+    """The same for a stream that stays open: a fulfilled route would close at once and show the reconnect instead."""
+    page.evaluate(
+        """(text) => {
+        const fetch = window.fetch;
+        const start = (sink) => sink.enqueue(new TextEncoder().encode(text));
+        window.fetch = async (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init)
+            : new Response(new ReadableStream({ start }), { headers: { "x-carousel-stream": "s" } });
+    }""",
+        sse(*parts),
     )
 
 
@@ -217,17 +245,7 @@ def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
     chat.send_long()
     chat.wait_begun()
     expect(chat.page.locator("#stop")).to_be_visible()
-    # The record is saved now and then; the reload must find the stream's name in it.
-    chat.page.evaluate("""async () => {
-        const open = indexedDB.open("carousel");
-        await new Promise((done) => (open.onsuccess = done));
-        for (let saved = false; !saved; await new Promise(requestAnimationFrame)) {
-            const all = open.result.transaction("conversations").objectStore("conversations").getAll();
-            await new Promise((done) => (all.onsuccess = done));
-            saved = Boolean(all.result[0]?.messages.at(-1).content);
-        }
-        open.result.close();
-    }""")
+    chat.wait_saved("content")
     asked: list[str] = []
     chat.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
     before = chat.text().text_content() or ""
@@ -245,6 +263,26 @@ def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
     assert not asked
     chat.stop.click()
     chat.wait_done()
+
+
+def test_a_reload_changes_no_figure(chat: Chat) -> None:
+    """When the first token came is kept; how fast the words came is the server's word, as nobody read for a while."""
+    rest = {"completion_tokens": 11, "total_tokens": 14, "time_ms": {"decode": 100.0}}
+    end = sse("", "", delta("two"), {"choices": [], "usage": rest}, "id: s.0.4\ndata: [DONE]")
+    headers = {"content-type": "text/event-stream"}
+    chat.page.route("**/v1/streams/s", lambda route: route.fulfill(status=200, headers=headers, body=end))
+    figures = chat.answers.last.locator(".figures span")
+    for begun, field in ((delta("One "), "content"), (": ping", "stream")):
+        chat.page.locator("#new").click()
+        begin_with(chat.page, begun)
+        chat.send("Count")
+        if field == "content":
+            expect(figures).to_contain_text(["to first token"])
+        known = figures.all_text_contents()
+        chat.wait_saved(field)
+        chat.page.reload()
+        chat.wait_done()
+        expect(figures).to_have_text([*known, "100 tokens/s", "11 tokens"])
 
 
 def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> None:
@@ -345,16 +383,7 @@ def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
 )
 def test_waiting_says_where_and_why(chat: Chat, status: dict[str, Any], words: str) -> None:
     """The server's status comments become a sentence in place of silence."""
-    # A body that never ends: a fulfilled route would close at once and show the reconnect instead.
-    chat.page.evaluate(
-        """(line) => {
-        const fetch = window.fetch;
-        const start = (sink) => sink.enqueue(new TextEncoder().encode(line));
-        window.fetch = async (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init)
-            : new Response(new ReadableStream({ start }), { headers: { "x-carousel-stream": "s" } });
-    }""",
-        f": carousel {json.dumps(status)}\n\n",
-    )
+    begin_with(chat.page, f": carousel {json.dumps(status)}")
     chat.send("Hello")
     expect(chat.answers.last.locator(".wait")).to_contain_text(words)
 
