@@ -8,6 +8,7 @@ import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 
 const FRESH = 10 * 60_000; // an answer left longer ago than this has certainly been let go by the server
+const COMPARE = 12_000; // for what was dropped: which answer is better is seen only when the new one has grown
 
 export class Chat {
   #models = [MODEL];
@@ -112,20 +113,22 @@ export class Chat {
     this.runs.start(current, message, body);
   }
 
-  /** Drops this message and all after it; what was more than one question or answer can be had back. */
+  /** Drops this message and all after it; an answer's text, and what was more than one question or answer, can be had back. */
   #truncate(id) {
     const { current } = this;
     this.runs.stop(current.id);
     const before = [...current.messages];
     const at = before.findIndex((message) => message.id === id);
-    const more = before.length - at - (before[at].role === "user" ? 2 : 1);
-    current.messages.splice(at);
+    const dropped = current.messages.splice(at);
     this.thread.show(current.messages);
-    if (more > 0) this.#offerBack("What came after it is gone.", current.id, before, at);
+    const isMore = dropped.length > (before[at].role === "user" ? 2 : 1);
+    const hasText = dropped.some(({ role, content, thinking }) => role === "assistant" && (content || thinking));
+    const text = isMore ? "What came after it is gone." : "The earlier answer was replaced.";
+    if (isMore || hasText) this.#offerBack(text, current.id, before, at);
   }
 
   #offerBack(text, id, messages, kept) {
-    toast(text, { action: "Undo", run: () => this.#bringBack(id, messages, kept) });
+    toast(text, { action: "Undo", run: () => this.#bringBack(id, messages, kept), ms: COMPARE });
   }
 
   /** Puts `messages` back, the first of which were `kept`, unless more was said since than the one answer. */

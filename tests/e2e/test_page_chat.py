@@ -673,7 +673,7 @@ def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(
 
 
 def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
-    """Answering it again, or editing its question, drops the rest of the conversation; once, with a way back."""
+    """Answering it again, or editing its question, drops the rest of the conversation, with a way back."""
     for number in range(3):
         chat.page.unroute_all()
         answer_with(chat.page, delta(f"Answer {number}."), "id: s.0.9\ndata: [DONE]")
@@ -689,9 +689,33 @@ def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
     expect(chat.answers.first).to_contain_text("Answer 0.")
     chat.page.reload()
     expect(chat.answers).to_have_count(3)
-    chat.answers.last.get_by_role("button", name="Answer again").click()
+
+
+def test_the_answer_that_another_one_replaced_can_be_had_back(chat: Chat) -> None:
+    """Whether it was asked for again or its question was edited; of one that had no text there is nothing to undo."""
+    undo = chat.page.get_by_role("button", name="Undo")
+    done = "id: s.0.9\ndata: [DONE]"
+    answer_with(chat.page, done)
+    chat.send("Which is better?")
     chat.wait_done()
-    expect(chat.page.get_by_role("button", name="Undo")).to_have_count(0)
+    for text in ("The first.", "The second."):
+        expect(undo).to_have_count(0)
+        chat.page.unroute_all()
+        answer_with(chat.page, delta(text), done)
+        chat.answers.last.get_by_role("button", name="Answer again").click()
+        expect(chat.text()).to_have_text(text)
+    undo.click()
+    expect(chat.text()).to_have_text("The first.")
+    chat.questions.last.hover()
+    chat.questions.last.get_by_role("button", name="Edit and send again").click()
+    chat.page.get_by_role("textbox", name="Edit message").fill("Which is worse?")
+    chat.page.keyboard.press("Enter")
+    expect(chat.text()).to_have_text("The second.")
+    undo.click()
+    expect(chat.questions).to_have_text("Which is better?")
+    expect(chat.text()).to_have_text("The first.")
+    chat.page.reload()
+    expect(chat.text()).to_have_text("The first.")
 
 
 def test_a_conversation_that_is_full_offers_a_new_one(chat: Chat) -> None:
