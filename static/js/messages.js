@@ -216,7 +216,8 @@ export class AnswerView {
       bar.append(part);
     }
     const words = totals.filter(([, ms]) => ms >= 0.5).map(([phase, ms]) => spent(phase, ms)).join(", ");
-    this.account.append(h("summary", { "aria-label": `Where the time went: ${words}`, title: words }, bar), h("ol"));
+    const label = h("span", { class: "account-label" }, icon("chevron"), "Where the time went");
+    this.account.append(h("summary", { "aria-label": `Where the time went: ${words}`, title: words }, label, bar), h("ol"));
   }
 
   async #explain() {

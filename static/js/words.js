@@ -57,18 +57,18 @@ export function figures(message) {
 }
 
 const PHASES = {
-  intake: "was received",
-  queued: "waited for a seat",
-  prefill: "read what was written",
-  decode: "wrote",
+  intake: "received",
+  queued: "waited",
+  prefill: "read the prompt",
+  decode: "written",
   paused: "paused",
-  swapping: "came back to its seat",
-  delivery: "handed over the rest",
+  swapping: "brought back",
+  delivery: "delivered",
 };
 
 const KEPT = { swap: "its pages kept", partial: "its pages kept while there was memory", recompute: "to be read again" };
 
-/** "wrote 1.2 s". @param {string} phase @param {number} ms */
+/** "written 1.2 s". @param {string} phase @param {number} ms */
 export const spent = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
 
 /** Why an interval of an answer's time was what it was; often there is nothing to say.

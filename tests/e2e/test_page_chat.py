@@ -361,16 +361,25 @@ def test_what_a_model_thinks_first_is_folded_away(chat: Chat) -> None:
 
 
 def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
-    """A bar of its phases; opened, each interval."""
+    """A bar of its phases under a label, whose sign turns when it is opened; then each interval, from the keyboard too."""
     chat.send("Hello!")
     chat.wait_done()
     account = chat.answers.last.locator(".account")
     summary = account.locator("summary")
-    expect(summary).to_have_attribute("aria-label", re.compile(r"^Where the time went: .*wrote \d"))
+    expect(summary).to_have_attribute(
+        "aria-label", re.compile(r"^Where the time went: .*read the prompt \d.*, written \d")
+    )
+    expect(summary.get_by_text("Where the time went")).to_be_visible()
     expect(account.locator(".account-bar [data-phase=decode]")).to_be_visible()
-    summary.click()
-    expect(account.locator("li").filter(has_text="read what was written")).to_have_count(1)
-    expect(account.locator("li").filter(has_text="wrote")).to_have_count(1)
+    sign = summary.locator("svg")
+    expect(sign).to_have_css("transform", "none")
+    chat.answers.last.get_by_role("button", name="Answer again").focus()
+    chat.page.keyboard.press("Tab")
+    expect(summary).to_be_focused()
+    chat.page.keyboard.press("Enter")
+    expect(sign).to_have_css("transform", re.compile(r"^matrix\("))
+    expect(account.locator("li").filter(has_text="read the prompt")).to_have_count(1)
+    expect(account.locator("li").filter(has_text="written")).to_have_count(1)
 
 
 @pytest.mark.parametrize(
