@@ -73,6 +73,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/v1/completions", completions.text_completions, methods=["POST"]),
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
+            Route("/favicon.ico", pages.icon),
             Mount("/static", _Assets(directory=static_dir())),
             Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
             Route("/v1/requests/{request_id}", requests.account_of),

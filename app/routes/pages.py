@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
-from app.resources import fingerprint, templates_dir
+from app.resources import fingerprint, static_dir, templates_dir
 from app.routes import service_of
 
 SECURITY_HEADERS = {
@@ -46,3 +46,9 @@ async def chat_page(request: Request) -> Response:
 async def engine_page(request: Request) -> Response:
     """GET /engine."""
     return _page(request, "engine")
+
+
+async def icon(_: Request) -> Response:
+    """GET /favicon.ico: the icon that pages link, for browsers that look at no link, or show what has none."""
+    headers = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
+    return FileResponse(static_dir() / "favicon.svg", headers=headers)

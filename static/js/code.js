@@ -8,8 +8,7 @@ const LONGEST_COLOURED = 60_000;
 export function codeFrame(info, text) {
   const lang = (info.split(/[\s,{]/)[0] ?? "").slice(0, 24);
   const code = h("code", {}, text);
-  const label = h("span", {}, "Copy");
-  const button = h("button", { class: "code-copy", type: "button", onclick: () => copy(code.textContent ?? "", label) }, icon("copy"), label);
+  const button = h("button", { class: "code-copy", type: "button", onclick: () => copy(code.textContent ?? "", button) }, icon("copy"), h("span", {}, "Copy"));
   return h("div", { class: "code", "data-lang": lang },
     h("div", { class: "code-head" }, h("span", {}, lang || "text"), button),
     h("pre", { tabindex: "0", "aria-label": lang ? `Code, ${lang}` : "Code", role: "group" }, code));

@@ -4,6 +4,6 @@
 export const EXAMPLES = [
   "Tell me a story about a fox",
   "How does continuous batching work?",
-  "Write a table of three planets",
-  "Tell me a story about a lost red ball",
+  "Write a table of the planets",
+  "Write a Python function that checks for primes",
 ];

@@ -23,7 +23,7 @@ export class UserView {
       h("div", { class: `bubble${this.message.content.length > 3000 ? " long" : ""}`, dir: "auto" }, this.message.content),
       h("div", { class: "tools" },
         iconButton("edit", "Edit and send again", () => this.edit()),
-        iconButton("copy", "Copy message", () => copy(this.message.content))));
+        iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget))));
   }
 
   /** Shows a newer copy of its message, if that only repeats it. @param {Message} message */
@@ -78,7 +78,7 @@ export class AnswerView {
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });
     this.tools = h("div", { class: "tools" },
-      iconButton("copy", "Copy answer", () => copy(this.message.content)),
+      iconButton("copy", "Copy answer", ({ currentTarget }) => copy(this.message.content, currentTarget)),
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
       this.figures);
     this.account = h("details", { class: "account", hidden: true, ontoggle: () => this.account.open && this.#explain() });

@@ -1,5 +1,5 @@
-// Owns what the page says in passing: the screen reader's status line, toasts, and the word "Copied".
-import { byId, h } from "./dom.js";
+// Owns what the page says in passing: the screen reader's status line, toasts, and that something was copied.
+import { byId, h, icon } from "./dom.js";
 
 /** Told politely to a screen reader; never a token, only a change of state. @param {string} text */
 export function say(text) {
@@ -21,19 +21,22 @@ export function toast(text, { action, run, ms = 6000 } = {}) {
   say(text);
 }
 
-/** @param {string} text @param {HTMLElement} [label] shows "Copied" for a moment */
-export async function copy(text, label) {
+/** @param {string} text @param {HTMLElement} button what was pressed: for a moment its icon is a tick, and its word, if it has one, "Copied" */
+export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
     if (!copyByHand(text)) return toast("This browser does not let the page copy.");
   }
   say("Copied");
-  if (!label) return toast("Copied", { ms: 1800 });
-  const before = label.textContent;
-  if (before === "Copied") return;
-  label.textContent = "Copied";
-  setTimeout(() => (label.textContent = before), 1600);
+  if ("copied" in button.dataset) return;
+  const before = [...button.childNodes];
+  button.dataset.copied = "";
+  button.replaceChildren(icon("check"), ...(button.textContent ? [h("span", {}, "Copied")] : []));
+  setTimeout(() => {
+    delete button.dataset.copied;
+    button.replaceChildren(...before);
+  }, 1600);
 }
 
 /** The clipboard interface exists on secure origins only; a server in a local network is often plain http. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -268,6 +269,15 @@ def test_pages_are_served_under_a_strict_policy(http, path: str):
     assert "<script>" not in answer.text
     assert "style=" not in answer.text
     assert "//cdn" not in answer.text
+
+
+def test_a_browser_that_asks_for_an_icon_by_itself_gets_the_pages_own(http):
+    """Some look for /favicon.ico whatever a page links, and all do where they show JSON."""
+    answer = http.get("/favicon.ico")
+    assert answer.headers["content-type"] == "image/svg+xml"
+    linked = re.search(r'rel="icon".* href="([^"]*)"', http.get("/").text)
+    assert linked is not None
+    assert answer.content == http.get(linked.group(1)).content
 
 
 @pytest.mark.parametrize(

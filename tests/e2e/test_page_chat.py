@@ -900,6 +900,47 @@ def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_what_is_said_in_passing_covers_no_figures_and_no_way_on(
+    slow_server: Server, new_page: Callable[..., Page], width: int
+) -> None:
+    """A toast stands above the column; that something was copied is told by the button itself."""
+    chat = Chat(new_page(viewport={"width": width, "height": 800}), slow_server.url).open()
+    answer_with(chat.page, delta("line\n\n" * 80), "id: s.0.9\ndata: [DONE]")
+    chat.send("Say lines")
+    chat.wait_done()
+    copy = chat.answers.last.get_by_role("button", name="Copy answer")
+    icon = copy.locator("use")
+    before = icon.get_attribute("href") or ""
+    copy.click()
+    expect(icon).to_have_attribute("href", before.replace("#copy", "#check"))
+    expect(chat.status).to_have_text("Copied")
+    expect(chat.page.locator(".toast")).to_have_count(0)
+    expect(icon).to_have_attribute("href", before)
+    chat.answers.last.get_by_role("button", name="Answer again").click()
+    toast = chat.page.locator(".toast")
+    expect(toast).to_be_visible()
+    chat.wait_done()
+    figures = chat.answers.last.locator(".figures").bounding_box()
+    chat.page.mouse.move(width - 100, 300)
+    chat.page.mouse.wheel(0, -900)
+    expect(chat.page.locator("#jump")).to_be_visible()
+    jump, said = chat.page.locator("#jump").bounding_box(), toast.bounding_box()
+    assert said and figures and jump
+    assert said["y"] + said["height"] < min(figures["y"], jump["y"])
+    middle = chat.page.locator("#composer").bounding_box()
+    assert middle
+    assert abs(said["x"] + said["width"] / 2 - middle["x"] - middle["width"] / 2) < 10
+
+
+def test_an_example_asks_for_code_and_gets_it(chat: Chat) -> None:
+    """What an empty conversation offers is what the model that ships can do."""
+    chat.set_field("temperature", "0")
+    chat.page.get_by_role("button", name="Python function").click()
+    chat.wait_done()
+    expect(chat.answers.last.locator(".code[data-lang=python]")).to_be_visible()
+
+
 def test_forbidden_storage_is_told_and_the_page_still_answers(
     slow_server: Server, new_page: Callable[..., Page]
 ) -> None:
