@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,17 +83,28 @@ def test_the_table_says_what_the_ring_shows(engine: Page, talk: Callable[[], Non
 
 
 def test_pages_add_up(engine: Page) -> None:
-    """The mosaic's cells and figures come from the engine's own books."""
-    expect(engine.locator("#pages-note")).to_contain_text("tokens")
+    """The mosaic's cells and figures come from the engine's own books, and how many pages a cell is, is said."""
+    expect(engine.locator("#pages-note")).to_have_text(re.compile(r"^[\d,]+ pages of \d+ tokens; a cell is \d+ pages$"))
     assert engine.locator("#mosaic i").count() > 0
 
 
+def test_what_people_feel_is_headed_in_the_field_s_words(engine: Page) -> None:
+    """Percentiles are p99, and what that is, is said to whoever does not know; so are pauses that were computed again."""
+    heads = engine.locator(".felt thead th", has_text="p99")
+    expect(heads).to_have_count(2)
+    expect(heads.first).to_have_attribute("title", "99 of 100 were faster")
+    expect(engine.locator(".feed .tile-note")).to_contain_text("computed again")
+
+
 def test_a_phone_shows_it_in_one_column(server: Any, browser: Browser) -> None:
-    """At 390 px the page scrolls down only."""
+    """At 390 px the page scrolls down only, and what people feel is all there."""
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(server.url + "/engine")
     expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=WAIT_MS)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    expect(page.locator("#felt-body tr")).to_have_count(3)
+    wrap = page.locator(".felt .table-wrap")
+    assert wrap.evaluate("(node) => node.scrollWidth <= node.clientWidth")
     page.close()
 
 

@@ -214,7 +214,26 @@ def test_pauses_are_told_from_snapshots(run: Run) -> None:
     )
     assert events[0] == []
     assert "paused batch 4f2a for interactive 91cc, swapped to the host" in events[1]
-    assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 shorter than one look at the engine"]
+    assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 pauses were too short to be seen here"]
+
+
+def test_a_line_without_a_token_says_so(run: Run) -> None:
+    """Over an empty chart stands no figure; what ran just before the page was opened is not denied."""
+    notes = run(
+        "engine/spark.js",
+        """
+        const note = document.createElement("p");
+        const spark = new m.Spark(document.createElementNS("http://www.w3.org/2000/svg", "svg"), note);
+        const look = (t, tokens, requests) => {
+            const felt = { batch: { requests, ttft_ms: [null, null], itl_ms: [null, null] } };
+            spark.show({ t, tokens_per_s: tokens, prefill_tokens_per_s: 0, felt });
+            return note.textContent;
+        };
+        return [look(1, 0, 0), look(2, 0, 1), look(3, 1234, 1), look(60, 0, 1), look(64, 0, 0)];""",
+    )
+    ran = "last minute, at most 1,234"
+    idle = "nothing has run in the last minute"
+    assert notes == [idle, "nothing has run since you came", ran, ran, idle]
 
 
 def test_what_is_asked_can_be_sent_whatever_was_typed(run: Run) -> None:

@@ -70,7 +70,7 @@ export function showPages({ slots, pages, page_size: size }) {
     const cell = mosaic.children[i];
     if (cell.dataset.kind !== kind) cell.dataset.kind = kind;
   });
-  set("pages-note", `${number(pages.total)} of ${size} tokens${each > 1 ? `, ${each} to a cell` : ""}`);
+  set("pages-note", `${number(pages.total)} pages of ${size} tokens; a cell is ${each === 1 ? "one page" : `${each} pages`}`);
   for (const name of ["held", "cached", "free", "swapped"]) set(`pages-${name}`, number(pages[name]));
 }
 

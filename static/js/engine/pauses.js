@@ -37,7 +37,7 @@ export class Pauses {
   }
 }
 
-const KEPT = { swap: "swapped to the host", partial: "kept while there is memory", recompute: "to be recomputed" };
+const KEPT = { swap: "swapped to the host", partial: "kept while there is memory", recompute: "to be computed again" };
 
 /** @param {PauseEvent} event */
 export function sentence({ kind, request, class: of, by, byClass, mechanism, after = 0, count }) {
@@ -47,5 +47,5 @@ export function sentence({ kind, request, class: of, by, byClass, mechanism, aft
   }
   if (kind === "resumed") return `resumed ${of} ${request} after ${after.toFixed(1)} s`;
   if (kind === "gone") return `${of} ${request} left after ${after.toFixed(1)} s`;
-  return `${count} shorter than one look at the engine`;
+  return count === 1 ? "1 pause was too short to be seen here" : `${count} pauses were too short to be seen here`;
 }

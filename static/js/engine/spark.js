@@ -19,7 +19,7 @@ export class Spark {
   }
 
   /** @param {any} snapshot */
-  show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill }) {
+  show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill, felt }) {
     if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = []; // the engine was restarted
     this.#points.push({ t, decode, prefill });
     while (this.#points[0].t < t - SPAN) this.#points.shift();
@@ -29,7 +29,10 @@ export class Spark {
     this.line.setAttribute("d", decoded);
     this.area.setAttribute("d", this.#closed(decoded, t));
     this.read.setAttribute("d", this.#closed(this.#path(t, (point) => (0.5 * point.prefill) / topRead), t));
-    this.note.textContent = `last minute, at most ${Math.round(top).toLocaleString("en")}`;
+    const text = this.#points.some((point) => point.decode || point.prefill)
+      ? `last minute, at most ${Math.round(top).toLocaleString("en")}`
+      : `nothing has run ${wasFelt(felt) ? "since you came" : "in the last minute"}`;
+    if (this.note.textContent !== text) this.note.textContent = text;
   }
 
   #x(t, now) {
@@ -44,3 +47,7 @@ export class Spark {
     return `${path}V${HEIGHT}H${this.#x(this.#points[0].t, now).toFixed(1)}Z`;
   }
 }
+
+/** Whether anybody had a token, or an end, in the last minute: the line begins when the page was opened. */
+const wasFelt = (felt) =>
+  Object.values(felt).some(({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null);
