@@ -1,5 +1,5 @@
-// Models that think first say so in the text of their answer, between <think> and </think>. It is sorted as it comes. How far
-// that is stands in the message: a reload may come in between.
+// Owns the border between thoughts and answer, of models that think first and say so in their text, between <think> and
+// </think>. It is sorted as it comes; how far that is stands in the message, as a reload may come in between.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
