@@ -19,7 +19,9 @@ from tokenizers.models import BPE
 
 from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+# Files of which transformers makes a tokenizer; where there is none of them it makes an empty one.
+VOCABULARIES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken")
 # What a checkpoint may recommend, from and to: as requests may ask for.
 SAMPLING = {
     "temperature": (0.0, 2.0),
@@ -55,7 +57,8 @@ class TextModel:
     def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
         """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
         config = _read_json(path / "tokenizer_config.json")
-        special = {name: _content(path, name, config[name]) for name in SPECIAL_NAMES if config.get(name)}
+        named = _read_json(path / "special_tokens_map.json") | {name: value for name, value in config.items() if value}
+        special = {name: _content(path, name, named[name]) for name in SPECIAL_NAMES if named.get(name)}
         tokenizer = _load_tokenizer(path)
         template = chat_template or _find_template(path, config)
         return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
@@ -141,15 +144,26 @@ class TextModel:
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
+    tokenizer = _read_tokenizer(path)
+    # What was saved with it for training says nothing of a request: its whole text is what it is about.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
     if (path / "tokenizer.json").exists():
         try:
             return Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerMissing(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
+    if not any(file for pattern in VOCABULARIES for file in path.glob(pattern)):
+        raise TokenizerMissing(f"{path} has no tokenizer.json, and no {', '.join(VOCABULARIES)} to make one from")
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(path)).backend_tokenizer  # type: ignore[no-any-return]
+        made = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)  # and nobody is asked whether to
+        return made.backend_tokenizer  # type: ignore[no-any-return]
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {reason}") from error
@@ -165,7 +179,9 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
     template = config.get("chat_template")
     try:
         if isinstance(template, list):  # several named ones
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+            template = {entry["name"]: entry["template"] for entry in template}
+        if isinstance(template, dict):
+            template = template.get("default")
         if not isinstance(template, str | None):
             raise TypeError
     except (KeyError, TypeError):
@@ -177,7 +193,8 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
-    """Every id that ends a text: what generation_config.json says, else config.json, else the tokenizer."""
+    """Every id that ends a text: what generation_config.json says, else config.json; and the tokenizer's own (as in
+    vLLM): who trains a model to speak in turns often names its end there alone."""
     vocab_size = _read_json(path / "config.json").get("vocab_size")
     known = vocab_size if isinstance(vocab_size, int) else 2**31
     for name in ("generation_config.json", "config.json"):
@@ -188,9 +205,11 @@ def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < known:
                 raise TokenizerMissing(f"{path / name}: eos_token_id {token_id!r} is no id of a token")
-        return frozenset(ids)
-    eos = tokenizer.token_to_id(special.get("eos_token", ""))
-    return frozenset() if eos is None else frozenset([eos])
+        break
+    else:
+        ids = []
+    own = tokenizer.token_to_id(special.get("eos_token", ""))
+    return frozenset(ids if own is None or own >= known else [*ids, own])
 
 
 def _sampling_defaults(path: Path) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,52 @@ def test_what_a_file_of_the_checkpoint_cannot_say_is_named_with_the_file(
     (tmp_path / name).write_text(content, encoding="latin-1")
     with pytest.raises((TokenizerMissing, TemplateBroken), match=rf"{name}: .*{said}"):
         TextModel.load(tmp_path)
+
+
+def test_what_a_tokenizer_was_trained_with_cuts_and_fills_no_prompt(tmp_path: Path):
+    """Truncation and padding that were saved with it."""
+    tokenizer = byte_level().tokenizer
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert TextModel.load(tmp_path).encode("hello world") == MODEL.encode("hello world")
+
+
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path):
+    """transformers would make a tokenizer that knows no word."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 300}')
+    with pytest.raises(TokenizerMissing, match=r"no tokenizer\.json, and no tokenizer\.model, .* vocab\.json"):
+        TextModel.load(tmp_path)
+
+
+def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path):
+    """What tokenizer_config.json says beats it."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "he", "eos_token": {"content": "ll"}}')
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "hell", "eos_token": null}')
+    text = TextModel.load(tmp_path, "{{ bos_token }}{{ eos_token }}{{ documents is none }}")
+    assert text.render_chat([]) == "hellllTrue"
+    assert text.eos_token_ids == {MODEL.tokenizer.token_to_id("ll")}
+
+
+@pytest.mark.parametrize(("said", "ends"), [("[1, 2]", {1, 2}), ("3", {3}), ("[]", set()), ("null", set())])
+def test_a_text_ends_with_the_tokenizer_s_end_too(tmp_path: Path, said: str, ends: set[int]):
+    """Besides those of the model; but for one that the model cannot say."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "hell"}')
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {said}}}')
+    own = MODEL.tokenizer.token_to_id("hell")
+    assert TextModel.load(tmp_path).eos_token_ids == ends | {own}
+    (tmp_path / "config.json").write_text(f'{{"vocab_size": {own}}}')
+    assert TextModel.load(tmp_path).eos_token_ids == ends
+
+
+@pytest.mark.parametrize("templates", [[{"name": "default", "template": "x"}], {"default": "x", "rag": "y"}])
+def test_of_several_templates_the_default_is_taken(tmp_path: Path, templates: list | dict):
+    """However they are written."""
+    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert TextModel.load(tmp_path).render_chat([]) == "x"
 
 
 def test_a_model_without_a_template_says_what_to_use_instead():
