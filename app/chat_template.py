@@ -42,8 +42,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """The text of a conversation, ready for an answer. variables: what else this template looks at, such as
         `enable_thinking`. Raises `TemplateRefused` when it does not take them, and `VariableTaken`."""
-        told = {**self._special, "messages": messages, "add_generation_prompt": True}
-        told |= {"tools": None, "documents": None}
+        given = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
+        told = self._special | given
         for name in variables or {}:
             if name in told or name in self._template.globals:
                 raise VariableTaken(f"{name[:80]!r} is not the caller's to say")

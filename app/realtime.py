@@ -162,7 +162,7 @@ class Session:
         previous = self._items[-1].id if self._items else None
         if in_conversation:
             self._items.append(response.item)
-        await self._open(response, previous)  # before anything is answered that the client said after it
+        await self._begin(response, previous)  # before anything is answered that the client said after it
         response.task = asyncio.create_task(self._narrate(response, previous))
         response.task.add_done_callback(self._narrated)
 
@@ -221,7 +221,7 @@ class Session:
         response.cancelled = True
         response.generation.cancel()
 
-    async def _open(self, response: SpokenResponse, previous: str | None) -> None:
+    async def _begin(self, response: SpokenResponse, previous: str | None) -> None:
         """Tell that a response begins, in the protocol's order."""
         opened = {**response.item.view(), "content": []}
         await self._emit("response.created", response=response.view("in_progress", []))

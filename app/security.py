@@ -78,12 +78,8 @@ class HostGuard:
         connection = HTTPConnection(scope)
         host = connection.headers.get("host", "")
         problem = None
-        name = _split(f"//{host}").hostname or ""
-        if self._is_choosy and name not in self._allowed and not is_loopback(name):
-            problem = (
-                421,
-                f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does",
-            )
+        if self._is_choosy and not self._answers_to(_split(f"//{host}").hostname or ""):
+            problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
         if problem is None and origin is not None and unsafe and _split(origin).netloc != host:
@@ -95,6 +91,9 @@ class HostGuard:
         else:
             response = JSONResponse(error_body(*problem), status_code=problem[0])
             await response(scope, receive, send)
+
+    def _answers_to(self, name: str) -> bool:
+        return name in self._allowed or is_loopback(name)
 
 
 def is_loopback(host: str) -> bool:

@@ -119,7 +119,7 @@ class TextModel:
 
     def goes_on(self, token_id: int) -> bool:
         """Whether its text may be the rest of a character that tokens before it began; it may have none at all."""
-        return not self.alone(token_id)[0] or 0x80 <= self.token_bytes(token_id)[0] < 0xC0
+        return not self.alone(token_id)[0] or b"\x80" <= self.token_bytes(token_id)[:1] < b"\xc0"
 
     @cached_property
     def _longest_token(self) -> int | None:

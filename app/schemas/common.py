@@ -67,7 +67,13 @@ def _no_number(value: Any) -> Any:
     return value
 
 
-Off = Annotated[Literal[False], BeforeValidator(_no_number)]  # what can be asked for and is not done here
+def _no_true(value: Any) -> Any:
+    if value is True:
+        raise PydanticCustomError("unsupported", "Input should be false")
+    return _no_number(value)
+
+
+Off = Annotated[Literal[False], BeforeValidator(_no_true)]  # what can be asked for and is not done here
 
 
 class StreamOptions(Strict):
@@ -183,7 +189,7 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
     path = path[1:] if is_tagged else path
     where = ".".join(path)
     param = (where if is_tagged else path[0]) if path else None
-    if kind in ("extra_forbidden", "none_required") or (kind, message) == ("literal_error", "Input should be False"):
+    if kind in ("extra_forbidden", "none_required", "unsupported"):
         return ApiError(400, f"unsupported parameter: {where}", param=param, code="unsupported_parameter")
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")

@@ -2,7 +2,7 @@
 // saves them now and then, and tells whoever is looking. One tab drives an answer; the others read what it saved.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
-import { rest, sort } from "./thoughts.js";
+import { leftOver, sort } from "./thoughts.js";
 
 const SAVE_EVERY = 400;
 const SILENCE = 4000; // of a tab that writes; one that is queued for longer shares its answer with another reader
@@ -167,7 +167,7 @@ export class Runs {
   }
 
   #end(conversation, message, state, error = null) {
-    this.#say(message, rest(message));
+    this.#say(message, leftOver(message));
     message.state = state;
     message.error = error && { message: error.message, code: error.code, status: error.status };
     conversation.updated = Date.now();

@@ -39,7 +39,7 @@ export function sort(message, text) {
 }
 
 /** What is held back when nothing more comes: no mark after all. @param {import("./store.js").Message} message */
-export function rest(message) {
+export function leftOver(message) {
   const held = message.held ?? "";
   delete message.held;
   return message.stage === "thinking" ? { text: "", thinking: held } : { text: held, thinking: "" };

@@ -280,7 +280,7 @@ def test_thoughts_are_told_from_the_answer_however_it_is_cut(
           take(m.sort(message, arg.said.slice(at, at + arg.size)));
           Object.assign(message, JSON.parse(JSON.stringify(message)));  // a reload
         }
-        take(m.rest(message));
+        take(m.leftOver(message));
         return [message.thinking, message.content];""",
         {"said": said, "size": size},
     )
