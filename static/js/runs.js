@@ -16,6 +16,7 @@ const SILENCE = 4000; // of a tab that writes; one that is queued for longer sha
 
 export class Runs {
   #heirs = /** @type {Set<string>} */ (new Set());
+  #ended = Promise.resolve(); // when the last answer that ended is written down
   #runs = /** @type {Map<string, { answer: Answer, message: Message }>} */ (new Map());
 
   /**
@@ -171,7 +172,7 @@ export class Runs {
     message.state = state;
     message.error = error && { message: error.message, code: error.code, status: error.status };
     conversation.updated = Date.now();
-    this.store.put(conversation);
+    this.#ended = this.store.put(conversation);
     this.page.lookAt(message)?.settle();
     this.page.changed();
     this.page.said({ done: "Done", stopped: "Stopped", error: `Problem: ${error?.message}` }[state], conversation);
@@ -180,6 +181,8 @@ export class Runs {
 
   /** Runs while holding a lock that other tabs respect; plain http has no locks, there two tabs may both read. */
   #alone(name, work) {
-    return navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, work) : work();
+    // Whoever is let in next reads the record: it must not find an answer on its way that has ended.
+    const whole = () => work().finally(() => this.#ended);
+    return navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, whole) : whole();
   }
 }
