@@ -188,6 +188,8 @@ def load_fallback(
 def _load_weights(path: Path, dtype: torch.dtype | None) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from engine.execution.models.fallback_check import attends_by_itself
+
     try:
         causal_lm, info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -199,6 +201,8 @@ def _load_weights(path: Path, dtype: torch.dtype | None) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # each model's code raises what it likes
+        if error.args == (ATTENTION,):  # looked up by a class that has its own table of attentions
+            raise attends_by_itself(str(path)) from error
         raise ModelError(f"{path}: transformers cannot load this model: {error!r}") from error
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:

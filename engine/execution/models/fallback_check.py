@@ -31,6 +31,10 @@ PAGE_SIZE = 16
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
+def attends_by_itself(name: str) -> ModelError:
+    return ModelError(f"{name} does not attend through transformers' attention interface in every layer")
+
+
 def refuse_config(config: Mapping[str, Any]) -> None:
     """Raises ModelConfigError for what a probe of a few tokens could not find out."""
     key, rope = rope_entry(config)
@@ -66,17 +70,19 @@ class ShapeRecorder:
 @torch.inference_mode()
 def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
     """Runs two tokens through the model and reads its layers off what they ask for."""
-    from engine.execution.models.fallback import AttentionShape, run_body
+    from engine.execution.models.fallback import STEP, AttentionShape, run_body
 
     recorder = ShapeRecorder()
     name = type(causal_lm).__name__
     tokens = torch.zeros(2, dtype=torch.int64, device=causal_lm.device)
     try:
         run_body(causal_lm.get_decoder(), tokens, torch.arange(2, device=tokens.device), recorder)
-    except (TypeError, KeyError, AttributeError, RuntimeError, ValueError) as error:
+    except Exception as error:  # each model's code raises what it likes
+        if error.args == (STEP,):
+            raise attends_by_itself(name) from error
         raise ModelError(f"{name} cannot be run on a flat batch of tokens: {error!r}") from error
     if not recorder.calls or sorted(recorder.calls) != list(range(len(recorder.calls))):
-        raise ModelError(f"{name} does not attend through transformers' attention interface in every layer")
+        raise attends_by_itself(name)
     kinds = {call[:3] for call in recorder.calls.values()}
     if len(kinds) != 1:
         raise ModelError(f"{name} has layers of different shapes (query heads, kv heads, head size): {sorted(kinds)}")

@@ -72,7 +72,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "soft-capped scores": ("Gemma2", {"head_dim": 16}, "softcap"),
     "attention sinks": ("GptOss", {"head_dim": 16, "num_local_experts": 2}, "s_aux"),
     "latent attention": ("DeepseekV3", {"n_routed_experts": 8, "first_k_dense_replace": 2}, "layer 0"),
-    "a step that does not reach attention": ("StableLm", {}, "flat batch"),
+    "a step that does not reach attention": ("StableLm", {}, "attention interface"),
+    "attention by a table of its own": ("Falcon", {}, "attention interface"),
     "frequencies by batch": (
         "Phi3",
         {
