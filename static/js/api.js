@@ -40,13 +40,21 @@ export function setApiKey(key) {
   }
 }
 
-/** A response that is not an error. @param {string} path @param {RequestInit} [init] @returns {Promise<Response>} */
+// What a proxy in between says by itself when nothing answers behind it (52x: Cloudflare).
+const AWAY = new Set([502, 503, 504, 520, 521, 522, 523, 524]);
+
+/**
+ * A response that is not an error. ApiError: what the server refused; TypeError: it was not reached, as of `fetch`.
+ * @param {string} path @param {RequestInit} [init] @returns {Promise<Response>}
+ */
 export async function call(path, init = {}) {
   const headers = new Headers(init.headers);
   if (apiKey()) headers.set("Authorization", `Bearer ${apiKey()}`);
   const response = await fetch(url(path), { ...init, headers, cache: "no-store", credentials: "same-origin" });
-  if (!response.ok) throw await readError(response);
-  return response;
+  if (response.ok) return response;
+  const error = await readError(response);
+  if (AWAY.has(error.status) && !error.body?.error && error.retryAfter === null) throw new TypeError(error.message);
+  throw error;
 }
 
 /** @param {Response} response */

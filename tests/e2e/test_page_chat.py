@@ -292,8 +292,10 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
 
     def resume(route: Route) -> None:
         tries.append(route.request.headers.get("last-event-id"))
-        if len(tries) < 3:
+        if len(tries) == 1:
             return route.abort()
+        if len(tries) == 2:  # a proxy is there again and the server behind it is not
+            return route.fulfill(status=502, headers={"content-type": "text/html"}, body="<h1>502 Bad Gateway</h1>")
         return route.fulfill(
             status=200,
             headers={"content-type": "text/event-stream"},
@@ -310,6 +312,14 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
     expect(chat.text()).to_have_text("One two three")
     chat.wait_done()
     assert tries == ["s.0.1"] * 3
+
+
+def test_a_proxy_with_nothing_behind_it_is_a_server_that_cannot_be_reached(chat: Chat) -> None:
+    """What a proxy says by itself is no answer of the server's; a new try is offered."""
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=504, body="upstream timed out"))
+    chat.send("Count")
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("The server cannot be reached.")
+    expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
 
 
 def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
