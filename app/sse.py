@@ -1,7 +1,9 @@
 """Server-sent events: how blocks look, and the response that carries them.
 
 Rules that every client tried can live with: never a block without `data:`, status and keep-alive as comments, `id:`
-only together with `data:`, an error frame before an early end, never a `[DONE]` after a failure.
+only together with `data:`, an error frame before an early end, never a `[DONE]` after a failure. Ids and status are for
+readers that may come back, who know server-sent events: others take whatever is not `data:` for the end of an answer
+(litellm), or for JSON (vLLM's benchmark).
 """
 
 from __future__ import annotations
@@ -31,10 +33,19 @@ _LINE_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe
 
 def block(log: StreamLog, seq: int, data: bytes) -> bytes:
     """One event: `id:` says where to resume, `data:` is one line of JSON."""
+    return b"id: %s.%d\ndata: %s\n\n" % (log.cursor_start, seq, _one_line(data))
+
+
+def plain_block(data: bytes) -> bytes:
+    """One event for a reader that will not resume: `data:` and nothing else."""
+    return b"data: %s\n\n" % _one_line(data)
+
+
+def _one_line(data: bytes) -> bytes:
     if not data.isascii():
         for raw, escaped in _LINE_BREAKS:
             data = data.replace(raw, escaped)
-    return b"id: %s.%d\ndata: %s\n\n" % (log.cursor_start, seq, data)
+    return data
 
 
 def status_comment(status: StatusEvent) -> bytes:

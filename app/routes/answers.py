@@ -15,8 +15,9 @@ from app.errors import ApiError
 from app.following import SLICE, pieces
 from app.generation import Generation
 from app.presence import while_present
+from app.schemas.answers import AnswerFormat
 from app.sse import EventStream
-from app.streams import Failure, StreamLog
+from app.streams import Encoder, Failure, StreamLog
 
 
 def resume_grace(request: Request) -> float:
@@ -29,9 +30,14 @@ def resume_grace(request: Request) -> float:
     return float(value)
 
 
-def stream(generation: Generation, after: int = 0) -> Response:
-    """The log's records behind `after`, and all that follow, as server-sent events."""
-    log, encoder = generation.log, generation.encoder
+def first_reader(request: Request, answer: AnswerFormat) -> AnswerFormat:
+    """How the client that asks is answered: with ids and status only where it says that it may come back."""
+    return answer if "x-carousel-resume" in request.headers else answer.plain()
+
+
+def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
+    """The log's records behind `after`, and all that follow, as server-sent events. encoder: another than its own."""
+    log, encoder = generation.log, encoder or generation.encoder
     if encoder is None:
         raise ApiError(404, f"{log.id} is a response of a realtime session and not a stream", code="stream_not_found")
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -12,6 +13,7 @@ from app import sse
 from app.errors import FINAL, ApiError, error_body, failure_status
 from app.streams import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
 from app.text import TextModel
+from engine.types import StatusEvent
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,7 +30,7 @@ class Said:
 class AnswerFormat(ABC):
     """One protocol's way to put a log into words. Stateless: a record gives the same bytes whenever it is read."""
 
-    __slots__ = ("_chunk_start", "_include_usage", "_model", "_tier", "text")
+    __slots__ = ("_chunk_start", "_include_usage", "_is_plain", "_model", "_tier", "text")
 
     prefix: str  # of the answer's id
     chunk_object: str
@@ -38,8 +40,15 @@ class AnswerFormat(ABC):
         self._model = model
         self._tier = tier
         self._include_usage = include_usage
+        self._is_plain = False
         self.text = text
         self._chunk_start: tuple[StreamLog, bytes] | None = None  # what each chunk of a log begins with
+
+    def plain(self) -> Self:
+        """The same for a reader that will not come back: no ids, and not a word of where its request stands."""
+        plain = copy.copy(self)
+        plain._is_plain = True
+        return plain
 
     @abstractmethod
     def opened(self) -> dict[str, Any] | None:
@@ -59,8 +68,14 @@ class AnswerFormat(ABC):
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """The blocks of a few records at once."""
-        blocks = [self._record(log, item) if isinstance(item, Numbered) else sse.status_comment(item) for item in items]
+        blocks = [self._record(log, item) if isinstance(item, Numbered) else self._status(item) for item in items]
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    def _block(self, log: StreamLog, seq: int, data: bytes) -> bytes:
+        return sse.plain_block(data) if self._is_plain else sse.block(log, seq, data)
+
+    def _status(self, status: StatusEvent) -> bytes:
+        return b"" if self._is_plain else sse.status_comment(status)
 
     def whole(self, log: StreamLog, n: int) -> dict[str, Any]:
         """The body of an answer that was not streamed. Raises `ApiError` when it failed."""
@@ -102,13 +117,13 @@ class AnswerFormat(ABC):
                 return self._chunk(log, item.seq, choice, self.finished(), _finish_reason(reason))
             case Failure(message, code, param):
                 body = error_body(failure_status(code), message, param, code)
-                return sse.block(log, item.seq, msgspec.json.encode(body))
+                return self._block(log, item.seq, msgspec.json.encode(body))
             case Usage() as record:
                 block = b""
                 if self._include_usage:
                     chunk = {**self._head(log, self.chunk_object), "choices": [], "usage": usage(record)}
-                    block = sse.block(log, item.seq, msgspec.json.encode(chunk))
-                return block + sse.block(log, item.seq, sse.DONE)
+                    block = self._block(log, item.seq, msgspec.json.encode(chunk))
+                return block + self._block(log, item.seq, sse.DONE)
 
     def _chunk(self, log: StreamLog, seq: int, choice: int, said: dict[str, Any], finish: str | None = None) -> bytes:
         # Most of a chunk is the same in all chunks of an answer, so it is put together around the part that is not.
@@ -121,7 +136,7 @@ class AnswerFormat(ABC):
             b"null" if finish is None else _encode(finish),
             b',"usage":null' if self._include_usage else b"",
         )
-        return sse.block(log, seq, data)
+        return self._block(log, seq, data)
 
     def _head(self, log: StreamLog, kind: str) -> dict[str, Any]:
         return {

@@ -77,7 +77,7 @@ async def is_full(http: httpx.AsyncClient) -> bool:
 
 
 async def test_who_is_paused_is_told_for_whom(small_server):
-    """The victim's stream says so in a comment, and later that it runs again."""
+    """The victim's stream says so in a comment to a client that asks for them, and later that it runs again."""
     told: list[list[dict]] = []  # what each answer's stream said
 
     def for_a_person() -> list[dict]:
@@ -90,7 +90,8 @@ async def test_who_is_paused_is_told_for_whom(small_server):
             while not for_a_person():
                 statuses: list[dict] = []
                 told.append(statuses)
-                async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                comments = {"X-Carousel-Resume": "0"}
+                async with http.stream("POST", "/v1/chat/completions", json=body, headers=comments) as response:
                     async for line in response.aiter_lines():
                         if line.startswith(": carousel "):
                             statuses.append(json.loads(line.removeprefix(": carousel ")))

@@ -11,6 +11,8 @@ import pytest
 
 ASK = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "stream": True, "ignore_eos": True}
 
+NUMBERED = {"X-Carousel-Resume": "0"}  # ids, and no time beyond its reader
+
 
 def events(response: httpx.Response):
     """(event id, data) of each event of an SSE response."""
@@ -58,7 +60,7 @@ def test_a_reader_that_leaves_frees_its_slot(http):
 
 def test_an_answer_that_was_given_up_is_not_taken_for_a_whole_one(http):
     """Who comes back too late finds what was said, then an error and no [DONE]; behind that there is nothing."""
-    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 900}) as response:
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 900}, headers=NUMBERED) as response:
         stream = response.headers["x-carousel-stream"]
         seen = [event for event, _ in zip(events(response), range(3), strict=False)]
     wait_until_idle(http)
@@ -105,7 +107,7 @@ def test_an_answer_goes_on_for_a_reader_that_comes_back(http):
 
 def test_a_finished_stream_can_be_read_again_from_its_start(http):
     """Byte for byte what the first reader got."""
-    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 12}) as response:
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 12}, headers=NUMBERED) as response:
         stream = response.headers["x-carousel-stream"]
         first = list(events(response))
     with http.stream("GET", f"/v1/streams/{stream}") as response:
@@ -136,7 +138,7 @@ def test_stopping_a_stream_ends_it_for_its_reader_and_frees_its_slot(http):
 )
 def test_a_cursor_that_cannot_be_served_is_refused_before_any_data(http, cursor: str, status: int):
     """400 for nonsense, 410 for what is lost."""
-    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 2}) as response:
+    with http.stream("POST", "/v1/chat/completions", json=ASK | {"max_tokens": 2}, headers=NUMBERED) as response:
         event_id, _ = next(events(response))
     stream, epoch, _ = event_id.split(".")
     answer = http.get(f"/v1/streams/{stream}", headers={"Last-Event-ID": cursor.format(stream=stream, epoch=epoch)})
@@ -153,7 +155,18 @@ def test_an_unknown_stream_is_not_found(http):
 
 def test_no_block_is_without_data(http):
     """A bare id, event or retry breaks five of seven clients; comments are safe."""
-    body = http.post("/v1/chat/completions", json=ASK | {"max_tokens": 5}).text
+    body = http.post("/v1/chat/completions", json=ASK | {"max_tokens": 5}, headers=NUMBERED).text
     for block in filter(None, re.split(r"\r?\n\r?\n", body)):
         lines = block.splitlines()
         assert all(line.startswith(":") for line in lines) or any(line.startswith("data: ") for line in lines), block
+
+
+@pytest.mark.parametrize(
+    ("path", "ask"), [("chat/completions", ASK), ("completions", {"prompt": "Once", "stream": True})]
+)
+def test_who_will_not_come_back_is_sent_data_alone(http, path: str, ask: dict):
+    """Behind the end of one choice litellm takes an id for the end of the others; vLLM's benchmark takes for JSON what
+    stands before `data:`."""
+    more = {"max_tokens": 5, "n": 2, "stream_options": {"include_usage": True}}
+    lines = http.post(f"/v1/{path}", json=ask | more).text.splitlines()
+    assert {line.partition(" ")[0] for line in lines} == {"data:", ""}
