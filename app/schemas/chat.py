@@ -27,8 +27,8 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+    name: str | None = None  # for the template, which most ignore (as in vLLM)
     # An answer comes back as the next question's history just as it was given, with what it did not have.
-    name: Absent = None
     refusal: Absent = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: Absent = None
@@ -106,7 +106,11 @@ class ChatRequest(SamplingFields):
 
 def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Messages as chat templates take them. `developer` is OpenAI's newer word for `system`."""
-    return [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
+    return [
+        {"role": "system" if m.role == "developer" else m.role, "content": m.text}
+        | ({} if m.name is None else {"name": m.name})
+        for m in messages
+    ]
 
 
 class ChatFormat(AnswerFormat):

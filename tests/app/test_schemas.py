@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.chat_template import ChatTemplate
 from app.errors import ApiError
 from app.schemas.chat import ChatRequest
 from app.schemas.common import MAX_NAME, Strict, parse
@@ -74,3 +75,11 @@ def test_of_a_list_that_is_too_long_that_is_said():
     with pytest.raises(ApiError, match="prompt: List should have at most") as refused:
         parse(CompletionRequest, json.dumps({"prompt": [1] * (1 << 19)}).encode())
     assert refused.value.param == "prompt"
+
+
+def test_who_speaks_is_the_template_s_to_say():
+    """A name comes to it where there is one. AutoGen gives every message one."""
+    messages = [SAID | {"name": "anna"}, SAID | {"name": None}, SAID]
+    turns = parse(ChatRequest, json.dumps({"messages": messages}).encode()).turns
+    template = ChatTemplate("{% for m in messages %}{{ m.name | default('nobody') }} {% endfor %}", {})
+    assert template.render(turns) == "anna nobody nobody "
