@@ -16,7 +16,12 @@ from app.streams import Delta, TokenInfo
 class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`. One prompt, as text or as token ids."""
 
-    prompt: str | TokenIds | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PARTS)] = Field(min_length=1)
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PARTS)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PARTS)]
+    ) = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
     suffix: Absent = None
@@ -26,7 +31,7 @@ class CompletionRequest(SamplingFields):
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""
         super().check()
-        if isinstance(self.prompt, list) and len(self.prompt) > 1 and isinstance(self.prompt[0], str):
+        if isinstance(self.prompt, list) and len(self.prompt) > 1 and not isinstance(self.prompt[0], int):
             raise ApiError(400, "prompt: one prompt per request", param="prompt", code="unsupported_value")
 
     @property
@@ -37,7 +42,7 @@ class CompletionRequest(SamplingFields):
     @property
     def single_prompt(self) -> str | list[int]:
         """The prompt, out of the list that may be around it."""
-        if isinstance(self.prompt, list) and isinstance(self.prompt[0], str):
+        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
             return self.prompt[0]
         return self.prompt
 

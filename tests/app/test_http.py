@@ -108,7 +108,7 @@ def user(content) -> list[dict]:
         (CHAT, {"messages": user("abc" * 12000)}, "messages", "the prompt has"),
         ("/v1/completions", {"prompt": "abc" * 12000}, "prompt", "the prompt has"),
         ("/v1/completions", {"prompt": [1, "a"]}, "prompt", "prompt.1: Input should be a valid integer"),
-        ("/v1/completions", {"prompt": [[1, 2]]}, "prompt", "prompt.0: "),
+        ("/v1/completions", {"prompt": [[1, "a"]]}, "prompt", "prompt.0.1: Input should be a valid integer"),
         ("/v1/completions", {"prompt": 7}, "prompt", "prompt: "),
         ("/tokenize", {"prompt": "a", "messages": user("hi")}, "prompt", "not for messages"),
         ("/tokenize", {"add_special_tokens": True, "messages": user("hi")}, "add_special_tokens", "not for messages"),
@@ -241,6 +241,20 @@ def test_what_a_caller_tells_a_template_is_refused_by_its_own_name(http):
         error = http.post(CHAT, json={**ASK, "chat_template_kwargs": told}).json()["error"]
         assert error["param"] == "chat_template_kwargs", error
     assert http.post(CHAT, json={**ASK, "chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
+
+
+def test_a_list_of_one_prompt_is_that_prompt(http):
+    """Text or token ids; of two it is said that they are too many, and of an empty one that it is empty."""
+
+    def ask(prompt) -> dict:
+        return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, "seed": 1}).json()
+
+    assert ask([[5, 6]])["choices"] == ask([5, 6])["choices"]
+    assert ask(["a"])["choices"] == ask("a")["choices"]
+    for two in ([[5], [6]], ["a", "b"]):
+        assert ask(two)["error"]["code"] == "unsupported_value"
+    for nothing in ([[]], [""], []):
+        assert ask(nothing)["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize("name", ["echo", "store"])
