@@ -141,7 +141,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = error.detail
     if error.status_code == 404:
         message = f"there is no {request.url.path[:80]} here"
-        if request.url.path.startswith("/v1/"):
+        if request.url.path.startswith("/v1/") or request.method == "POST":  # whose address lacks the /v1, perhaps
             message += "; answers come from /v1/chat/completions, /v1/completions and /v1/realtime"
     return JSONResponse(error_body(error.status_code, message), status_code=error.status_code, headers=error.headers)
 

@@ -257,6 +257,13 @@ def test_a_list_of_one_prompt_is_that_prompt(http):
         assert ask(nothing)["error"]["param"] == "prompt"
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/api/chat", "/v1/responses"])
+def test_who_posts_to_a_wrong_address_is_told_the_right_ones(http, path: str):
+    """Most often the /v1 is missing from what a client was given."""
+    error = http.post(path, json=ASK).json()["error"]
+    assert error["code"] == "not_found" and "/v1/chat/completions" in error["message"]
+
+
 @pytest.mark.parametrize("name", ["echo", "store"])
 def test_what_can_be_asked_for_and_is_not_done_is_called_unsupported(http, name: str):
     """Not a wrong value: off is fine."""
