@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import MAX_PARTS, Absent, SamplingFields, Strict, at_most
+from app.schemas.common import MAX_PARTS, Absent, Empty, Off, SamplingFields, Strict, at_most
 from app.streams import Delta, TokenInfo
 
 MAX_MESSAGES = 4096  # of one conversation
@@ -30,9 +30,9 @@ class Message(Strict):
     name: str | None = None  # for the template, which most ignore (as in vLLM)
     # An answer comes back as the next question's history just as it was given, with what it did not have.
     refusal: Absent = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Empty | None = None
     audio: Absent = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Empty | None = None
     function_call: Absent = None
 
     @property
@@ -61,10 +61,10 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: TextFormat | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    tools: Absent = None
+    tools: Empty | None = None
     tool_choice: Absent = None
-    parallel_tool_calls: Absent = None
-    functions: Absent = None
+    parallel_tool_calls: Off | None = None
+    functions: Empty | None = None
     function_call: Absent = None
     modalities: Absent = None
     audio: Absent = None

@@ -73,13 +73,22 @@ def _no_true(value: Any) -> Any:
     return _no_number(value)
 
 
+def _no_items(value: Any) -> Any:
+    if isinstance(value, list) and value:
+        raise PydanticCustomError("unsupported", "Input should be empty")
+    return value
+
+
 Off = Annotated[Literal[False], BeforeValidator(_no_true)]  # what can be asked for and is not done here
+Empty = Annotated[list[Any], BeforeValidator(_no_items)]  # the same of lists
 
 
 class StreamOptions(Strict):
     """`stream_options` of a streamed request."""
 
     include_usage: bool | None = None
+    include_obfuscation: Off | None = None
+    continuous_usage_stats: Off | None = None
 
 
 class SamplingFields(Strict):

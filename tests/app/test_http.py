@@ -81,6 +81,9 @@ def test_after_a_mistake_of_ours_a_connection_is_not_used_again(http, monkeypatc
     assert (answer.status_code, answer.headers["connection"]) == (500, "close")
 
 
+SAID = {"role": "assistant", "content": "Hi."}
+
+
 def user(content) -> list[dict]:
     return [{"role": "user", "content": content}]
 
@@ -271,6 +274,25 @@ def test_what_can_be_asked_for_and_is_not_done_is_called_unsupported(http, name:
     error = http.post("/v1/completions", json={**asked, name: True}).json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_parameter", name)
     assert http.post("/v1/completions", json={**asked, name: False}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("nothing", "something"),
+    [
+        ({"tools": []}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ({"functions": []}, {"functions": [{"name": "f"}]}),
+        ({"parallel_tool_calls": False}, {"parallel_tool_calls": True}),
+        ({"stream_options": {"include_obfuscation": False}}, {"stream_options": {"include_obfuscation": True}}),
+        ({"stream_options": {"continuous_usage_stats": False}}, {"stream_options": {"continuous_usage_stats": True}}),
+        ({"messages": [SAID | {"tool_calls": []}]}, {"messages": [SAID | {"tool_calls": [{"id": "1"}]}]}),
+    ],
+)
+def test_who_asks_for_nothing_of_what_is_not_done_is_answered(http, nothing: dict, something: dict):
+    """And who asks for some of it is told that it is unsupported, whatever it is."""
+    asked = ASK | {"stream": True, "max_tokens": 1}
+    assert http.post(CHAT, json=asked | nothing).status_code == 200
+    error = http.post(CHAT, json=asked | something).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", next(iter(something)))
 
 
 def test_a_stream_is_found_by_its_answer_s_id_too(http):
