@@ -78,7 +78,9 @@ class HostGuard:
         connection = HTTPConnection(scope)
         host = connection.headers.get("host", "")
         problem = None
-        if self._is_choosy and not self._answers_to(_split(f"//{host}").hostname or ""):
+        # HTTP/1.0 knows no Host. What speaks it is a health check, and no browser that a page could have send anything.
+        has_name = bool(host) or scope.get("http_version") != "1.0"
+        if self._is_choosy and has_name and not self._answers_to(_split(f"//{host}").hostname or ""):
             problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")

@@ -326,3 +326,18 @@ def test_a_frame_that_is_no_text_is_refused_without_a_traceback(server: Server):
         connection.sendall(b"\x81\x82\0\0\0\0\xc3\x28")
         assert b"\x88\x02" + (1007).to_bytes(2, "big") in heard(connection)
     assert server.log[said:] == []
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n", b"421"),
+        (b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n", b"421"),
+    ],
+)
+def test_a_health_check_in_http_1_0_need_not_know_this_server_s_name(server, head: bytes, status: bytes):
+    """The protocol has no Host; what says one is held to it, and so is who speaks a protocol that has one."""
+    with closing(connect(server)) as connection:
+        connection.sendall(head)
+        assert heard(connection).startswith(b"HTTP/1.1 " + status)
