@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
@@ -27,6 +28,10 @@ import torch
 # test comes first, the kernels run in Triton's interpreter where there is no CUDA device.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # What a shell runs in the background has SIGINT ignored, and so would every server that is started from here.
 signal.signal(signal.SIGINT, signal.default_int_handler)

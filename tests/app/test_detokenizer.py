@@ -14,7 +14,6 @@ ANY_IDS = st.lists(st.integers(0, MODEL.tokenizer.get_vocab_size() - 1), max_siz
 
 
 @given(st.text(max_size=40))
-@settings(deadline=None)
 def test_a_text_survives_being_cut_into_tokens(text: str):
     """Every character arrives, whole, in order."""
     detokenizer = Detokenizer(MODEL)
@@ -24,7 +23,7 @@ def test_a_text_survives_being_cut_into_tokens(text: str):
 
 
 @given(ANY_IDS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_streamed_text_is_the_text_of_all_tokens(ids: list[int]):
     """Even for bytes that make no characters, the pieces add up to the whole: nothing said is taken back."""
     detokenizer = Detokenizer(MODEL)
@@ -50,7 +49,7 @@ def say(*parts: str) -> list[int]:
 
 
 @given(st.lists(st.sampled_from(["<s>", "▁the", "▁engine", "s", *"~é漢😀"]), max_size=24), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_a_text_that_goes_on_is_the_rest_of_the_whole(parts: list[str], data: st.DataObject):
     """With the space between, and where a character is cut between them."""
     ids = say(*parts)
@@ -87,7 +86,7 @@ def test_a_text_of_its_own_begins_without_a_space():
     st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max_size=4),
     st.lists(st.integers(0, 5), min_size=1, max_size=60),
 )
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[str], sizes: list[int]):
     """The text shown ends before the first stop string, and no part of one is ever shown."""
     matcher, shown, met, at = StopMatcher(stops), "", None, 0

@@ -42,7 +42,7 @@ class Reading:
     writes=st.lists(st.integers(1, 5), max_size=12),
     readers=st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 8), max_size=4)), min_size=1, max_size=4),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_every_reader_sees_every_record_once_in_order_however_often_it_leaves(writes, readers):
     """Readers follow while the log grows, leave, and come back behind the last record they saw."""
 

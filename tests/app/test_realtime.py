@@ -47,7 +47,7 @@ def response() -> SpokenResponse:
 
 
 @given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_word_is_told_once_in_order_however_the_socket_stalls(script):
     """It fills up and drains at any moment; ids of events are never used twice, and what was told is remembered."""
 

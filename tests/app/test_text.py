@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
@@ -17,7 +17,6 @@ from tests.app.text_models import MODEL, PIECES, byte_level
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None)
 def test_no_text_has_fewer_tokens_than_its_length_says(text: str):
     """Whatever its characters, and where some are composed first too."""
     assert MODEL.least_tokens(text) <= len(MODEL.encode(text))

@@ -192,7 +192,7 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
     st.sampled_from([0, 70, 300]),
     st.sampled_from([4, 64]),
 )
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_split_is_listed_once(
     triton_kernels: Kernels, device: torch.device, contexts: list[int], window: int, listed: int
 ) -> None:

@@ -65,7 +65,7 @@ FILTERS = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(logits=LOGITS, **FILTERS)
 @example(logits=[0.0] * 10, temperature=1.0, top_k=0, top_p=0.5, min_p=0.0)
 @example(logits=[1.0, 0.0, 0.0, 0.0], temperature=1.0, top_k=2, top_p=1.0, min_p=0.0)
@@ -81,7 +81,7 @@ def test_filters_keep_what_a_sorted_list_keeps(
     assert kept == naive_kept(logits, temperature, top_k, top_p, min_p)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=NEVER_MIND)
+@settings(max_examples=12, suppress_health_check=NEVER_MIND)
 @given(logits=LOGITS, **FILTERS)
 def test_only_kept_tokens_are_sampled(
     kernels: Kernels,

@@ -60,7 +60,7 @@ row = st.tuples(st.lists(st.integers(0, V - 1), min_size=1, max_size=20), st.flo
 
 
 @given(rows=st.lists(row, min_size=1, max_size=5), seed=st.integers(0, 1000))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_row_is_edited_as_if_it_were_alone(rows, seed):
     """Greedy over the edited logits, all rows in one batch and four steps long, equals the naive edit of each."""
     held = [(list(tokens), max(1, int(share * len(tokens))), p) for tokens, share, p in rows]

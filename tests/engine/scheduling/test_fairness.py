@@ -43,7 +43,7 @@ def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) ->
     return total
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     slots=st.integers(1, 4),
@@ -209,7 +209,7 @@ def test_a_tenant_s_burst_does_not_wait_until_a_flood_has_caught_up_with_it():
 ACTS = st.tuples(st.sampled_from("ppprsvc"), st.integers(0, 5), st.integers(1, 50))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(acts=st.lists(ACTS, max_size=80), slack=st.sampled_from([0.0, 20.0, 200.0]))
 def test_the_line_s_head_is_of_whom_the_rules_name(acts, slack):
     """Held against looking at everybody: least service first, but whoever lacks slots within the slack."""

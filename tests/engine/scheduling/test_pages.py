@@ -81,7 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_the_least_recently_released_page_is_forgotten_first():

@@ -364,7 +364,7 @@ def test_a_long_prompt_is_read_in_pieces_of_the_budget_while_streams_go_on():
     stage.finish()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     slots=st.integers(1, 8),
