@@ -31,7 +31,8 @@ async def chat_completions(request: Request) -> Response:
     work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
     prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]
-    answer = chat.ChatFormat(service.settings.model_name, tier, service.text, include_usage=asked.include_usage)
+    reports = asked.usage_reports(len(prompt))
+    answer = chat.ChatFormat(service.settings.model_name, tier, service.text, reports)
     generation = service.generate(
         prompt,
         asked,

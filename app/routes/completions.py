@@ -32,7 +32,7 @@ async def text_completions(request: Request) -> Response:
         work = service.encode(prompt, service_class, add_special_tokens=True, intake=intake)
         prompt = await done_for(request.receive, work)
     tier, name = TIER_OF_CLASS[service_class], service.settings.model_name
-    answer = completions.CompletionFormat(name, tier, service.text, include_usage=asked.include_usage)
+    answer = completions.CompletionFormat(name, tier, service.text, asked.usage_reports(len(prompt)))
     generation = service.generate(
         prompt,
         asked,

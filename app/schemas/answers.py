@@ -27,21 +27,48 @@ class Said:
     finish: str = "stop"
 
 
+@dataclass(frozen=True)
+class UsageReports:
+    """What a stream says of the tokens it took. at_end: all that is known, in a chunk of its own. prompt_tokens: how
+    many those are, where each chunk says how far its choice has come; else None."""
+
+    at_end: bool = False
+    prompt_tokens: int | None = None
+
+
+@dataclass
+class Counted:
+    """Tokens of each choice, counted on from where the last reader was: every chunk asks for them."""
+
+    log: StreamLog
+    seq: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def up_to(self, seq: int, choice: int) -> int:
+        """Of a choice, up to a record that is none of the counted ones."""
+        for record in self.log.records[self.seq : seq]:
+            if isinstance(record, Delta):
+                self.tokens[record.choice] = self.tokens.get(record.choice, 0) + record.tokens
+        self.seq = seq
+        return self.tokens.get(choice, 0)
+
+
 class AnswerFormat(ABC):
     """One protocol's way to put a log into words. Stateless: a record gives the same bytes whenever it is read."""
 
-    __slots__ = ("_chunk_start", "_include_usage", "_is_plain", "_model", "_tier", "text")
+    __slots__ = ("_chunk_start", "_counted", "_is_plain", "_model", "_reports", "_tier", "text")
 
     prefix: str  # of the answer's id
     chunk_object: str
     whole_object: str
 
-    def __init__(self, model: str, tier: str, text: TextModel, *, include_usage: bool) -> None:
+    def __init__(self, model: str, tier: str, text: TextModel, reports: UsageReports) -> None:
         self._model = model
         self._tier = tier
-        self._include_usage = include_usage
+        self._reports = reports
         self._is_plain = False
         self.text = text
+        self._counted: Counted | None = None
         self._chunk_start: tuple[StreamLog, bytes] | None = None  # what each chunk of a log begins with
 
     def plain(self) -> Self:
@@ -120,7 +147,7 @@ class AnswerFormat(ABC):
                 return self._block(log, item.seq, msgspec.json.encode(body))
             case Usage() as record:
                 block = b""
-                if self._include_usage:
+                if self._reports.at_end:
                     chunk = {**self._head(log, self.chunk_object), "choices": [], "usage": usage(record)}
                     block = self._block(log, item.seq, msgspec.json.encode(chunk))
                 return block + self._block(log, item.seq, sse.DONE)
@@ -134,9 +161,21 @@ class AnswerFormat(ABC):
             choice,
             _encode(said)[1:-1],
             b"null" if finish is None else _encode(finish),
-            b',"usage":null' if self._include_usage else b"",
+            self._usage_so_far(log, seq, choice),
         )
         return self._block(log, seq, data)
+
+    def _usage_so_far(self, log: StreamLog, seq: int, choice: int) -> bytes:
+        """What a chunk says of its choice up to this record."""
+        prompt_tokens = self._reports.prompt_tokens
+        if prompt_tokens is None:
+            return b',"usage":null' if self._reports.at_end else b""
+        if self._counted is None or self._counted.log is not log or self._counted.seq > seq:
+            self._counted = Counted(log)
+        tokens = self._counted.up_to(seq, choice)
+        return b',"usage":' + _encode(
+            {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+        )
 
     def _head(self, log: StreamLog, kind: str) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import MAX_PARTS, Absent, Empty, Off, SamplingFields, Strict, at_most
+from app.schemas.common import MAX_PARTS, Absent, Empty, Off, SamplingFields, Strict, at_most, only
 from app.streams import Delta, TokenInfo
 
 MAX_MESSAGES = 4096  # of one conversation
@@ -18,7 +18,7 @@ MAX_MESSAGES = 4096  # of one conversation
 class TextPart(Strict):
     """A part of a message's content; text is the only kind these models read."""
 
-    type: Literal["text"]
+    type: Annotated[str, only("text")]
     text: str
 
 
@@ -41,12 +41,6 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class TextFormat(Strict):
-    """`response_format`: plain text is what there is."""
-
-    type: Literal["text"]
-
-
 # What a template is told besides, such as `enable_thinking` (as in vLLM).
 TemplateVariables = Annotated[dict[str, str | bool | int | float | None], at_most(64)]
 
@@ -59,14 +53,14 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: TextFormat | None = None
+    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     tools: Empty | None = None
-    tool_choice: Absent = None
+    tool_choice: Annotated[Any, only("none")] | None = None
     parallel_tool_calls: Off | None = None
     functions: Empty | None = None
     function_call: Absent = None
-    modalities: Absent = None
+    modalities: Annotated[list[str], only(["text"])] | None = None
     audio: Absent = None
     prediction: Absent = None
     reasoning_effort: Absent = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
+from app.schemas.answers import UsageReports
 from app.tenants import TIERS
 from engine.types import SamplingParams, ServiceClass
 
@@ -49,46 +51,41 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_is_enough(cls, fields: Any) -> Any:
-        """Each unknown field would be an error object: a megabyte of them would keep everybody waiting for seconds."""
+        """Each unknown field would be an error object: a megabyte of them would keep everybody waiting for seconds.
+        With null they were left out, as clients write it, and are none."""
         known = cls.model_fields
-        if not isinstance(fields, dict) or len(fields) <= len(known):
+        if not isinstance(fields, dict) or fields.keys() <= known.keys():
             return fields
-        first = next(name for name in fields if name not in known)
-        return {name: fields[name] for name in known if name in fields} | {first: None}
+        first = next((name for name in fields if name not in known and fields[name] is not None), None)
+        unknown = {} if first is None else {first: fields[first]}
+        return {name: fields[name] for name in known if name in fields} | unknown
 
 
 # A field that is known but not honoured: null means that it was left out, as clients write it; all else is refused.
 Absent: TypeAlias = None
 
 
-def _no_number(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool):  # 0 is equal to False, and is no boolean
-        raise PydanticCustomError("bool_type", "Input should be a valid boolean")
-    return value
+def only(done: Any) -> AfterValidator:
+    """Of what can be asked for, all that is done here: whatever else is called unsupported, and not wrong."""
+
+    def check(value: Any) -> Any:
+        if value != done:
+            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(done)})
+        return value
+
+    return AfterValidator(check)
 
 
-def _no_true(value: Any) -> Any:
-    if value is True:
-        raise PydanticCustomError("unsupported", "Input should be false")
-    return _no_number(value)
-
-
-def _no_items(value: Any) -> Any:
-    if isinstance(value, list) and value:
-        raise PydanticCustomError("unsupported", "Input should be empty")
-    return value
-
-
-Off = Annotated[Literal[False], BeforeValidator(_no_true)]  # what can be asked for and is not done here
-Empty = Annotated[list[Any], BeforeValidator(_no_items)]  # the same of lists
+Off = Annotated[bool, only(False)]
+Empty = Annotated[list[Any], only([])]
 
 
 class StreamOptions(Strict):
     """`stream_options` of a streamed request."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Off | None = None
-    continuous_usage_stats: Off | None = None
 
 
 class SamplingFields(Strict):
@@ -126,10 +123,10 @@ class SamplingFields(Strict):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def usage_reports(self, prompt_tokens: int) -> UsageReports:
+        """What its stream is to say of the tokens it takes."""
+        asked = self.stream_options or StreamOptions()
+        return UsageReports(bool(asked.include_usage), prompt_tokens if asked.continuous_usage_stats else None)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -199,7 +196,8 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
     where = ".".join(path)
     param = (where if is_tagged else path[0]) if path else None
     if kind in ("extra_forbidden", "none_required", "unsupported"):
-        return ApiError(400, f"unsupported parameter: {where}", param=param, code="unsupported_parameter")
+        more = f", {message}" if kind == "unsupported" else ""
+        return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
     if kind == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
     return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
-from app.schemas.common import MAX_PARTS, Absent, Off, SamplingFields, TokenIds
+from app.schemas.common import MAX_PARTS, Off, SamplingFields, TokenIds, only
 from app.streams import Delta, TokenInfo
 
 
@@ -24,9 +24,9 @@ class CompletionRequest(SamplingFields):
     ) = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
-    suffix: Absent = None
+    suffix: Annotated[str, only("")] | None = None
     echo: Off | None = None
-    best_of: Absent = None
+    best_of: Annotated[int, only(1)] | None = None
 
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""

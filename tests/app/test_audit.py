@@ -14,6 +14,7 @@ from app.audit import DELIVERY, INTAKE, Audit, Intake
 from app.client import EngineClient
 from app.explain import lines
 from app.generation import Generation
+from app.schemas.answers import UsageReports
 from app.schemas.chat import ChatFormat
 from app.streams import StreamLog
 from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
@@ -119,7 +120,7 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
             )
             intake = Intake(time.monotonic())
             began[request.id] = intake.arrived
-            encoder = ChatFormat("m", "default", text, include_usage=False)
+            encoder = ChatFormat("m", "default", text, UsageReports())
             log = StreamLog(request.id, "e", "")
             generation = Generation(request, text, (), log, encoder, client, intake, on_end=end)
             generations.append(generation)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from app import sse
 from app.following import AT_ONCE
 from app.routes import answers
+from app.schemas.answers import UsageReports
 from app.schemas.chat import ChatFormat
 from app.streams import Delta, StreamLog, Usage
 from engine.types import Phase, StatusEvent
@@ -33,7 +34,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.log = StreamLog("s", "e", "")
-        self.encoder = ChatFormat("m", "default", byte_level(), include_usage=False)
+        self.encoder = ChatFormat("m", "default", byte_level(), UsageReports())
         self.left = 0
 
     def reader_left(self) -> None:

@@ -14,6 +14,7 @@ from app.audit import Intake
 from app.client import EngineClient
 from app.generation import Generation
 from app.registry import EACH, StreamRegistry, size
+from app.schemas.answers import UsageReports
 from app.schemas.chat import ChatFormat
 from app.streams import Cursor, CursorRefused, Delta, Failure, Finished, Numbered, StreamLog, TokenInfo, Usage
 from engine.config import EngineConfig
@@ -193,7 +194,7 @@ def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_is_cancel
         text,
         (" dog and cat",),
         log,
-        ChatFormat("m", "default", text, include_usage=False),
+        ChatFormat("m", "default", text, UsageReports()),
         client,
         Intake(0.0),
     )
@@ -216,7 +217,7 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
         text,
         (),
         StreamLog("r", "e", ""),
-        ChatFormat("m", "default", text, include_usage=False),
+        ChatFormat("m", "default", text, UsageReports()),
         EngineClient(EngineConfig(model="none")),
         Intake(0.0),
         on_token=lambda gap, waited: gaps.append(gap),
@@ -239,7 +240,7 @@ def test_a_request_stands_where_its_first_choice_that_has_not_ended_stands():
         text,
         (),
         log,
-        ChatFormat("m", "default", text, include_usage=False),
+        ChatFormat("m", "default", text, UsageReports()),
         EngineClient(EngineConfig(model="none")),
         Intake(0.0),
     )
@@ -272,7 +273,7 @@ def test_an_answer_without_numbers_ends_the_request_and_is_logged(caplog: pytest
             text,
             (" stop",),
             log,
-            ChatFormat("m", "default", text, include_usage=False),
+            ChatFormat("m", "default", text, UsageReports()),
             EngineClient(EngineConfig(model="none")),
             Intake(0.0),
         )

@@ -170,3 +170,23 @@ def test_who_will_not_come_back_is_sent_data_alone(http, path: str, ask: dict):
     more = {"max_tokens": 5, "n": 2, "stream_options": {"include_usage": True}}
     lines = http.post(f"/v1/{path}", json=ask | more).text.splitlines()
     assert {line.partition(" ")[0] for line in lines} == {"data:", ""}
+
+
+def test_a_chunk_says_what_its_choice_has_taken_so_far(http):
+    """With `continuous_usage_stats`, as benchmarks ask; whoever reads from the middle is told the same."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    more = {"max_tokens": 5, "n": 2, "stream_options": options}
+    with http.stream("POST", "/v1/chat/completions", json=ASK | more, headers=NUMBERED) as response:
+        stream = response.headers["x-carousel-stream"]
+        said = [(event_id, json.loads(data)) for event_id, data in events(response) if data != "[DONE]"]
+    total = said.pop()[1]["usage"]
+    of_choice: list[list[int]] = [[], []]
+    for _, chunk in said:
+        used = chunk["usage"]
+        assert used["prompt_tokens"] == total["prompt_tokens"]
+        assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
+        of_choice[chunk["choices"][0]["index"]].append(used["completion_tokens"])
+    assert all(counts == sorted(counts) and counts[0] == 0 and len(set(counts)) > 3 for counts in of_choice)
+    assert sum(counts[-1] for counts in of_choice) == total["completion_tokens"] == 10
+    with http.stream("GET", f"/v1/streams/{stream}", headers={"Last-Event-ID": said[4][0]}) as response:
+        assert json.loads(next(events(response))[1]) == said[5][1]
