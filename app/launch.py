@@ -105,6 +105,8 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
     _heed_hang_up(server)
     if not (settings.tenants or is_loopback(settings.host)):
         log.warning("anybody who reaches %s may use it; --api-key lets in those who have a key", settings.host)
+    if "*" in settings.allowed_origins and not settings.tenants:
+        log.warning("any page in a browser that reaches it may use it; --allowed-origins names those that may")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)

@@ -6,6 +6,8 @@ import hmac
 import ipaddress
 from urllib.parse import SplitResult, urlsplit
 
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -62,13 +64,14 @@ class HostGuard:
     """Refuses what a page of somebody else's could send to a server on this machine.
 
     A server that listens on loopback, or was told which names are its own, answers to those and to loopback names only
-    (DNS rebinding), and a WebSocket or a changing request that names an Origin must name this server's (cross-site
-    requests). Pure ASGI.
+    (DNS rebinding), and a WebSocket or a changing request that names an Origin must name this server's, or one whose
+    pages may ask (cross-site requests). Pure ASGI.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._allowed = frozenset(settings.allowed_hosts)
+        self._origins = frozenset(settings.allowed_origins)
         self._is_choosy = "*" not in self._allowed and bool(self._allowed or is_loopback(settings.host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,8 +87,11 @@ class HostGuard:
             problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
-        if problem is None and origin is not None and unsafe and _split(origin).netloc != host:
-            problem = (403, f"the origin {origin[:100]!r} is not this server")
+        if problem is None and origin is not None and unsafe and not self._is_own(origin, host):
+            problem = (
+                403,
+                f"the origin {origin[:100]!r} may not ask; --allowed-origins says whose pages may",
+            )
         if problem is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -96,6 +102,26 @@ class HostGuard:
 
     def _answers_to(self, name: str) -> bool:
         return name in self._allowed or is_loopback(name)
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        return _split(origin).netloc == host or origin in self._origins or "*" in self._origins
+
+
+def cross_origin(settings: Settings) -> list[Middleware]:
+    """What lets browsers show our answers to pages of other origins; nothing where there are none. No cookie and no
+    other credential of the browser's goes with their requests."""
+    if not settings.allowed_origins:
+        return []
+    told = ("X-Request-Id", "X-Carousel-Stream", "X-Should-Retry", "Retry-After")
+    rules = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=told,
+        allow_private_network=True,
+    )
+    return [rules]
 
 
 def is_loopback(host: str) -> bool:

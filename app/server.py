@@ -28,7 +28,7 @@ from app.prefix import Prefix
 from app.registry import StreamRegistry
 from app.resources import static_dir
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
-from app.security import HostGuard
+from app.security import HostGuard, cross_origin
 from app.service import Service
 from app.settings import Settings
 from app.text import TextModel
@@ -89,6 +89,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
         ],
         middleware=[
             Middleware(HostGuard, settings=settings),
+            *cross_origin(settings),
             *([Middleware(Prefix, root_path=settings.root_path)] if settings.root_path else []),
         ],
         exception_handlers={

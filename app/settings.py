@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
     root_path: str = ""  # such as /llm
     allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
+    allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
     chat_template: str | None = None  # the template itself, not its path
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
@@ -82,6 +83,12 @@ OPTIONS = (
         str,
         "names that this server answers to besides localhost, separated by commas, such as a proxy's; *: any; "
         "default: none on a loopback address, any on others",
+    ),
+    Option(
+        "allowed-origins",
+        str,
+        "whose pages may ask from a browser besides this server's own, separated by commas, such as "
+        "https://chat.example.com; *: any; default: none",
     ),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
@@ -213,6 +220,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     name = values.pop("served_model_name", None) or _name(model, folder)
     values["root_path"] = _root_path(values.get("root_path", ""))
     values["allowed_hosts"] = _hosts(values.get("allowed_hosts"))
+    values["allowed_origins"] = _origins(values.get("allowed_origins"))
     values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
@@ -255,7 +263,7 @@ def _root_path(given: str) -> str:
 
 def _hosts(given: str | None) -> tuple[str, ...]:
     """Names as a request has them, without a port."""
-    hosts = tuple(filter(None, (host.strip().lower() for host in (given or "").split(","))))
+    hosts = tuple(host.lower() for host in _several(given))
     if given is not None and not hosts:
         raise SettingsError("allowed_hosts is given but holds no name")
     for host in hosts:
@@ -264,12 +272,28 @@ def _hosts(given: str | None) -> tuple[str, ...]:
     return hosts
 
 
+def _origins(given: str | None) -> tuple[str, ...]:
+    """As a browser names them: a scheme, a name and perhaps a port."""
+    origins = tuple(origin.lower().rstrip("/") for origin in _several(given))
+    if given is not None and not origins:
+        raise SettingsError("allowed_origins is given but holds no origin")
+    for origin in origins:
+        if not re.fullmatch(r"\*|[a-z][a-z\d+.-]*://([\w.-]+|\[[\da-f:]+\])(:\d+)?", origin, re.ASCII):
+            raise SettingsError(f"allowed_origins: {origin!r} is no origin such as https://chat.example.com")
+    return origins
+
+
+def _several(given: str | None) -> list[str]:
+    """What stands between commas."""
+    return list(filter(None, map(str.strip, (given or "").split(","))))
+
+
 def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     """Those the file names, and one for each further key."""
     tenants = {tenant.key: tenant for tenant in named}
     if len(tenants) < len(named):
         raise SettingsError("tenants: two of them have the same key")
-    given = list(filter(None, map(str.strip, (keys or "").split(","))))
+    given = _several(keys)
     if keys is not None and not given:
         raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
     for number, key in enumerate(given, start=1):

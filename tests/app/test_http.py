@@ -238,6 +238,38 @@ def test_a_server_answers_to_its_own_names(host: str, allowed: tuple[str, ...], 
     assert client.get("/static/js/chat.js", headers={"Host": asked}).status_code == status
 
 
+OTHER = "https://chat.example"
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+@pytest.mark.parametrize("allowed", [(OTHER,), ("*",), ("http://localhost:3000", OTHER)])
+def test_pages_of_an_allowed_origin_may_ask_and_are_shown_the_answer(allowed: tuple[str, ...]):
+    """A browser asks first whether it may; what fails is shown too, and sockets are open to them."""
+    with make(allowed_origins=allowed) as client:
+        ready(client)
+        first = client.options(CHAT, headers={"Origin": OTHER, **PREFLIGHT})
+        assert first.status_code == 200 and first.headers["Access-Control-Allow-Origin"] in (OTHER, "*")
+        assert first.headers["Access-Control-Allow-Headers"] == PREFLIGHT["Access-Control-Request-Headers"]
+        for body, status in ((ASK, 200), (ASK | {"stream": True}, 200), (ASK | {"n": 0}, 400)):
+            answer = client.post(CHAT, json=body, headers={"Origin": OTHER})
+            assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"] in (OTHER, "*")) == (status, True)
+            assert "Access-Control-Allow-Credentials" not in answer.headers
+        with client.websocket_connect("ws://127.0.0.1:8000/v1/realtime", headers={"Origin": OTHER}) as socket:
+            assert socket.receive_json()["type"] == "session.created"
+
+
+@pytest.mark.parametrize("allowed", [(), ("https://chat.example:8443", "http://chat.example", "https://example")])
+def test_pages_of_other_origins_may_not(allowed: tuple[str, ...]):
+    """Nor is a browser told that they may."""
+    client = make(allowed_origins=allowed)
+    for answer in (
+        client.options(CHAT, headers={"Origin": OTHER, **PREFLIGHT}),
+        client.post(CHAT, json=ASK, headers={"Origin": OTHER}),
+        client.get("/v1/models", headers={"Origin": OTHER}),
+    ):
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
 def test_what_a_caller_tells_a_template_is_refused_by_its_own_name(http):
     """What the template knows already, and what is no value."""
     for told in ({"messages": "x"}, {"enable_thinking": []}):

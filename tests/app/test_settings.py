@@ -73,6 +73,13 @@ def test_allowed_hosts_are_separated_by_commas(model: str):
     assert parse([model, "--allowed-hosts", "LLM.example, ::1,*"], {}).allowed_hosts == ("llm.example", "::1", "*")
 
 
+def test_allowed_origins_are_as_browsers_name_them(model: str):
+    """Of apps and extensions too; a slash at the end, as in an address, is none of an origin's."""
+    given = "https://Chat.example/, http://localhost:3000, app://obsidian.md, http://[::1]:80"
+    expected = ("https://chat.example", "http://localhost:3000", "app://obsidian.md", "http://[::1]:80")
+    assert parse([model, "--allowed-origins", given], {}).allowed_origins == expected
+
+
 def test_the_help_says_what_holds_where_nothing_is_said():
     """Of every option that has a default."""
     parser = argparse.ArgumentParser()
@@ -80,7 +87,15 @@ def test_the_help_says_what_holds_where_nothing_is_said():
     told = {action.dest: action.help for action in parser._actions}
     assert "default: 300.0 [" in told["resume_ttl"] and "default: 32 [" in told["max_num_seqs"]
     assert "default: off [" in told["enforce_eager"] and "default: info [" in told["log_level"]
-    silent = {"api_key", "root_path", "allowed_hosts", "chat_template", "prefill_chunk", "gpu_memory_utilization"}
+    silent = {
+        "api_key",
+        "root_path",
+        "allowed_hosts",
+        "allowed_origins",
+        "chat_template",
+        "prefill_chunk",
+        "gpu_memory_utilization",
+    }
     assert [o.key for o in OPTIONS if o.key not in silent and "default" not in told[o.key]] == []
 
 
@@ -137,6 +152,10 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["--api-key", "one,schlüssel"], {}, "api_key: key 2"),
         (["--allowed-hosts", " ,"], {}, "allowed_hosts"),
         (["--allowed-hosts", "a.example,https://b.example"], {}, "allowed_hosts: 'https://b.example'"),
+        (["--allowed-origins", ","], {}, "allowed_origins"),
+        (["--allowed-origins", "a.example"], {}, "allowed_origins: 'a.example'"),
+        (["--allowed-origins", "https://a.example/chat"], {}, "allowed_origins: 'https://a.example/chat'"),
+        (["--allowed-origins", "null"], {}, "allowed_origins: 'null'"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, names: str):
