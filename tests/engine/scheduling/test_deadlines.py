@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from engine.scheduling.sequence import Sequence
-from engine.types import Cause, EndEvent, FinishReason, ServiceClass
+from engine.types import Cause, EndEvent, FinishReason, Mechanism, ServiceClass
 from tests.engine.scheduling.history import STEP, History
 
 
@@ -124,6 +124,19 @@ def test_who_has_ended_is_not_kept_until_its_deadline():
     for _ in range(20):
         for _ in range(20):
             history.arrive([1, 2, 3], 1, deadline=1e9)
+        history.end()
+    kept = sum(type(one) is Sequence for one in gc.get_objects())
+    assert kept < 150
+
+
+def test_who_was_paused_again_and_again_is_not_kept_until_its_deadline():
+    """Each pause looks anew at when it would be too late, and leaves one look at it behind."""
+    history = History(slots=1, pages=16)
+    for _ in range(200):
+        history.arrive([1, 2, 3], 4, deadline=1e9)
+        for _ in range(3):
+            history.step()
+            history.pause(0, Mechanism.RECOMPUTE)
         history.end()
     kept = sum(type(one) is Sequence for one in gc.get_objects())
     assert kept < 150
