@@ -134,8 +134,9 @@ class Scheduler:
         self.memory.begin_step()
         for sequence, why in self._deadlines.too_late(now):
             self.totals.add("late")
-            self._news.tell_end(sequence, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
-            self._finish(sequence, now)
+            for choice in list(self.requests[sequence.request.id]):  # all of it was to be there
+                self._news.tell_end(choice, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
+                self._finish(choice, now)
         self.policy.begin_step(now)
         # Before anybody grows: who is paused for memory belongs to the batch that runs.
         self.waiting.begin_step(len(self.running), now)

@@ -69,6 +69,18 @@ def test_who_runs_and_falls_behind_is_cancelled_and_the_others_go_on(monkeypatch
     history.end()
 
 
+def test_a_request_that_is_late_is_given_up_whole_and_counted_once(monkeypatch):
+    """However many answers it asked for: one that cannot be there in time is one too few."""
+    history = History(slots=1, pages=16)
+    ends = ends_of(history, monkeypatch)
+    name = history.arrive([1, 2, 3], 10, n=3, deadline=history.now + 12 * STEP)
+    for _ in range(11):
+        history.step()
+    assert [(e.request_id, e.choice) for e in ends] == [(name, choice) for choice in range(3)]
+    assert history.scheduler.load().counters.late == 1
+    history.end()
+
+
 def test_a_deadline_that_is_met_changes_nothing(monkeypatch):
     """Not a word."""
     history = History(slots=2, pages=16)
