@@ -80,7 +80,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How tokens are chosen. Values are validated where they enter (the API) and again by the engine at submit.
 
     The stop ids already contain the model's end-of-text ids unless the caller asked to ignore them: the engine knows
-    no other way to end a sequence than an id from this set or the length. Text-level stop strings live in the API.
+    no other way to end a sequence than an id from this set or the length. Text-level stop strings live in the API; who
+    came to one is aborted.
     """
 
     max_tokens: int
@@ -94,6 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0  # over prompt and generated tokens, as CTRL (Keskar et al. 2019) defines it
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
+    has_stop_strings: bool = False  # so any token from min_tokens on may be the last one
     seed: int = 0  # uint64; whoever builds the request resolves "no seed" to a random one
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
 

@@ -163,6 +163,7 @@ class SamplingFields(Strict):
             repetition_penalty=value("repetition_penalty", 1.0),
             logit_bias=_bias(self.logit_bias),
             stop_token_ids=tuple(sorted(stop_ids)),
+            has_stop_strings=bool(self.stops),
             seed=secrets.randbits(64) if self.seed is None else self.seed % 2**64,
             logprobs=logprobs,
         )

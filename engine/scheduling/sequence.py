@@ -140,7 +140,7 @@ class Sequence:
     def least_remaining(self) -> int:
         """Tokens that it will generate at the least: the next one may end it, unless its caller ruled that out."""
         sampling, had = self.request.sampling, self.num_tokens - self.prompt_len
-        if not sampling.stop_token_ids:
+        if not (sampling.stop_token_ids or sampling.has_stop_strings):
             return self.most_tokens - self.num_tokens
         return max(1, sampling.min_tokens - had)
 

@@ -162,3 +162,9 @@ def test_the_checkpoint_s_own_sampling_defaults_fill_what_a_request_leaves_open(
     assert (silent.temperature, silent.top_k, silent.top_p) == (0.6, 20, 1.0)
     spoken = SamplingFields(temperature=0.0, top_k=0).sampling(5, text.eos_token_ids, None, text.sampling_defaults)
     assert (spoken.temperature, spoken.top_k) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("stop", "has_some"), [(None, False), ([], False), ("\n", True), (["a", "b"], True)])
+def test_the_engine_hears_that_there_are_stop_strings(stop: str | list[str] | None, has_some: bool):
+    """It never sees them; without a stop id it would take the longest answer for the shortest."""
+    assert SamplingFields(stop=stop, ignore_eos=True).sampling(5, frozenset([1]), None, {}).has_stop_strings is has_some

@@ -53,11 +53,13 @@ class History:
         self.told: dict[str, list[StatusEvent]] = defaultdict(list)
         self.arrived = 0
 
-    def arrive(self, prompt: list[int], tokens: int, *, stop: tuple[int, ...] = (), **more) -> str:
+    def arrive(
+        self, prompt: list[int], tokens: int, *, stop: tuple[int, ...] = (), has_stop_strings: bool = False, **more
+    ) -> str:
         """A request comes; returns its id."""
         self.arrived += 1
         name = f"r{self.arrived}"
-        sampling = SamplingParams(max_tokens=tokens, stop_token_ids=stop)
+        sampling = SamplingParams(max_tokens=tokens, stop_token_ids=stop, has_stop_strings=has_stop_strings)
         request = Request(id=name, prompt=tuple(prompt), sampling=sampling, **more)
         try:
             self.engine.submit(request)

@@ -93,10 +93,11 @@ def test_a_deadline_that_is_met_changes_nothing(monkeypatch):
     history.end()
 
 
-def test_an_answer_that_may_stop_early_is_not_given_up_for_what_it_might_say():
-    """With a stop token the next one may be the last."""
+@pytest.mark.parametrize("ends", [{"stop": (1,)}, {"has_stop_strings": True}])
+def test_an_answer_that_may_stop_early_is_not_given_up_for_what_it_might_say(ends):
+    """With a stop token the next one may be the last; with a stop string too, though the engine knows none."""
     history = History(slots=1, pages=16)
-    name = history.arrive([1, 2, 3], 30, stop=(1,), deadline=history.now + 5 * STEP)
+    name = history.arrive([1, 2, 3], 30, deadline=history.now + 5 * STEP, **ends)
     for _ in range(4):
         history.step()
     assert len(history.texts[name, 0]) == 4
