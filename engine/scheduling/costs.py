@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.scheduling.sequence import Sequence
-
-HURRY = 0.5  # of the time that measured costs foresee: a promise is given up only when not even that is left
-
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -26,9 +22,3 @@ class Costs:
     def prefill_seconds(self, tokens: int) -> float:
         """Until `tokens` have gone through the model."""
         return tokens / self.prefill_tokens_per_second
-
-    def least_seconds(self, sequence: Sequence, cached_tokens: int = 0) -> float:
-        """What is left of `sequence` cannot be done in less, alone on the machine and with luck: what it has said may
-        be all but its last token, unless its caller asked for more."""
-        missing = sequence.num_tokens - max(sequence.num_computed, cached_tokens) - 1
-        return HURRY * (self.prefill_seconds(max(0, missing)) + sequence.least_remaining * self.decode_seconds)

@@ -6,12 +6,13 @@ squares with a forgetting factor), through steps with few prompt tokens too, les
 lone row takes. What a step with prompts takes beyond its rows is laid to their tokens. What a lone row takes is a low
 expectile of what was seen (Newey and Powell, 1987): noise only ever adds to a step, but the fastest of all may have
 been a quiet moment's. Where nobody is alone, a step of many rows says it too, as far as the line reaches down to one.
-Nothing but how much rides along with whom depends on any of it; no text does.
+How much rides along with whom depends on it, and when a deadline is given up; no text does.
 """
 
 from __future__ import annotations
 
 from engine.scheduling.costs import Costs
+from engine.scheduling.sequence import Sequence
 
 FADE = 0.998  # of what is known of rows, with each step that tells of them: half of it is forgotten in 350
 FADE_PROMPTS = 0.98  # of what is known of tokens, with each step that reads prompts
@@ -25,6 +26,7 @@ RISE = 0.02  # and to what a lone one took that was slower
 LONE = 2  # rows up to which a step says by itself what a lone one takes
 ANCHOR = 10.0  # steps that what a lone one takes counts for, beside those that were seen
 REACH = 3.0  # standard deviations of the rows from their mean, as far as the line can be believed
+HURRY = 0.5  # of the time that is foreseen: a promise is given up only when not even that is left
 FEWEST = 0.25  # variance of the rows below which their price cannot be told
 
 
@@ -32,6 +34,7 @@ class Pace:
     """Seconds of a step by its rows and prompt tokens."""
 
     def __init__(self, costs: Costs) -> None:
+        self._costs = costs
         self.row_seconds = costs.row_seconds
         self.lone_seconds = costs.decode_seconds  # of a step in which one decodes, mostly without its neighbours' noise
         self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
@@ -57,6 +60,15 @@ class Pace:
     def seconds(self, rows: int, tokens: int) -> float:
         """Of a step in which `rows` decode and `tokens` of prompts are read."""
         return self.step_seconds(rows) + self.prompt_seconds(tokens)
+
+    def least_seconds(self, sequence: Sequence, cached_tokens: int = 0) -> float:
+        """What is left of `sequence` cannot be done in less, alone on the machine and with luck: what it has said may
+        be all but its last token, unless its caller asked for more; and the machine may be as fast as it ever was said
+        to be, at start or by now."""
+        missing = sequence.num_tokens - max(sequence.num_computed, cached_tokens) - 1
+        a_token = min(self.token_seconds, self._costs.prefill_seconds(1))
+        a_step = min(self.lone_seconds, self._costs.decode_seconds)
+        return HURRY * (max(0, missing) * a_token + sequence.least_remaining * a_step)
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""

@@ -290,13 +290,13 @@ class Scheduler:
         return Flight(noted, sampled, of_chunks, len(decodes) + sum(chunk.length for chunk in chunks), turning)
 
     def _least_seconds(self, sequence: Sequence) -> float:
-        """`Costs.least_seconds`, with what the prefix cache would save it now."""
+        """`Pace.least_seconds`, with what the prefix cache would save it now."""
         cached = 0
         if sequence.lead is not None:
             cached = sequence.prompt_len
         elif sequence.state is State.WAITING:
             cached = self.memory.cached_tokens(sequence)
-        return self.policy.costs.least_seconds(sequence, cached)
+        return self.policy.pace.least_seconds(sequence, cached)
 
     def _pressure(self, lacking: int) -> Pressure:
         """How memory stands when `lacking` pages are missing; negative: so many are to spare."""

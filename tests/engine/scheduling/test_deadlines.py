@@ -93,6 +93,25 @@ def test_a_deadline_that_is_met_changes_nothing(monkeypatch):
     history.end()
 
 
+def test_a_machine_that_was_busy_when_it_was_measured_meets_what_it_can_meet_now(monkeypatch):
+    """A step was said to take ten times what steps have taken since."""
+    history = History(slots=1, pages=16)
+    ends = ends_of(history, monkeypatch)
+    launch = history.engine._runner.launch
+
+    def launched(batch):
+        history.now += STEP / 10
+        return launch(batch)
+
+    monkeypatch.setattr(history.engine._runner, "launch", launched)
+    for deadline in (None, None, 10 * STEP):
+        history.arrive([1, 2, 3], 40, deadline=deadline and history.now + deadline)
+        while history.scheduler.has_work:
+            history.engine.step()
+    assert ends == []
+    assert history.scheduler.load().counters.generated_tokens == 120
+
+
 @pytest.mark.parametrize("ends", [{"stop": (1,)}, {"has_stop_strings": True}])
 def test_an_answer_that_may_stop_early_is_not_given_up_for_what_it_might_say(ends):
     """With a stop token the next one may be the last; with a stop string too, though the engine knows none."""
