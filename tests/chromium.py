@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 
+from tests.needs import is_strict
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -22,33 +24,35 @@ def find() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
-def is_strict() -> bool:
-    """Whether leaving tests out is a failure."""
-    return os.environ.get("CAROUSEL_STRICT", "") not in ("", "0")
+def can_drive() -> bool:
+    """Whether there is a Chromium, and Playwright's own program, which drives it, finds what it is linked with."""
+    version = [sys.executable, "-m", "playwright", "--version"]
+    return find() is not None and subprocess.run(version, capture_output=True, check=False).returncode == 0
 
 
-def bring() -> str | None:
-    """Install Debian's package, if this is a Debian and we may."""
+def bring() -> bool:
+    """Install Debian's packages, if this is a Debian and we may."""
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        return None
-    print("No Chromium here: installing Debian's package ...", flush=True)
+        return False
+    print("No Chromium that can be driven here: installing Debian's package ...", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+    packages = ("chromium", "libatomic1")
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
         done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             print(done.stderr[-2000:], file=sys.stderr)
-            return None
-    return find()
+            return False
+    return can_drive()
 
 
 def main() -> int:
     """0 when the browser tests can run, or may be left out."""
-    if find() or bring():
+    if can_drive() or bring():
         return 0
     line = "!" * 100
     print(
-        f"{line}\nNo Chromium was found and none could be installed: THE BROWSER TESTS ARE LEFT OUT.\n"
-        f"Install one (Debian: apt-get install chromium) or name one in CAROUSEL_CHROMIUM.\n{line}",
+        f"{line}\nNo Chromium that can be driven was found or installed: THE BROWSER TESTS ARE LEFT OUT.\n"
+        f"Install one (Debian: apt-get install chromium libatomic1) or name one in CAROUSEL_CHROMIUM.\n{line}",
         file=sys.stderr,
     )
     return 1 if is_strict() else 0

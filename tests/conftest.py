@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
-from tests import chromium
+from tests import chromium, needs
 
 # As in the engine's own process; it must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT)
@@ -117,17 +117,15 @@ def slow_server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def browser():
     """A headless Chromium. For one module at a time: Playwright's loop must not run while asyncio's own tests do."""
-    path = chromium.find()
-    if path is None:
-        if chromium.is_strict():
-            pytest.fail("no Chromium, and nothing may be left out")
-        pytest.skip("no Chromium: the browser tests are left out")
+    if not chromium.can_drive():
+        if needs.is_strict():
+            pytest.fail("no Chromium that can be driven, and nothing may be left out")
+        pytest.skip("no Chromium that can be driven: the browser tests are left out")
     from playwright.sync_api import sync_playwright
 
     flags = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    flags += ["--no-first-run", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(
-            executable_path=path, args=[*flags, "--no-first-run", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        )
+        running = playwright.chromium.launch(executable_path=chromium.find(), args=flags)
         yield running
         running.close()

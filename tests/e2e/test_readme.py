@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -26,6 +28,7 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
+@needs.curl
 def test_the_curl_example_streams_and_ends(server):
     """Events, then [DONE]."""
     (command,) = [code for code in blocks("sh", server) if code.startswith("curl")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import needs
 from tests.other_pytest import count_passed, run_pytest
 
 ON_DEVICE = "tests/engine/test_on_device.py::test_"
@@ -45,6 +46,7 @@ def run(part: str) -> str:
     return run_pytest(["-p", "tests.gpu.plugin", *options, *tests], CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
 
 
+@needs.a_compiler
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a real device is asked itself")
 @pytest.mark.parametrize("part", CHOSEN)
 def test_a_pretended_device_is_told_what_a_device_can_do(part: str):

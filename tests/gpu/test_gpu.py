@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests import needs
 from tests.gpu.cuda import pretended
 from tests.gpu.machine import Machine, Pace, Refused
 
 GPU = torch.device("cuda", 0)
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [needs.a_compiler, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.interface import Kernels
+from tests.needs import is_strict
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -47,7 +48,7 @@ def cpu_kernels(may_round: bool = False) -> Kernels:
     try:
         return CpuKernels(may_round)
     except CannotCompile as error:
-        if os.environ.get("CAROUSEL_STRICT", "") not in ("", "0"):
+        if is_strict():
             raise
         pytest.skip(f"needs a C++ compiler: {error}")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kernels.interface import load
+from tests import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +22,7 @@ def run(code: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@needs.a_compiler
 def test_what_is_compiled_for_a_cpu_serves_there_and_the_references_all_else():
     """On a CPU C++ serves float32 and bfloat16; other dtypes, and whoever asks for it, are served by torch."""
     from kernels.cpu.backend import CpuKernels
@@ -46,6 +48,7 @@ def test_triton_is_imported_for_its_back_end_only():
     )
 
 
+@needs.a_compiler
 def test_all_back_ends_have_the_same_operations():
     """Every operation of the protocol exists in all, with the same parameters in the same order."""
     import inspect

@@ -10,6 +10,7 @@ from engine.execution.models import Model
 from kernels.cpu.backend import CpuKernels
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass
 from kernels.interface import Kernels
+from tests import needs
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.driver import Driver, Row
 
@@ -67,6 +68,7 @@ def test_neighbours_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
         assert torch.equal(driver.step([], [(chunked[0], 224)])[0], expected[257])
 
 
+@needs.a_compiler
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
 def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkpoint):
     """Rounded keys and values are what everybody attends to, the chunk that computed them too."""
@@ -85,6 +87,7 @@ def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkp
     torch.testing.assert_close(logits, exact, atol=0.1, rtol=0.05)
 
 
+@needs.a_compiler
 @pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "llama-odd", "qwen3"], indirect=True)
 def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Checkpoint, may_round: bool):
@@ -105,6 +108,7 @@ def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Che
     assert torch.equal(driver.step(rows, [(Row(tokens[5:]), 33)])[2], expected)
 
 
+@needs.a_compiler
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype", "may_round"),
     [

@@ -16,8 +16,11 @@ from engine.types import SamplingParams
 from kernels.cpu.backend import CpuKernels
 from kernels.decoder import DecoderShape, DecoderWeights, StepPass
 from kernels.slots import StepState
+from tests import needs
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.histories import BAD, DEMANDING, PLAIN, Histories, make_runner, words
+
+pytestmark = needs.a_compiler
 
 
 class OneByOne(CpuKernels):
