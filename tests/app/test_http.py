@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.client import EngineClient
+from app.security import HostGuard
 from app.server import create_app
 from app.settings import Settings
 from app.tenants import Tenant, of_key
@@ -244,7 +245,7 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
 
 @pytest.mark.parametrize("allowed", [(OTHER,), ("*",), ("http://localhost:3000", OTHER)])
 def test_pages_of_an_allowed_origin_may_ask_and_are_shown_the_answer(allowed: tuple[str, ...]):
-    """A browser asks first whether it may; what fails is shown too, and sockets are open to them."""
+    """A browser asks first whether it may; what fails is shown too."""
     with make(allowed_origins=allowed) as client:
         ready(client)
         first = client.options(CHAT, headers={"Origin": OTHER, **PREFLIGHT})
@@ -254,8 +255,23 @@ def test_pages_of_an_allowed_origin_may_ask_and_are_shown_the_answer(allowed: tu
             answer = client.post(CHAT, json=body, headers={"Origin": OTHER})
             assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"] in (OTHER, "*")) == (status, True)
             assert "Access-Control-Allow-Credentials" not in answer.headers
-        with client.websocket_connect("ws://127.0.0.1:8000/v1/realtime", headers={"Origin": OTHER}) as socket:
-            assert socket.receive_json()["type"] == "session.created"
+
+
+@pytest.mark.parametrize("allowed", [(), (OTHER,), ("*",), ("https://example",)])
+async def test_a_socket_is_open_to_pages_of_an_allowed_origin(allowed: tuple[str, ...]):
+    """And closed to others before it is accepted."""
+    came: list[str] = []
+
+    async def app(scope, receive, send) -> None:
+        came.append("let in")
+
+    async def send(message) -> None:
+        came.append(message["type"])
+
+    settings = Settings(engine=EngineConfig(model="fake"), model_name="fake", allowed_origins=allowed)
+    headers = [(b"host", b"127.0.0.1:8000"), (b"origin", OTHER.encode())]
+    await HostGuard(app, settings)({"type": "websocket", "path": "/v1/realtime", "headers": headers}, None, send)
+    assert came == (["let in"] if {OTHER, "*"} & set(allowed) else ["websocket.close"])
 
 
 @pytest.mark.parametrize("allowed", [(), ("https://chat.example:8443", "http://chat.example", "https://example")])
