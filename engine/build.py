@@ -182,8 +182,7 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
         pages = min(useful, int(config.memory_fraction * _free_memory() / 2) // page)
     if pages < 1:
         raise ConfigError(f"no memory for a KV page of {page} bytes; lower the model's size or raise memory_fraction")
-    host = min(int(config.swap_space * 2**30) // page, useful)
-    return pages, host
+    return pages, int(min(config.swap_space * 2**30 / page, useful))  # the bytes may be too many for a number
 
 
 def _free_memory() -> int:
