@@ -23,6 +23,10 @@ from app.resources import demo_model
 from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
 
+# How what may be listed looks, and what it is called where it does not.
+HOST = r"\*|[\w.-]+|[\da-f:]+", "name such as llm.example.com, without scheme and port"
+ORIGIN = r"\*|[a-z][a-z\d+.-]*://([\w.-]+|\[[\da-f:]+\])(:\d+)?", "origin such as https://chat.example.com"
+
 
 class SettingsError(Exception):
     """An option has a value that cannot be used; the message names it."""
@@ -219,8 +223,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     engine = EngineConfig(model=str(folder), **{key: values.pop(key) for key in engine_keys & values.keys()})
     name = values.pop("served_model_name", None) or _name(model, folder)
     values["root_path"] = _root_path(values.get("root_path", ""))
-    values["allowed_hosts"] = _hosts(values.get("allowed_hosts"))
-    values["allowed_origins"] = _origins(values.get("allowed_origins"))
+    values["allowed_hosts"] = _listed(values, "allowed_hosts", *HOST)
+    values["allowed_origins"] = _listed(values, "allowed_origins", *ORIGIN)
     values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
@@ -261,26 +265,16 @@ def _root_path(given: str) -> str:
     return path
 
 
-def _hosts(given: str | None) -> tuple[str, ...]:
-    """Names as a request has them, without a port."""
-    hosts = tuple(host.lower() for host in _several(given))
-    if given is not None and not hosts:
-        raise SettingsError("allowed_hosts is given but holds no name")
-    for host in hosts:
-        if not re.fullmatch(r"\*|[\w.-]+|[\da-f:]+", host, re.ASCII):
-            raise SettingsError(f"allowed_hosts: {host!r} is no name such as llm.example.com, without scheme and port")
-    return hosts
-
-
-def _origins(given: str | None) -> tuple[str, ...]:
-    """As a browser names them: a scheme, a name and perhaps a port."""
-    origins = tuple(origin.lower().rstrip("/") for origin in _several(given))
-    if given is not None and not origins:
-        raise SettingsError("allowed_origins is given but holds no origin")
-    for origin in origins:
-        if not re.fullmatch(r"\*|[a-z][a-z\d+.-]*://([\w.-]+|\[[\da-f:]+\])(:\d+)?", origin, re.ASCII):
-            raise SettingsError(f"allowed_origins: {origin!r} is no origin such as https://chat.example.com")
-    return origins
+def _listed(values: dict[str, Any], key: str, pattern: str, kind: str) -> tuple[str, ...]:
+    """What stands between commas in `values`, each as requests have it."""
+    given = values.get(key)
+    listed = tuple(each.lower().rstrip("/") for each in _several(given))
+    if given is not None and not listed:
+        raise SettingsError(f"{key} is given but names nothing")
+    for each in listed:
+        if not re.fullmatch(pattern, each, re.ASCII):
+            raise SettingsError(f"{key}: {each!r} is no {kind}")
+    return listed
 
 
 def _several(given: str | None) -> list[str]:
