@@ -88,10 +88,7 @@ class HostGuard:
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
         if problem is None and origin is not None and unsafe and not self._is_own(origin, host):
-            problem = (
-                403,
-                f"the origin {origin[:100]!r} may not ask; --allowed-origins says whose pages may",
-            )
+            problem = (403, f"the origin {origin[:100]!r} may not ask; --allowed-origins says whose pages may")
         if problem is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
