@@ -87,7 +87,7 @@ class HostGuard:
             problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
-        if problem is None and origin is not None and unsafe and not self._is_own(origin, host):
+        if problem is None and origin is not None and unsafe and not self._may_ask(origin, host):
             problem = (403, f"the origin {origin[:100]!r} may not ask; --allowed-origins says whose pages may")
         if problem is None:
             await self._app(scope, receive, send)
@@ -100,7 +100,7 @@ class HostGuard:
     def _answers_to(self, name: str) -> bool:
         return name in self._allowed or is_loopback(name)
 
-    def _is_own(self, origin: str, host: str) -> bool:
+    def _may_ask(self, origin: str, host: str) -> bool:
         return _split(origin).netloc == host or origin in self._origins or "*" in self._origins
 
 

@@ -30,7 +30,7 @@ def resume_grace(request: Request) -> float:
     return float(value)
 
 
-def first_reader(request: Request, answer: AnswerFormat) -> AnswerFormat:
+def format_for(request: Request, answer: AnswerFormat) -> AnswerFormat:
     """How the client that asks is answered: with ids and status only where it says that it may come back."""
     return answer if "x-carousel-resume" in request.headers else answer.plain()
 

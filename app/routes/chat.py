@@ -10,7 +10,7 @@ from starlette.responses import Response
 from app.audit import Intake
 from app.presence import done_for
 from app.routes import service_of, tenant_of
-from app.routes.answers import first_reader, resume_grace, stream, whole
+from app.routes.answers import format_for, resume_grace, stream, whole
 from app.schemas import chat
 from app.schemas.common import parse
 from app.security import read_json_body
@@ -46,5 +46,5 @@ async def chat_completions(request: Request) -> Response:
         grace=resume_grace(request),
     )
     if asked.stream:
-        return stream(generation, encoder=first_reader(request, answer))
+        return stream(generation, encoder=format_for(request, answer))
     return await whole(request, generation, lambda: answer.whole(generation.log, asked.n or 1))

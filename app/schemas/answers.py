@@ -45,7 +45,7 @@ class Counted:
     tokens: dict[int, int] = field(default_factory=dict)
 
     def up_to(self, seq: int, choice: int) -> int:
-        """Of a choice, up to a record that is none of the counted ones."""
+        """Of a choice, up to a record that is not before those that were counted."""
         for record in self.log.records[self.seq : seq]:
             if isinstance(record, Delta):
                 self.tokens[record.choice] = self.tokens.get(record.choice, 0) + record.tokens
