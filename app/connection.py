@@ -74,6 +74,8 @@ class Connection(HttpToolsProtocol):
             if self._should_upgrade():
                 self._expect(None)
                 self.handle_websocket_upgrade()
+                if rest := data[upgrade.args[0] :]:  # frames of a client that did not wait for the answer
+                    self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
             else:
                 self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError:

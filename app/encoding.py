@@ -1,31 +1,30 @@
-"""Long texts are tokenised in threads: a few at a time, people's before others', and none that could not be served."""
+"""Encoding: long texts are tokenised in threads, a few at a time."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from heapq import heappop, heappush
-from itertools import count
-
 from app.audit import Intake
 from app.text import TextModel
+from app.turnstile import Turnstile, release_memory
 from engine.errors import ContextExceeded
-from engine.types import Cause, ServiceClass
+from engine.types import ServiceClass
 
 THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
+LARGE = 1 << 20  # characters of a text whose memory is worth returning at once
 PLACES = 2  # texts at once: each takes a hundred times its memory, and a core that the engine computes with
-FOR_PEOPLE = 1  # of them: what is being tokenised cannot be stopped, and a person would wait for it
+RESERVED = 1  # of them for interactive requests
 
 
 class Encoding:
-    """Tokenises the texts of one server. `coming`: long ones that are not done yet."""
+    """Tokenises the prompts of one server."""
 
     def __init__(self, text: TextModel) -> None:
-        self.coming = 0
         self._text = text
-        self._free = PLACES
-        self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
-        self._arrivals = count()
+        self._turnstile = Turnstile(PLACES, RESERVED)
+
+    @property
+    def coming(self) -> int:
+        """Long texts that are not done yet."""
+        return self._turnstile.pending
 
     async def encode(
         self,
@@ -36,51 +35,33 @@ class Encoding:
         most: int | None = None,
         intake: Intake | None = None,
     ) -> list[int]:
-        """Token ids of `text`. Raises `ContextExceeded` where it is plain from its length that they are more than
-        `most`. Whoever is cancelled before its turn costs nothing. intake: is told how long others went first."""
+        """Return the token ids of `text`. Raises `ContextExceeded` if its length shows that they are more than `most`.
+        `intake` is given the time that other texts went first."""
         if len(text) < THREAD_FROM:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
-        self.coming += 1
-        try:
-            await self._turn(service_class, intake)
-            work = asyncio.get_running_loop().run_in_executor(None, self._encode, text, add_special_tokens, most)
-            work.add_done_callback(lambda _: self._pass_on())  # a thread goes on, whoever is cancelled meanwhile
-            return await asyncio.shield(work)
-        finally:
-            self.coming -= 1
+        return await self._turnstile.run(
+            lambda: self.encode_now(text, add_special_tokens, most), service_class, intake=intake
+        )
 
-    def _encode(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
-        least = self._text.least_tokens(text) if most is not None else 0
-        if most is not None and least > most:
+    def encode_now(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """As `encode`, in the calling thread and without a turn."""
+        if most is not None:
+            self._refuse_too_long(text, most)
+        ids = self._text.encode(text, add_special_tokens=add_special_tokens)
+        if len(text) >= LARGE:
+            release_memory()
+        return ids
+
+    def _refuse_too_long(self, text: str, most: int) -> None:
+        """Raise `ContextExceeded` for a text that has more than `most` tokens by far, at the cost of a part of it.
+
+        What a tokenizer returns for a text of megabytes is created and freed with the interpreter lock held.
+        """
+        least = self._text.least_tokens(text)
+        size = 4 * most
+        while least <= most and size < len(text):
+            # The beginning of a text has the same tokens as the whole, up to its last word: half of them are certain.
+            least = max(least, self._text.count_tokens(text[:size]) // 2)
+            size *= 2
+        if least > most:
             raise ContextExceeded(f"the prompt has {least} tokens or more, the model's context {most}", param="prompt")
-        return self._text.encode(text, add_special_tokens=add_special_tokens)
-
-    async def _turn(self, service_class: ServiceClass, intake: Intake | None) -> None:
-        mine = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (service_class, next(self._arrivals), mine))
-        self._let_in()
-        if mine.done():
-            return
-        came = time.monotonic()
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # it was given to somebody who was cancelled in that moment
-                self._pass_on()
-            raise
-        if intake is not None:
-            intake.waited(came, time.monotonic(), Cause.TEXTS)
-
-    def _pass_on(self) -> None:
-        self._free += 1
-        self._let_in()
-
-    def _let_in(self) -> None:
-        while self._waiting:
-            service_class, _, first = self._waiting[0]
-            if not first.done():
-                if self._free <= (0 if service_class is ServiceClass.INTERACTIVE else FOR_PEOPLE):
-                    return
-                self._free -= 1
-                first.set_result(None)
-            heappop(self._waiting)

@@ -16,11 +16,12 @@ from itertools import count
 from typing import Any
 
 from app.audit import Intake
+from app.conversation import Conversation
 from app.errors import ApiError
 from app.following import pieces
 from app.generation import Generation
+from app.json_body import MAX_INLINE_BYTES
 from app.schemas.realtime import (
-    MAX_ITEMS,
     ClientEvent,
     EventRefused,
     ItemCreate,
@@ -33,13 +34,13 @@ from app.schemas.realtime import (
     SessionFields,
     SessionUpdate,
     parse_event,
+    parse_long_event,
 )
 from app.service import Service, new_stream_id
 from app.spoken import ConversationItem, SpokenResponse, Telling, encode
 from app.tenants import Tenant
 from engine.types import SamplingParams
 
-MAX_CHARACTERS = 4 << 20  # of a whole conversation
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
 
 
@@ -54,7 +55,7 @@ class Session:
     write: Callable[[list[bytes]], bool]
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
-    _items: list[ConversationItem] = field(default_factory=list)
+    _items: Conversation = field(default_factory=Conversation)
     _responses: dict[str, SpokenResponse] = field(default_factory=dict)
     _writing: str | None = None  # the response that writes to the conversation
     _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
@@ -66,9 +67,13 @@ class Session:
         await self._emit("session.created", session=self._view())
 
     async def take(self, text: str) -> None:
-        """One frame from the client. What is wrong with it is answered; the session goes on."""
+        """Handle one frame from the client. A frame that is refused gets an `error` event, and the session goes on."""
+        await self.service.pacer.turn()
         try:
-            event = parse_event(text)
+            if len(text) <= MAX_INLINE_BYTES:
+                event = parse_event(text)
+            else:
+                event = await self.service.bodies.run(lambda: parse_long_event(text), self.tenant.highest)
         except EventRefused as refused:
             await self._refuse(refused.error, refused.event_id)
             return
@@ -97,9 +102,9 @@ class Session:
             case ItemCreate(item=fields, previous_item_id=previous):
                 await self._create_item(fields, previous)
             case ItemRetrieve(item_id=item_id):
-                await self._emit("conversation.item.retrieved", item=self._find(item_id).view())
+                await self._emit("conversation.item.retrieved", item=self._items.get(item_id).view())
             case ItemDelete(item_id=item_id):
-                self._items.remove(self._find(item_id))
+                self._items.delete(item_id)
                 await self._emit("conversation.item.deleted", item_id=item_id)
             case ResponseCreate(response=asked):
                 await self._respond(asked)
@@ -107,28 +112,10 @@ class Session:
                 self._cancel(response_id)
 
     async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
-        self._check_room(len(fields.text))
-        if any(item.id == fields.id for item in self._items):
-            raise ApiError(400, f"item {fields.id!r} exists already", param="item.id", code="duplicate_item")
-        at = len(self._items)
-        if previous == "root":
-            at = 0
-        elif previous is not None:
-            at = self._items.index(self._find(previous, "previous_item_id")) + 1
         item = ConversationItem(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
-        self._items.insert(at, item)
-        before = self._items[at - 1].id if at else None
+        before = self._items.insert(item, previous)
         await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
         await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
-
-    def _check_room(self, characters: int) -> None:
-        """Raises `ApiError` when the conversation cannot grow by an item of that length."""
-        if len(self._items) >= MAX_ITEMS:
-            raise ApiError(400, f"a conversation holds at most {MAX_ITEMS} items", code="conversation_full")
-        if sum(len(item.text) for item in self._items) + characters > MAX_CHARACTERS:
-            raise ApiError(
-                400, f"a conversation holds at most {MAX_CHARACTERS} characters", param="item", code="conversation_full"
-            )
 
     async def _respond(self, asked: ResponseFields) -> None:
         in_conversation = asked.conversation == "auto"
@@ -139,7 +126,7 @@ class Session:
                 code="conversation_already_has_active_response",
             )
         if in_conversation:
-            self._check_room(0)
+            self._items.check_room()
         if len(self._responses) >= MAX_RESPONSES:
             raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
         stream_id = new_stream_id()  # its account is found by the response's id
@@ -159,9 +146,9 @@ class Session:
         except ApiError:
             self._forget(response)
             raise
-        previous = self._items[-1].id if self._items else None
+        previous = self._items.last_id
         if in_conversation:
-            self._items.append(response.item)
+            self._items.insert(response.item)
         await self._begin(response, previous)  # before anything is answered that the client said after it
         response.task = asyncio.create_task(self._narrate(response, previous))
         response.task.add_done_callback(self._narrated)
@@ -185,7 +172,7 @@ class Session:
         asked, intake = response.fields, Intake(time.monotonic())
         service_class = self.service.admit(self.tenant, self.tenant.highest)
         names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
-        text = self.service.render_chat(turns)
+        text = await self.service.render_chat(turns)
         prompt = await self.service.encode(text, service_class, add_special_tokens=False, intake=intake, names=names)
         defaults = self.service.text.sampling_defaults
         temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
@@ -246,11 +233,12 @@ class Session:
             await self._emit("response.output_text.done", **at, text=item.text)
             await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
             await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
-            if item in self._items:  # and was not deleted meanwhile
+            if item.id in self._items:  # and was not deleted meanwhile
                 await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
             self._forget(response)
             await self._emit("response.done", response=response.view(status, [item.view()]))
         finally:
+            self._items.settle(item)
             self._forget(response)
             generation.reader_left()
 
@@ -258,12 +246,6 @@ class Session:
         self._responses.pop(response.id, None)
         if self._writing == response.id:
             self._writing = None
-
-    def _find(self, item_id: str, param: str = "item_id") -> ConversationItem:
-        for item in self._items:
-            if item.id == item_id:
-                return item
-        raise ApiError(400, f"no item {item_id[:100]!r}", param=param, code="item_not_found")
 
     def _view(self) -> dict[str, Any]:
         return {

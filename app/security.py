@@ -91,8 +91,6 @@ class HostGuard:
             problem = (403, f"the origin {origin[:100]!r} may not ask; --allowed-origins says whose pages may")
         if problem is None:
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": problem[1]})  # before accept: HTTP 403
         else:
             response = JSONResponse(error_body(*problem), status_code=problem[0])
             await response(scope, receive, send)

@@ -15,8 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from app.admission import Admission
 from app.client import EngineClient
@@ -101,7 +102,22 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
         lifespan=lifespan,
     )
     app.state.service = service
+    app.router.redirect_slashes = False  # a redirect would have clients send their body twice
+    app.router.default = _Unrouted(app.router)
     return app
+
+
+class _Unrouted:
+    """Serve a path with a slash too many as the route without it, and answer 404 to what has no route at all."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].rstrip("/")
+        if path in (scope["path"], scope.get("root_path", "")):
+            raise HTTPException(404)
+        await self._router({**scope, "path": path}, receive, send)
 
 
 def _metering(settings: Settings) -> Metering | None:
@@ -142,7 +158,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     message = error.detail
     if error.status_code == 404:
         message = f"there is no {request.url.path[:80]} here"
-        if request.url.path.startswith("/v1/") or request.method == "POST":  # whose address lacks the /v1, perhaps
+        # An address without a method is a WebSocket's; a POST may have been meant for an address with /v1.
+        if request.url.path.startswith("/v1/") or request.scope.get("method") == "POST":
             message += "; answers come from /v1/chat/completions, /v1/completions and /v1/realtime"
     return JSONResponse(error_body(error.status_code, message), status_code=error.status_code, headers=error.headers)
 

@@ -17,14 +17,17 @@ from app.client import EngineClient, EngineUnavailable, Phase
 from app.encoding import Encoding
 from app.energy import Energy
 from app.errors import ApiError
+from app.event_pacer import EventPacer
 from app.generation import Generation
+from app.json_body import MAX_INLINE_BYTES, check_structure
 from app.metrics import Metrics
 from app.registry import StreamRegistry
-from app.schemas.common import SamplingFields
+from app.schemas.common import SamplingFields, Schema, parse
 from app.settings import Settings
 from app.streams import Encoder, StreamLog
 from app.tenants import Tenant
 from app.text import TextModel
+from app.turnstile import Turnstile
 from engine.errors import ContextExceeded, RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
     from app.metering import Metering
 
 ENGINE_GONE = "the engine is not available; the server's log says why"
+MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us for each
+CHARACTERS_PER_TOKEN = 16  # of a context, in the longest text that /tokenize takes
 MAX_GRACE = 120.0  # seconds an answer may go on without a reader
+Turns = list[dict[str, Any]]  # of a conversation, as chat templates take them
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -64,6 +70,11 @@ class Service:
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
     encoding: Encoding = field(init=False)
+    bodies: Turnstile = field(default_factory=lambda: Turnstile(1))  # large ones, decoded and rendered
+    probes: Turnstile = field(
+        default_factory=lambda: Turnstile(1)
+    )  # /tokenize and /detokenize: no answer waits for them
+    pacer: EventPacer = field(default_factory=EventPacer)
     _running: int = 0  # choices of requests that have had a slot, and have not ended
 
     def __post_init__(self) -> None:
@@ -137,15 +148,56 @@ class Service:
         except ContextExceeded as error:
             raise _renamed(error, names) from None
 
-    def render_chat(self, turns: list[dict[str, str]], variables: dict[str, Any] | None = None) -> str:
-        """The text of a conversation. Raises `ApiError` when its template refuses it."""
+    async def parse(self, schema: type[Schema], body: bytes, intake: Intake | None = None) -> Schema:
+        """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+        if len(body) <= MAX_INLINE_BYTES:
+            return parse(schema, body)
+
+        def work() -> Schema:
+            check_structure(body)
+            return parse(schema, body)
+
+        return await self.bodies.run(work, intake=intake)
+
+    async def render_chat(self, turns: Turns, variables: dict[str, Any] | None = None) -> str:
+        """Return the text of a conversation. Raises `ApiError` when its template refuses it."""
+        is_short = len(turns) <= MAX_INLINE_TURNS and sum(len(turn["content"]) for turn in turns) <= MAX_INLINE_BYTES
         try:
-            return self.text.render_chat(turns, variables)
+            if is_short:
+                return self.text.render_chat(turns, variables)
+            return await self.bodies.run(lambda: self.text.render_chat(turns, variables))
         except VariableTaken as error:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
         except TemplateRefused as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text that no answer waits for. Raises `ApiError` (400) for one that is longer than
+        `CHARACTERS_PER_TOKEN` times the context."""
+        most = CHARACTERS_PER_TOKEN * self.info.max_model_len
+        if len(text) > most:
+            raise ApiError(
+                400,
+                f"the text has {len(text):,} characters; at most {most:,} are tokenized at once, "
+                f"{CHARACTERS_PER_TOKEN} for each token of the context",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return await self.probes.run(lambda: self.encoding.encode_now(text, add_special_tokens))
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`. Raises `ApiError` (400) for one that is not in the vocabulary."""
+        vocab_size = self.info.vocab_size
+
+        def work() -> str:
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    message = f"tokens: {token_id} is not a token id"
+                    raise ApiError(400, message, param="tokens", code="invalid_value")
+            return self.text.decode(token_ids, skip_special_tokens=False)
+
+        return await self.probes.run(work)
 
     def token_limit(self, wanted: int | None, prompt_tokens: int) -> int:
         """`wanted`, or as many tokens as context and pool leave behind the prompt."""

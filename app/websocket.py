@@ -1,39 +1,109 @@
-"""uvicorn's WebSocket protocol, with three manners more: it says goodbye to who is still speaking, does not log the
-mistakes of others as if they were its own, and does not wait for ever for who takes nothing. And it lets messages be
-written without a coroutine for each.
+"""uvicorn's WebSocket protocol with bounded work per turn of the event loop, a limit on frames that carry no message,
+close frames that reach a client which is still sending, a limit on the time a client may take nothing, and writes
+without a coroutine for each message.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
 from app.following import AT_ONCE
 from app.patience import Patience
 
+PARSE_BYTES = 1024  # given to the parser at a time: at most 170 frames, the smallest of which has 6 bytes
+MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
+MAX_CONTROL_FRAMES_PER_SECOND = 50
+MAX_FRAGMENTS = 1024  # of one message
+
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Reads a frame that it refuses to its end, so that its sender hears why.
+    """Parse a few frames per turn of the event loop, and refuse floods of frames with code 1008.
 
-    A socket closed with bytes unread is reset, and a reset overtakes the close frame: whoever sent too big a frame
-    would find a broken pipe in place of 1009. So the close frame and the end of our side are sent, what still comes
-    is thrown away, and the connection goes when the client's side ends too, or `close_timeout` seconds later.
+    A transport delivers up to 256 KiB in one call, which is 43,000 empty frames; parsed in one go they would hold the
+    event loop for a second, and the transport could deliver the next call in the same turn. So received bytes wait in
+    `_unparsed` while reading is paused, and reading resumes when they are parsed and the application has taken the
+    messages in them: a client buffers at most two reads and one message here.
+
+    A refused frame is read to its end: a socket closed with bytes unread is reset, and a reset overtakes the close
+    frame, so a client that is still sending would see a broken pipe in place of the close code. The close frame and
+    the end of our side are sent, incoming bytes are discarded, and the connection closes with the client's side or
+    `close_timeout` seconds later.
     """
+
+    _next_parse: asyncio.Handle | None = None
+    _control_frames = 0  # in the second that began at `_second_began`
+    _second_began = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._unparsed = bytearray()
         self._patience = Patience(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.end()
+        self._unparsed.clear()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._patience.begin()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.eof_sent:  # our side has ended, and nothing more is read
+            return
+        self._unparsed += data
+        if self._next_parse is None:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse and handle a bounded number of frames; schedule the next call if bytes remain."""
+        self._next_parse = None
+        frames = 0
+        while self._unparsed and not self._is_blocked and frames < MAX_FRAMES_PER_TURN:
+            piece = bytes(self._unparsed[:PARSE_BYTES])
+            del self._unparsed[:PARSE_BYTES]
+            self.conn.receive_data(piece)
+            frames += len(self.conn.events)
+            if self.conn.parser_exc is not None:
+                self._unparsed.clear()
+                self.handle_parser_exception()
+                return
+            self.handle_events()
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif self._is_blocked:
+            self.transport.pause_reading()  # `receive` or `send` ends the block
+        elif self._unparsed:
+            self.transport.pause_reading()
+            self._next_parse = self.loop.call_soon(self._parse)
+        else:
+            self.transport.resume_reading()
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether the application has to act before more is parsed: to take a message, or to answer the handshake, as
+        the answer to a ping must not go out before it."""
+        return self.read_paused or (self.handshake_initiated and not self.handshake_complete)
+
+    def _unblock(self) -> None:
+        if self._next_parse is None and not self._is_blocked:
+            self._next_parse = self.loop.call_soon(self._parse)
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self._unblock()
+        return message
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] != "websocket.send":
+            self._unblock()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -41,13 +111,41 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.scope["extensions"][AT_ONCE] = {"write": self.write}
 
     def write(self, messages: list[bytes]) -> bool:
-        """Write text messages. False, with nothing written, while the socket is full, and before and behind the time in
-        which messages are sent."""
-        # What a transport keeps is what its socket did not take.
+        """Write text messages. Return False, with nothing written, while the socket is full and while the connection
+        is not open."""
+        # A transport buffers only bytes that its socket did not accept.
         if self.conn.state is not State.OPEN or self.transport.is_closing() or self.transport.get_write_buffer_size():
             return False
         self.transport.write(b"".join([_text_frame(message) for message in messages]))
         return True
+
+    def handle_ping(self) -> None:
+        if self._count_control_frame():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._count_control_frame():
+            super().handle_pong(event)
+
+    def _count_control_frame(self) -> bool:
+        """Return False, with the connection refused, for one control frame too many within a second."""
+        now = self.loop.time()
+        if now - self._second_began >= 1.0:
+            self._second_began, self._control_frames = now, 0
+        self._control_frames += 1
+        if self._control_frames > MAX_CONTROL_FRAMES_PER_SECOND:
+            self._refuse(1008, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
+            return False
+        return True
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.conn.eof_sent:
+            return
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.frames = []
+            self._refuse(1008, f"more than {MAX_FRAGMENTS} fragments in a message")
+            return
+        super().handle_cont(event)
 
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not self.close_sent:
@@ -55,13 +153,23 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 b"".join(self.frames).decode()
             except UnicodeDecodeError:
                 self.frames = []
-                self.conn.send_close(1007)
-                self.handle_parser_exception()
+                self._refuse(1007, "")
                 return
         super().send_receive_event_to_app()
 
+    def _refuse(self, code: int, reason: str) -> None:
+        """Fail the connection (RFC 6455, 7.1.7) on account of a frame that the parser itself accepted."""
+        if self.conn.eof_sent:  # refused before
+            return
+        if self.close_sent:  # a client that should be closing does something else
+            self.transport.close()
+            return
+        self.conn.fail(code, reason)
+        self._unparsed.clear()
+        self.handle_parser_exception()
+
     def handle_parser_exception(self) -> None:
-        if self.close_timer is not None:  # said already; this is more of what nobody reads
+        if self.close_timer is not None:  # a close frame went out before; these are more of the discarded bytes
             return
         assert self.conn.close_sent is not None
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
@@ -70,14 +178,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.transport.write_eof()
         self.close_sent = True
         self.close_timer = self.loop.call_later(self.close_timeout, self.transport.close)
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
+        self.read_paused = False
+        self.transport.resume_reading()
 
 
 def _text_frame(text: bytes) -> bytes:
-    """A whole message as a server sends it (RFC 6455, 5.2): unmasked, in one frame. The library makes the same bytes of
-    it by way of a dozen objects, none of which is in a cache when a token comes."""
+    """Serialise a whole message as servers send it (RFC 6455, 5.2): unmasked, in one frame. The library makes the same
+    bytes by way of a dozen objects, none of which is in a cache when a token comes."""
     size = len(text)
     if size < 126:
         return b"\x81%c%b" % (size, text)

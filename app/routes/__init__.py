@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import msgspec
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from app.security import authenticate
 from app.service import Service
 from app.tenants import Tenant
+
+MAX_INLINE_ITEMS = 4096  # of an answer that is encoded on the event loop
+
+
+async def json_response(content: Any, items: int) -> Response:
+    """Encode `content`, in a thread if it has many `items` (numbers, tokens, records)."""
+    if items <= MAX_INLINE_ITEMS:
+        body = msgspec.json.encode(content)
+    else:
+        body = await asyncio.to_thread(msgspec.json.encode, content)
+    return Response(body, media_type="application/json")
 
 
 def service_of(connection: HTTPConnection) -> Service:

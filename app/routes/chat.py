@@ -12,7 +12,6 @@ from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.routes.answers import format_for, resume_grace, stream, whole
 from app.schemas import chat
-from app.schemas.common import parse
 from app.security import read_json_body
 from app.tenants import TIER_OF_CLASS
 
@@ -23,11 +22,10 @@ async def chat_completions(request: Request) -> Response:
     service, tenant = service_of(request), tenant_of(request)
     body = await read_json_body(request, service.settings)
     intake.has_come(time.monotonic())
-    asked = parse(chat.ChatRequest, body)
-    asked.check()
+    asked = await service.parse(chat.ChatRequest, body, intake)
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
-    text = service.render_chat(asked.turns, asked.chat_template_kwargs)
+    text = await service.render_chat(asked.turns, asked.chat_template_kwargs)
     work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
     prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]

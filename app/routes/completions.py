@@ -12,7 +12,6 @@ from app.presence import done_for
 from app.routes import service_of, tenant_of
 from app.routes.answers import format_for, resume_grace, stream, whole
 from app.schemas import completions
-from app.schemas.common import parse
 from app.security import read_json_body
 from app.tenants import TIER_OF_CLASS
 
@@ -23,8 +22,7 @@ async def text_completions(request: Request) -> Response:
     service, tenant = service_of(request), tenant_of(request)
     body = await read_json_body(request, service.settings)
     intake.has_come(time.monotonic())
-    asked = parse(completions.CompletionRequest, body)
-    asked.check()
+    asked = await service.parse(completions.CompletionRequest, body, intake)
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
     prompt = asked.single_prompt

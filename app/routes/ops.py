@@ -10,16 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.client import Phase
-from app.errors import ApiError, error_body
+from app.errors import error_body
 from app.presence import done_for
-from app.routes import service_of, tenant_of
+from app.routes import json_response, service_of, tenant_of
 from app.schemas.chat import turns
-from app.schemas.common import parse
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from app.security import read_json_body
 from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
-from engine.types import ServiceClass
 
 COMING = {Phase.LOADING: "the model is loading", Phase.RESTARTING: "the engine died, and another one is loading"}
 
@@ -43,6 +41,8 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}; ids may contain slashes."""
+    if not request.path_params["model_id"]:  # /v1/models/
+        return await models(request)
     tenant = tenant_of(request)
     service = service_of(request)
     service.check_model(request.path_params["model_id"])
@@ -53,29 +53,26 @@ async def tokenize(request: Request) -> Response:
     """POST /tokenize: a text or a conversation to ids (vLLM's shape)."""
     tenant_of(request)
     service = service_of(request)
-    asked = parse(TokenizeRequest, await read_json_body(request, service.settings))
+    asked = await service.parse(TokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
-    asked.check()
     if asked.messages is not None:
-        text, special = service.render_chat(turns(asked.messages)), False
+        text, special = await service.render_chat(turns(asked.messages)), False
     else:
         text, special = asked.prompt or "", asked.add_special_tokens is not False
-    work = service.encoding.encode(text, ServiceClass.BATCH, add_special_tokens=special)  # no answer waits for it
-    ids = await done_for(request.receive, work)
-    return JSONResponse({"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids})
+    ids = await done_for(request.receive, service.tokenize(text, add_special_tokens=special))
+    return await json_response(
+        {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids}, len(ids)
+    )
 
 
 async def detokenize(request: Request) -> Response:
     """POST /detokenize: ids to text."""
     tenant_of(request)
     service = service_of(request)
-    asked = parse(DetokenizeRequest, await read_json_body(request, service.settings))
+    asked = await service.parse(DetokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
-    beyond = [i for i in asked.tokens if not 0 <= i < service.info.vocab_size]
-    if beyond:
-        raise ApiError(400, f"tokens: {beyond[0]} is not a token id", param="tokens", code="invalid_value")
-    text = await asyncio.to_thread(service.text.decode, asked.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": text})
+    text = await done_for(request.receive, service.detokenize(asked.tokens))
+    return await json_response({"prompt": text}, len(asked.tokens))
 
 
 async def health(request: Request) -> Response:

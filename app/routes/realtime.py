@@ -19,19 +19,15 @@ KEY_PROTOCOL = "openai-insecure-api-key."
 
 
 async def realtime(socket: WebSocket) -> None:
-    """Serve one session until the client leaves. Close codes are those that clients do not retry on by mistake."""
+    """Serve one session until the client leaves. A client that is refused gets an HTTP error in place of the upgrade:
+    before it, a connection costs nothing and can do no harm."""
     service = service_of(socket)
     offered = [protocol.strip() for protocol in socket.headers.get("sec-websocket-protocol", "").split(",")]
+    key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
+    tenant = authenticate(socket, service.settings, key=key)
+    service.check_model(socket.query_params.get("model"))
+    _ = service.info
     await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
-    try:
-        key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
-        tenant = authenticate(socket, service.settings, key=key)
-        service.check_model(socket.query_params.get("model"))
-        _ = service.info
-    except ApiError as error:
-        code = 1013 if error.status == 503 else 1008
-        await _close(socket, code, str(error))
-        return
 
     async def send(message: bytes) -> None:
         try:

@@ -70,6 +70,7 @@ class ChatRequest(SamplingFields):
     def check(self) -> None:
         """What types alone cannot say. Raises `ApiError`."""
         super().check()
+        check_parts(self.messages)
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
         both = self.max_tokens is not None and self.max_completion_tokens is not None
@@ -96,6 +97,18 @@ class ChatRequest(SamplingFields):
     def turns(self) -> list[dict[str, Any]]:
         """The messages as chat templates take them."""
         return turns(self.messages)
+
+
+def check_parts(messages: Sequence[Message]) -> None:
+    """Raise `ApiError` (400) if the messages have more content parts than `MAX_PARTS` in all."""
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > MAX_PARTS:
+        raise ApiError(
+            400,
+            f"messages must have at most {MAX_PARTS} content parts in all, not {parts}",
+            param="messages",
+            code="invalid_value",
+        )
 
 
 def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
+from app.json_body import decode_json
 from app.schemas.answers import UsageReports
 from app.tenants import TIERS
 from engine.types import SamplingParams, ServiceClass
@@ -19,8 +20,8 @@ MAX_NAME = 80  # of a field, in an error
 
 # Lists stop at their first wrong item: a megabyte of wrong ones would otherwise be a gigabyte of error objects. And
 # none is so long that others wait while it is looked at.
-TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 18)]
-MAX_PARTS = 4096  # of a message
+TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 17)]
+MAX_PARTS = 4096  # of all messages together
 
 DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
 
@@ -47,6 +48,9 @@ class Strict(BaseModel):
     """Exact types, no unknown fields: what is not understood is refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def check(self) -> None:
+        """Raise `ApiError` for values that are wrong together; `parse` calls it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -178,15 +182,18 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float]:
     return result
 
 
-Schema = TypeVar("Schema", bound=BaseModel)
+Schema = TypeVar("Schema", bound=Strict)
 
 
 def parse(schema: type[Schema], body: bytes) -> Schema:
-    """`body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+    """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+    fields = decode_json(body)
     try:
-        return schema.model_validate_json(body)
+        asked = schema.model_validate(fields)
     except ValidationError as error:
         raise refusal(error) from None
+    asked.check()
+    return asked
 
 
 def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
@@ -199,8 +206,6 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
     if kind in ("extra_forbidden", "none_required", "unsupported"):
         more = f", {message}" if kind == "unsupported" else ""
         return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
-    if kind == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {message}", code="invalid_json")
     return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
 
 

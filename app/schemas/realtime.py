@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
+from app.json_body import check_structure, decode_json
 from app.schemas.common import MAX_PARTS, DeadlineMs, Metadata, Strict, refusal
 
-MAX_ITEMS = 4096  # of a conversation
+MAX_ITEMS = 1024  # of a conversation
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
 Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
 
@@ -38,6 +39,15 @@ class ItemFields(Strict):
         return "".join(part.text for part in self.content)
 
 
+def _check_parts(items: list[ItemFields]) -> list[ItemFields]:
+    if sum(len(item.content) for item in items) > MAX_PARTS:
+        raise PydanticCustomError("too_long", "at most {most} content parts in all", {"most": MAX_PARTS})
+    return items
+
+
+few_parts = AfterValidator(_check_parts)
+
+
 class SessionFields(Strict):
     """What `session.update` may change. `temperature`, `top_p` and `seed` are ours; the protocol has none of them."""
 
@@ -57,7 +67,7 @@ class ResponseFields(Strict):
     """What `response.create` may say."""
 
     conversation: Literal["auto", "none"] = "auto"
-    input: Annotated[list[ItemFields], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = None
+    input: Annotated[list[ItemFields], Field(fail_fast=True, max_length=MAX_ITEMS), few_parts] | None = None
     instructions: str | None = None
     output_modalities: Modalities | None = None
     max_output_tokens: MaxTokens | None = None
@@ -132,11 +142,24 @@ class EventRefused(Exception):
 
 
 def parse_event(text: str) -> ClientEvent:
-    """One frame as an event. Raises `EventRefused`."""
+    """Return one frame as an event. Raises `EventRefused`."""
     try:
-        return _adapter.validate_json(text)
+        fields = decode_json(text)
+    except ApiError as error:
+        raise EventRefused(error, None) from None
+    try:
+        return _adapter.validate_python(fields)
     except ValidationError as error:
-        raise EventRefused(_explain(error), _event_id(text)) from None
+        raise EventRefused(_explain(error), _event_id(fields)) from None
+
+
+def parse_long_event(text: str) -> ClientEvent:
+    """Return a frame of more than `MAX_INLINE_BYTES` as an event, in a thread. Raises `EventRefused`."""
+    try:
+        check_structure(text.encode())
+    except ApiError as error:
+        raise EventRefused(error, None) from None
+    return parse_event(text)
 
 
 def _explain(error: ValidationError) -> ApiError:
@@ -149,13 +172,7 @@ def _explain(error: ValidationError) -> ApiError:
     return refusal(error, is_tagged=True)
 
 
-def _event_id(text: str) -> str | None:
-    """The id of an event that is otherwise wrong, to name it in the error."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    event_id = value.get("event_id") if isinstance(value, dict) else None
-    if not isinstance(event_id, str):
-        return None
-    return event_id[:512].encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent back
+def _event_id(fields: Any) -> str | None:
+    """Return the id of an event that is otherwise wrong, to name it in the error."""
+    event_id = fields.get("event_id") if isinstance(fields, dict) else None
+    return event_id[:512] if isinstance(event_id, str) else None

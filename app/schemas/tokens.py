@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from app.errors import ApiError
-from app.schemas.chat import MAX_MESSAGES, Message
+from app.schemas.chat import MAX_MESSAGES, Message, check_parts
 from app.schemas.common import Strict, TokenIds
 
 
@@ -25,6 +25,7 @@ class TokenizeRequest(Strict):
             raise ApiError(400, "prompt or messages is needed", param="prompt", code="missing")
         if self.messages is None:
             return
+        check_parts(self.messages)
         for name in ("prompt", "add_special_tokens"):
             if getattr(self, name) is not None:
                 raise ApiError(400, f"{name} is not for messages", param=name, code="invalid_value")

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from app.audit import WORTH_TELLING, Intake
-from app.encoding import FOR_PEOPLE, PLACES, THREAD_FROM, Encoding
+from app.encoding import PLACES, RESERVED, THREAD_FROM, Encoding
 from app.text import TextModel
 from engine.errors import ContextExceeded
 from engine.types import Cause, ServiceClass
 
 LONG = "a " * THREAD_FROM
 PERSON, BULK = ServiceClass.INTERACTIVE, ServiceClass.BATCH
-PLACES_OF_BULK = PLACES - FOR_PEOPLE
+PLACES_OF_BULK = PLACES - RESERVED
 
 
 class Slow(TextModel):
@@ -53,10 +53,10 @@ async def test_people_s_texts_come_first_and_whoever_has_left_costs_nothing():
     leaving, bulk, standard = come("l", BULK), come("b", BULK), come("s", ServiceClass.STANDARD)
     await asyncio.sleep(0.01)
     assert len(slow.begun) == PLACES_OF_BULK
-    people = [come("p", PERSON) for _ in range(FOR_PEOPLE + 1)]
+    people = [come("p", PERSON) for _ in range(RESERVED + 1)]
     await started(PLACES, slow)
     await asyncio.sleep(0.01)
-    assert slow.begun[PLACES_OF_BULK:] == FOR_PEOPLE * ["p"] and encoding.coming == PLACES + 4
+    assert slow.begun[PLACES_OF_BULK:] == RESERVED * ["p"] and encoding.coming == PLACES + 4
     leaving.cancel()
     slow.may_end.set()
     await asyncio.gather(*first, bulk, standard, *people)
@@ -102,7 +102,7 @@ async def test_who_is_cancelled_as_his_turn_comes_passes_it_on():
     encoding = Encoding(slow)
     tasks = [asyncio.create_task(encoding.encode(LONG, PERSON, add_special_tokens=True)) for _ in range(PLACES + 2)]
     await started(PLACES, slow)
-    encoding._pass_on()  # as a thread that has ended does
+    encoding._turnstile._pass_on()  # as a thread that has ended does
     tasks[PLACES].cancel()
     await started(PLACES + 1, slow)
     slow.may_end.set()
@@ -117,8 +117,31 @@ async def test_a_text_that_cannot_fit_is_not_tokenised(demo: Path, monkeypatch: 
     most = THREAD_FROM // longest + 1
     fits = "a" * (most * longest)
     assert text.least_tokens(fits) == most
+    monkeypatch.setattr(text, "count_tokens", lambda beginning: 0)
     encoding = Encoding(text)
     assert len(await encoding.encode(fits, BULK, add_special_tokens=True, most=most)) >= most
     monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("it was tokenised"))
     with pytest.raises(ContextExceeded, match=f"{most + 1} tokens or more, the model's context {most}"):
         await encoding.encode(fits + "a" * longest, BULK, add_special_tokens=True, most=most)
+
+
+async def test_a_text_that_is_too_long_is_refused_after_a_part_of_it(demo: Path, monkeypatch: pytest.MonkeyPatch):
+    """A tokeniser's result for megabytes would hold the interpreter lock while it is created and freed."""
+    text, most = TextModel.load(demo), 2048
+    tokenised: list[int] = []
+    count_tokens = text.count_tokens
+    monkeypatch.setattr(text, "least_tokens", lambda text: 0)
+    monkeypatch.setattr(text, "count_tokens", lambda part: tokenised.append(len(part)) or count_tokens(part))
+    monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("all of it was tokenised"))
+    with pytest.raises(ContextExceeded):
+        await Encoding(text).encode("7" * 4_000_000, BULK, add_special_tokens=True, most=most)
+    assert sum(tokenised) <= 8 * most
+
+
+def test_tokens_are_counted_as_they_are_encoded(demo: Path):
+    """And decoding many of them gives the text back as decoding few does."""
+    text = TextModel.load(demo)
+    long = "Tell me a story, in 7 parts. \u00e9\U0001f600\n" * 500
+    ids = text.encode(long, add_special_tokens=False)
+    assert text.count_tokens(long) == len(ids) and ids == text.tokenizer.encode(long, add_special_tokens=False).ids
+    assert text.decode(ids) == long

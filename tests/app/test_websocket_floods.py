@@ -1,0 +1,186 @@
+"""Floods over a WebSocket: bounded work in a turn of the event loop, bounded memory, and a close code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+from websockets.client import ClientProtocol
+from websockets.frames import Close, Frame, Opcode
+from websockets.uri import parse_uri
+
+from app.websocket import MAX_CONTROL_FRAMES_PER_SECOND, MAX_FRAGMENTS, PARSE_BYTES, WebSocketProtocol
+from tests.app.test_realtime import Transport
+
+READ = 256 << 10  # bytes that a transport delivers in one call
+FRAMES_IN_A_PIECE = PARSE_BYTES // 6 + 1
+
+
+class PausedTransport(Transport):
+    """Remembers whether reading is paused."""
+
+    is_paused = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def write_eof(self) -> None:
+        pass
+
+
+class Peer:
+    """A server's connection whose application takes messages when the test does, and a client's end of it."""
+
+    def __init__(self) -> None:
+        self.transport = PausedTransport()
+        config = Config(self._application, interface="asgi3", log_config=None, lifespan="off", ws_max_size=1 << 20)
+        config.load()
+        self.server = WebSocketProtocol(config, ServerState(), {})
+        self.server.connection_made(self.transport)
+        self.client = ClientProtocol(parse_uri("ws://localhost/"), max_size=None)
+        self.messages: asyncio.Queue[dict] = asyncio.Queue()
+        self.may_accept, self.may_receive = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def _application(self, scope, receive, send) -> None:
+        await receive()
+        await self.may_accept.wait()
+        await send({"type": "websocket.accept"})
+        while True:
+            await self.may_receive.acquire()
+            message = await receive()
+            self.messages.put_nowait(message)
+            if message["type"] == "websocket.disconnect":
+                return
+
+    async def opened(self) -> None:
+        self.client.send_request(self.client.connect())
+        self.send(b"".join(self.client.data_to_send()))
+        self.may_accept.set()
+        await turns(5)
+        self.client.receive_data(self.transport.sent)
+        self.client.events_received()
+        self.transport.sent = b""
+
+    def send(self, data: bytes) -> None:
+        """Deliver `data` as a transport does: in one call, whether reading is paused or not."""
+        self.server.data_received(data)
+
+    async def end(self) -> None:
+        """Lose the connection, and wait until the application has noticed."""
+        self.server.connection_lost(None)
+        while self.server.tasks:
+            self.may_receive.release()
+            await asyncio.sleep(0)
+
+    @property
+    def close(self) -> Close | None:
+        """The close frame that the server has sent."""
+        self.client.receive_data(self.transport.sent)
+        self.transport.sent = b""
+        return self.client.close_rcvd
+
+
+async def turns(count: int) -> None:
+    """Let the event loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def frame(opcode: Opcode, data: bytes = b"", fin: bool = True) -> bytes:
+    """A client's frame."""
+    return Frame(opcode, data, fin).serialize(mask=True)
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    """An open connection."""
+    peer = Peer()
+    await peer.opened()
+    yield peer
+    await peer.end()
+
+
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
+async def test_a_flood_of_control_frames_is_refused_within_its_first_piece(peer: Peer, opcode: Opcode):
+    """Empty pings and unsolicited pongs carry no message that could pause reading."""
+    handled = count_frames(peer)
+    peer.send(frame(opcode) * (READ // 6))
+    assert handled[0] <= FRAMES_IN_A_PIECE
+    assert peer.close == Close(1008, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
+    peer.send(os.urandom(READ))  # the rest is discarded
+    assert not peer.transport.is_gone and not peer.server._unparsed and handled[0] <= FRAMES_IN_A_PIECE
+
+
+async def test_as_many_control_frames_as_may_come_in_a_second_are_answered(peer: Peer):
+    """Every ping gets its pong, and the connection stays open."""
+    peer.send(frame(Opcode.PING, b"x") * MAX_CONTROL_FRAMES_PER_SECOND)
+    await turns(10)
+    assert peer.transport.sent == Frame(Opcode.PONG, b"x").serialize(mask=False) * MAX_CONTROL_FRAMES_PER_SECOND
+    assert peer.close is None
+
+
+async def test_a_message_of_too_many_fragments_is_refused(peer: Peer):
+    """Empty fragments have no size that the limit of a message would see."""
+    peer.send(frame(Opcode.TEXT, fin=False) + frame(Opcode.CONT, fin=False) * (READ // 6))
+    await turns(READ // PARSE_BYTES)
+    assert peer.close == Close(1008, f"more than {MAX_FRAGMENTS} fragments in a message")
+    assert not peer.server.frames
+
+
+async def test_a_message_of_many_fragments_is_put_together(peer: Peer):
+    """As many as may be."""
+    fragments = frame(Opcode.TEXT, b"a", fin=False) + frame(Opcode.CONT, b"b", fin=False) * (MAX_FRAGMENTS - 2)
+    peer.send(fragments + frame(Opcode.CONT, b"c"))
+    peer.may_receive.release()
+    message = await asyncio.wait_for(peer.messages.get(), 5)
+    assert message["text"] == "a" + "b" * (MAX_FRAGMENTS - 2) + "c"
+
+
+async def test_no_more_messages_are_parsed_while_the_application_has_not_taken_one(peer: Peer):
+    """Reading is paused meanwhile, and all messages come, in order, once it goes on."""
+    count = READ // 16
+    peer.send(b"".join(frame(Opcode.TEXT, b"%06d" % number) for number in range(count)))
+    await turns(20)
+    assert peer.transport.is_paused and peer.server.queue.qsize() <= FRAMES_IN_A_PIECE
+    texts = []
+    for _ in range(count):
+        peer.may_receive.release()
+        texts.append((await asyncio.wait_for(peer.messages.get(), 5))["text"])
+    assert texts == [f"{number:06d}" for number in range(count)]
+    await turns(3)
+    assert not peer.transport.is_paused
+
+
+async def test_frames_that_come_with_the_handshake_wait_for_its_answer():
+    """None is lost, and no pong goes out before the answer."""
+    peer = Peer()
+    peer.client.send_request(peer.client.connect())
+    peer.send(b"".join(peer.client.data_to_send()))
+    peer.send(frame(Opcode.PING, b"early") + frame(Opcode.TEXT, b"first"))
+    await turns(5)
+    assert peer.transport.sent == b"" and peer.transport.is_paused
+    peer.may_accept.set()
+    peer.may_receive.release()
+    assert (await asyncio.wait_for(peer.messages.get(), 5))["text"] == "first"
+    head, _, rest = peer.transport.sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101") and rest == Frame(Opcode.PONG, b"early").serialize(mask=False)
+    await peer.end()
+
+
+def count_frames(peer: Peer) -> list[int]:
+    """Count the frames that the server's parser has made."""
+    count, receive_frame = [0], peer.server.conn.recv_frame
+
+    def counted(parsed: Frame) -> None:
+        count[0] += 1
+        receive_frame(parsed)
+
+    peer.server.conn.recv_frame = counted  # type: ignore[method-assign]
+    return count
