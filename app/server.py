@@ -24,6 +24,7 @@ from app.client import EngineClient
 from app.collectors import AdmissionCollector, EnergyCollector, MeteringCollector
 from app.energy import Energy
 from app.errors import ApiError, error_body
+from app.loop_lag import LoopLag
 from app.metrics import Metrics
 from app.prefix import Prefix
 from app.registry import StreamRegistry
@@ -56,15 +57,18 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
     )
 
     _collect(service)
+    lag = LoopLag(service.metrics.registry, settings.model_name)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         if service.metering is not None:
             service.metering.start()
         await client.start()
+        lag.start()
         try:
             yield
         finally:
+            lag.stop()
             await client.stop()
             await asyncio.to_thread(service.close)
 

@@ -20,6 +20,7 @@ from app.errors import ApiError
 from app.event_pacer import EventPacer
 from app.generation import Generation
 from app.json_body import MAX_INLINE_BYTES, check_structure
+from app.live_feed import LiveFeed
 from app.metrics import Metrics
 from app.registry import StreamRegistry
 from app.schemas.common import SamplingFields, Schema, parse
@@ -70,6 +71,7 @@ class Service:
     started: int  # Unix time, shown to clients
     draining: bool = False  # told to stop: nothing new is taken
     encoding: Encoding = field(init=False)
+    live: LiveFeed = field(init=False)
     bodies: Turnstile = field(default_factory=lambda: Turnstile(1))  # large ones, decoded and rendered
     probes: Turnstile = field(
         default_factory=lambda: Turnstile(1)
@@ -79,6 +81,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.encoding = Encoding(self.text)
+        self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property
     def info(self) -> ModelInfo:

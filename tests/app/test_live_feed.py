@@ -1,0 +1,56 @@
+"""The engine page's feed is made once for all of its watchers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+from app import live_feed
+from app.client import Phase
+from app.live_feed import LiveFeed
+from app.recent import Recent
+
+
+class Client:
+    """An engine client whose snapshots the test sends."""
+
+    phase = Phase.READY
+
+    def __init__(self) -> None:
+        self.watchers: list = []
+
+    def watch(self, watcher) -> None:
+        self.watchers.append(watcher)
+
+    def unwatch(self, watcher) -> None:
+        self.watchers.remove(watcher)
+
+
+async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
+    """They are sent the same bytes, and the engine is watched once and no longer than anyone looks."""
+    client, draining, made = Client(), [False], []
+    monkeypatch.setattr(live_feed, "_view", lambda *given: made.append(given) or {"step": len(made)})
+    feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
+    watchers = [feed.watch() for _ in range(3)]
+    events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
+    await asyncio.sleep(0)
+    assert len(client.watchers) == 1
+    client.watchers[0](None, None)
+    first, *others = await asyncio.wait_for(asyncio.gather(*events), 5)
+    assert json.loads(first.removeprefix(b"data: "))["step"] == 1 and len(made) == 1
+    assert all(other is first for other in others)
+    for watcher in watchers:
+        await watcher.aclose()
+    assert not client.watchers
+
+
+async def test_watchers_learn_that_an_engine_is_gone_and_end_when_the_server_drains():
+    """By an event of its own, and by the end of the stream."""
+    client, draining = Client(), [False]
+    client.phase = Phase.RESTARTING
+    feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
+    watcher = feed.watch()
+    assert await asyncio.wait_for(anext(watcher), 5) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
+    draining[0] = True
+    assert [event async for event in watcher] == []
