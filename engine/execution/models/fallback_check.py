@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
-from engine.execution.models.config import rope_entry
+from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
 from kernels.interface import load as load_kernels
 
@@ -30,26 +30,28 @@ PAGE_SIZE = 16
 # positions or masks are far beyond both.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
+# Keys of a configuration that must be absent or false, and the reason.
+REFUSED_SETTINGS = {
+    "quantization_config": "quantised weights are not read",
+    "attention_chunk_size": "not computed by paged attention",
+    "is_encoder_decoder": "only decoders are served",
+}
+
 
 def attends_by_itself(name: str) -> ModelError:
     return ModelError(f"{name} does not attend through transformers' attention interface in every layer")
 
 
 def refuse_config(config: Mapping[str, Any]) -> None:
-    """Raises ModelConfigError for what a probe of a few tokens could not find out."""
-    key, rope = rope_entry(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("dynamic", "longrope", "su"):
-        reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
-        raise ModelConfigError(key, rope, reason)
-    if config.get("quantization_config"):
-        raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
-    if config.get("attention_chunk_size"):
-        raise ModelConfigError(
-            "attention_chunk_size", config["attention_chunk_size"], "not computed by paged attention"
-        )
-    if config.get("is_encoder_decoder"):
-        raise ModelConfigError("is_encoder_decoder", True, "only decoders are served")
+    """Raise ModelConfigError for settings whose effect a probe of a few tokens could not show."""
+    for key, rope in rope_entries(config):
+        if any(word in str(rope_kind(rope)) for word in ("dynamic", "longrope")) or rope_kind(rope) == "su":
+            reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
+            raise ModelConfigError(key, rope, reason)
+    for prefix, section in text_sections(config):
+        for name, reason in REFUSED_SETTINGS.items():
+            if section.get(name):
+                raise ModelConfigError(prefix + name, section[name], reason)
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,15 @@ def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: st
     """A window longer than the probe would not show in a comparison, so what layers ask for must fit the
     configuration.
     """
-    layer_types = config.get("layer_types")
-    if layer_types is not None:
-        unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-        if unknown or [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
-            raise ModelConfigError("layer_types", layer_types, f"{name} asks for windows {windows}")
-    elif config.get("sliding_window") and config.get("use_sliding_window", True) and not any(windows):
-        raise ModelConfigError(
-            "sliding_window", config["sliding_window"], f"{name} keeps it from its attention function"
-        )
+    for prefix, section in text_sections(config):
+        layer_types = section.get("layer_types")
+        if layer_types is not None:
+            unknown = set(layer_types) - {"full_attention", "sliding_attention"}
+            if unknown or [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
+                raise ModelConfigError(f"{prefix}layer_types", layer_types, f"{name} asks for windows {windows}")
+        elif section.get("sliding_window") and section.get("use_sliding_window", True) and not any(windows):
+            reason = f"{name} keeps it from its attention function"
+            raise ModelConfigError(f"{prefix}sliding_window", section["sliding_window"], reason)
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.execution.models import ModelError, WeightsError, load_model
+from engine.execution.models import ModelConfigError, ModelError, WeightsError, load_model
 from engine.execution.models.fallback import TransformersModel
-from engine.execution.models.fallback_check import check_against_own_attention
+from engine.execution.models.fallback_check import check_against_own_attention, refuse_config
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import FALLBACKS, REFUSED, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -76,6 +77,24 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
     save(tmp_path, family, changes)
     with pytest.raises(ModelError, match=reason):
         load_model(tmp_path, torch.float32, CPU, lambda done, total: None)
+
+
+@pytest.mark.parametrize("section", ["", "text_config", "decoder"])
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"rope_scaling": {"type": "su"}}, "rope_scaling"),
+        ({"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "dynamic"}}}, "rope_parameters.b"),
+        ({"rope_parameters": {"rope_type": "longrope", "a": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"attention_chunk_size": 8}, "attention_chunk_size"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_refused_setting_is_found_wherever_it_stands(section: str, settings: dict[str, Any], key: str):
+    """At the top level or in the section of a model's text; the error names the whole path."""
+    with pytest.raises(ModelConfigError) as raised:
+        refuse_config({section: settings} if section else settings)
+    assert raised.value.key == (f"{section}.{key}" if section else key)
 
 
 def test_the_check_notices_a_difference(checkpoints: Checkpoints):
