@@ -23,7 +23,8 @@ from app.security import is_loopback
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
-from app.text import TextModel, TokenizerMissing
+from app.text import TextModel
+from app.tokenizer_files import TokenizerMissing
 from app.websocket import WebSocketProtocol
 
 log = logging.getLogger("carousel")

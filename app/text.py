@@ -1,12 +1,11 @@
 """Between text and tokens: what a checkpoint's tokenizer, chat template and recommendations say.
 
-Uses the `tokenizers` library, so the API process starts fast and never imports torch; transformers is asked only where
-a checkpoint has no tokenizer.json. Knows nothing of HTTP.
+Uses the `tokenizers` library, so the API process starts fast and never imports torch; `app.tokenizer_files` reads the
+files. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,10 +17,8 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+from app.tokenizer_files import TokenizerMissing, load_tokenizer, read_json
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-# Files of which transformers makes a tokenizer; where there is none of them it makes an empty one.
-VOCABULARIES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken")
 # What a checkpoint may recommend, from and to: as requests may ask for.
 SAMPLING = {
     "temperature": (0.0, 2.0),
@@ -30,10 +27,6 @@ SAMPLING = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (1e-6, 10.0),
 }
-
-
-class TokenizerMissing(Exception):
-    """The checkpoint has no tokenizer that could be loaded; the message names the folder."""
 
 
 class TextModel:
@@ -56,11 +49,8 @@ class TextModel:
     @classmethod
     def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
         """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
-        config = _read_json(path / "tokenizer_config.json")
-        named = _read_json(path / "special_tokens_map.json") | {name: value for name, value in config.items() if value}
-        special = {name: _content(path, name, named[name]) for name in SPECIAL_NAMES if named.get(name)}
-        tokenizer = _load_tokenizer(path)
-        template = chat_template or _find_template(path, config)
+        tokenizer, special = load_tokenizer(path)
+        template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
         return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
 
     @property
@@ -143,32 +133,6 @@ class TextModel:
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    tokenizer = _read_tokenizer(path)
-    # What was saved with it for training says nothing of a request: its whole text is what it is about.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if (path / "tokenizer.json").exists():
-        try:
-            return Tokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerMissing(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
-    if not any(file for pattern in VOCABULARIES for file in path.glob(pattern)):
-        raise TokenizerMissing(f"{path} has no tokenizer.json, and no {', '.join(VOCABULARIES)} to make one from")
-    try:
-        from transformers import AutoTokenizer
-
-        made = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)  # and nobody is asked whether to
-        return made.backend_tokenizer  # type: ignore[no-any-return]
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {reason}") from error
-
-
 def _find_template(path: Path, config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.exists():
@@ -195,10 +159,10 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
 def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
     """Every id that ends a text: what generation_config.json says, else config.json; and the tokenizer's own (as in
     vLLM): who trains a model to speak in turns often names its end there alone."""
-    vocab_size = _read_json(path / "config.json").get("vocab_size")
+    vocab_size = read_json(path / "config.json").get("vocab_size")
     known = vocab_size if isinstance(vocab_size, int) else 2**31
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(path / name).get("eos_token_id")
+        value = read_json(path / name).get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
@@ -215,7 +179,7 @@ def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset
 def _sampling_defaults(path: Path) -> dict[str, float]:
     """The sampling parameters of generation_config.json, as vLLM honours them."""
     file = path / "generation_config.json"
-    config = _read_json(file)
+    config = read_json(file)
     values = {name: config[name] for name in SAMPLING if config.get(name) is not None}
     for name, value in values.items():
         least, most = SAMPLING[name]
@@ -223,25 +187,6 @@ def _sampling_defaults(path: Path) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
             raise TokenizerMissing(f"{file}: {name} must lie in [{least:g}, {most:g}], not {value!r}")
     return values | ({"top_k": max(0, values["top_k"])} if "top_k" in values else {})
-
-
-def _content(path: Path, name: str, token: Any) -> str:
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        raise TokenizerMissing(
-            f"{path / 'tokenizer_config.json'}: {name} must be a text or an object with its content, not {token!r:.80}"
-        )
-    return text
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as error:
-        raise TokenizerMissing(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise TokenizerMissing(f"{path}: not a JSON object")
-    return content
 
 
 def _byte_of_char() -> dict[str, int]:
