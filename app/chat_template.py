@@ -32,13 +32,15 @@ class VariableTaken(Exception):
 
 
 class ChatTemplate:
-    """One template, compiled. Safe to use from several threads."""
+    """One template, compiled. Safe to use from several threads. literal_text: all text that stands in it."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         """special: the tokenizer's own tokens by name, such as `bos_token`. Raises `TemplateBroken`."""
         self._special = special
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.literal_text = _literal_text(environment.parse(source))
         except TemplateSyntaxError as error:
             raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
         except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
@@ -93,6 +95,13 @@ class ChatTemplate:
             return PROBE in self.render(turns).lower()
         except TemplateRefused:
             return False
+
+
+def _literal_text(template: nodes.Template) -> str:
+    """Return all text and string constants of a template, with a null character between any two."""
+    literals = [node.data for node in template.find_all(nodes.TemplateData)]
+    literals += [node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)]
+    return "\0".join(literals)
 
 
 class _Generation(Extension):

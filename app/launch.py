@@ -44,7 +44,7 @@ HANG_UP_SECONDS = 9.0  # after which nobody is waited for who has not read his g
 def run(settings: Settings) -> int:
     """Serve until told to stop. Returns the exit status."""
     try:
-        text = TextModel.load(Path(settings.engine.model), settings.chat_template)
+        text = load_text(settings)
         bound = _bind(settings.host, settings.port)
     except (TokenizerMissing, TemplateBroken, OSError) as error:
         _tell(f"carousel: {error}")
@@ -68,6 +68,12 @@ def run(settings: Settings) -> int:
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
         return runner.run(_run(_Server(config, app.state.service), client, bound, settings))
+
+
+def load_text(settings: Settings) -> TextModel:
+    """Return the tokenizer and chat template that `settings` ask for. Raises `TokenizerMissing`, `TemplateBroken`."""
+    allows = settings.allow_control_tokens
+    return TextModel.load(Path(settings.engine.model), settings.chat_template, allow_control_tokens=allows)
 
 
 class _Server(uvicorn.Server):

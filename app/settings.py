@@ -44,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
     chat_template: str | None = None  # the template itself, not its path
+    allow_control_tokens: bool = False  # in messages; else they are plain text
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
     max_body: int = 4 << 20
@@ -95,6 +96,12 @@ OPTIONS = (
         "https://chat.example.com; *: any; default: none",
     ),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
+    Option(
+        "allow-control-tokens",
+        bool,
+        "encode control tokens in chat messages, such as <|im_end|>, as the model's own; by default they are plain "
+        "text there, so that no message can forge a turn",
+    ),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
     Option("max-body", int, "most bytes of a request's body"),

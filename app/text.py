@@ -17,6 +17,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+from app.control_tokens import ControlTokens, TooManyControlTokens
 from app.tokenizer_files import TokenizerMissing, load_tokenizer, read_json
 
 # What a checkpoint may recommend, from and to: as requests may ask for.
@@ -39,19 +40,26 @@ class TextModel:
         special: dict[str, str],
         eos: frozenset[int],
         sampling_defaults: dict[str, float] | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
+        """allow_control_tokens: encode control tokens in messages as tokens; else `tokenizer` is prepared to encode
+        them as plain text."""
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
         self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
         self._template = ChatTemplate(template, special) if template else None
+        self._control: ControlTokens | None = None
+        if self._template is not None and not allow_control_tokens:
+            self._control = ControlTokens(tokenizer, self._template.literal_text)
 
     @classmethod
-    def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
+    def load(cls, path: Path, chat_template: str | None = None, *, allow_control_tokens: bool = False) -> TextModel:
         """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
         tokenizer, special = load_tokenizer(path)
         template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
-        return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
+        eos, defaults = _eos(path, tokenizer, special), _sampling_defaults(path)
+        return cls(tokenizer, template, special, eos, defaults, allow_control_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,7 +70,9 @@ class TextModel:
         """Token ids of `text`; by default with what the tokenizer puts around every text (such as a begin token)."""
         # The batch call gives up the interpreter lock while it works, the single one does not: a long text encoded in a
         # thread would stop the event loop all the same.
-        return list(self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+        control = self._control
+        tokenizer = control.tokenizer if control is not None and control.is_sealed(text) else self.tokenizer
+        return list(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def least_tokens(self, text: str) -> int:
         """As many tokens as `text` has at the least, in a fraction of the time that it takes to find them; 0 where that
@@ -78,11 +88,22 @@ class TextModel:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """The text of a conversation, ready for an answer. variables: see `ChatTemplate.render`. Raises
-        `TemplateRefused` when the template does not take it, and `VariableTaken`."""
+        """Return the text of a conversation for `encode`, ready for an answer. variables: see `ChatTemplate.render`.
+        Raises `TemplateRefused` when the template does not take it, and `VariableTaken`."""
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        return self._template.render(messages, variables)
+        if self._control is None:
+            return self._template.render(messages, variables)
+        try:
+            marked = self._control.mark(messages, variables)
+        except TooManyControlTokens as error:
+            raise TemplateRefused(str(error)) from None
+        if marked is None:
+            return self._template.render(messages, variables)
+        try:
+            return self._control.seal(self._template.render(*marked))
+        except TemplateRefused as error:
+            raise TemplateRefused(self._control.plain(str(error))) from error
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""
