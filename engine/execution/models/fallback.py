@@ -130,6 +130,11 @@ class TransformersModel:
     def head_dim(self) -> int:
         return self._shape.head_dim
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer, 0 for full attention."""
+        return self._shape.windows
+
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
         """-> hidden states [T, H] after the last norm."""
@@ -180,7 +185,7 @@ def load_fallback(
     num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
     _pack_linears(causal_lm, kernels or load_kernels(device, causal_lm.dtype))
     model = TransformersModel(causal_lm, discover_shape(causal_lm, config), num_parameters)
-    check_against_own_attention(model, causal_lm)
+    check_against_own_attention(model, causal_lm, config)
     progress(total, total)
     return model
 

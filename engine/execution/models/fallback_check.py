@@ -8,6 +8,8 @@ logits differ.
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,16 @@ from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
 from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
+from engine.execution.models.fallback_lengths import longest_probe, named_lengths
 from kernels.interface import load as load_kernels
 
 if TYPE_CHECKING:
     from engine.execution.models.fallback import AttentionShape, TransformersModel
 
+log = logging.getLogger("carousel.engine")
+
 PROBE_TOKENS = 24
+MARGIN = 8  # tokens of a probe beyond the length whose effect it is to show
 PAGE_SIZE = 16
 # Largest difference of logits, relative to the largest logit: float32 leaves 1e-5, half precision a few percent; wrong
 # positions or masks are far beyond both.
@@ -110,30 +116,60 @@ def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: st
 
 
 @torch.inference_mode()
-def check_against_own_attention(model: TransformersModel, causal_lm: Any) -> None:
-    """Raises ModelError when paged logits are not those of the model's own attention."""
+def check_against_own_attention(model: TransformersModel, causal_lm: Any, config: Mapping[str, Any]) -> None:
+    """Raise ModelError when paged logits are not those of the model's own attention: on a few tokens, on the same at
+    the last positions, and on more than any length that the configuration names, as far as a probe may take."""
+    _compare(model, causal_lm, min(PROBE_TOKENS, model.max_position), 0)
+    if model.max_position > PROBE_TOKENS:  # frequencies that change anywhere before have changed by then
+        _compare(model, causal_lm, PROBE_TOKENS, model.max_position - PROBE_TOKENS)
+    lengths = named_lengths(config, model.max_position)
+    most = longest_probe(model.num_parameters)
+    beyond = [length + MARGIN for length in lengths.values() if PROBE_TOKENS < length + MARGIN <= most]
+    if beyond:
+        _compare(model, causal_lm, min(max(beyond), model.max_position), 0)
+    for key, length in lengths.items():
+        is_seen = length + MARGIN <= most or length in model.windows or "position" in key
+        if not is_seen:
+            log.warning(
+                "%s = %d in config.json is too long for the comparison with transformers at load, which has at most %d "
+                "tokens for a model of this size; texts longer than that are not verified",
+                *(key, length, most),
+            )
+
+
+def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: int) -> None:
+    """Compare the logits after two rows of tokens. offset: the first position of the second row."""
     vocab_size, name = model.vocab_size, type(causal_lm).__name__
-    tokens = torch.arange(1, 2 * PROBE_TOKENS + 1, device=model.device).view(2, -1) * 37 % vocab_size
-    ours = _paged_logits(model, tokens)
+    tokens = torch.arange(1, 2 * num_tokens + 1, device=model.device).view(2, -1) * 37 % vocab_size
+    ours = _paged_logits(model, tokens, offset)
     own = causal_lm.config._attn_implementation
+    positions = torch.arange(num_tokens, device=model.device)
+    # Logits of all tokens of a long probe would take gigabytes.
+    takes_less = "logits_to_keep" in inspect.signature(causal_lm.forward).parameters
+    options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_less else {})
     causal_lm.set_attn_implementation("eager")
     try:
-        expected = torch.stack(
-            [causal_lm(input_ids=row[None], use_cache=False).logits[0, -1] for row in tokens]
-        ).float()
+        outputs = [
+            causal_lm(input_ids=row[None], position_ids=(positions + first)[None], **options)
+            for row, first in zip(tokens, (0, offset), strict=True)
+        ]
     finally:
         causal_lm.set_attn_implementation(own)
+    expected = torch.stack([output.logits[0, -1] for output in outputs]).float()
     difference = float((ours - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
     limit = TOLERANCE[model.dtype]
     if not difference <= limit:  # NaN is a difference too
+        where = f"{num_tokens} tokens" + (f" from position {offset}" if offset else "")
         raise ModelError(
-            f"{name} cannot be served: over a paged cache its logits differ from its own by {difference:.3g} of the "
-            f"largest (limit {limit}); its attention or its positions do something this server does not compute"
+            f"{name} cannot be served: over a paged cache its logits after {where} differ from its own by "
+            f"{difference:.3g} of the largest (limit {limit}); its attention or its positions do something this server "
+            "does not compute"
         )
 
 
-def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
-    """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V]."""
+def _paged_logits(model: TransformersModel, tokens: Tensor, offset: int) -> Tensor:
+    """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V].
+    offset: the position of row 1's first token; row 0 begins at 0."""
     n, device = tokens.shape[1], model.device
     pages = -(-n // PAGE_SIZE)
     kernels = load_kernels(device, model.dtype)
@@ -154,7 +190,7 @@ def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
         contexts = [end for _, _, end in spans]
         inputs = ModelInputs(
             token_ids=torch.cat([tokens[row, begin:end] for row, begin, end in spans]),
-            positions=torch.cat([torch.arange(begin, end, device=device) for _, begin, end in spans]),
+            positions=torch.cat([torch.arange(begin, end, device=device) + row * offset for row, begin, end in spans]),
             slots=torch.cat([slots(*span) for span in spans]),
             num_decodes=decodes,
             decode_page_table=int_table[:decodes],

@@ -102,10 +102,10 @@ def test_the_check_notices_a_difference(checkpoints: Checkpoints):
     checkpoint = checkpoints["olmo2"]
     model = checkpoint.load()
     assert isinstance(model, TransformersModel)
-    check_against_own_attention(model, checkpoint.reference)
+    check_against_own_attention(model, checkpoint.reference, {})
     model._divisor = 1.01
     with pytest.raises(ModelError, match="differ from its own"):
-        check_against_own_attention(model, checkpoint.reference)
+        check_against_own_attention(model, checkpoint.reference, {})
 
 
 def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):
