@@ -16,6 +16,7 @@ import uvicorn
 from tqdm import tqdm
 
 from app.chat_template import TemplateBroken
+from app.checkpoint_files import TokenizerMissing
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
 from app.patience import UNREAD_SECONDS, keep_unread
@@ -24,7 +25,6 @@ from app.server import create_app
 from app.service import Service
 from app.settings import Settings
 from app.text import TextModel
-from app.tokenizer_files import TokenizerMissing
 from app.websocket import WebSocketProtocol
 
 log = logging.getLogger("carousel")
@@ -72,8 +72,12 @@ def run(settings: Settings) -> int:
 
 def load_text(settings: Settings) -> TextModel:
     """Return the tokenizer and chat template that `settings` ask for. Raises `TokenizerMissing`, `TemplateBroken`."""
-    allows = settings.allow_control_tokens
-    return TextModel.load(Path(settings.engine.model), settings.chat_template, allow_control_tokens=allows)
+    return TextModel.load(
+        Path(settings.engine.model),
+        settings.chat_template,
+        generation_config=settings.generation_config,
+        allow_control_tokens=settings.allow_control_tokens,
+    )
 
 
 class _Server(uvicorn.Server):

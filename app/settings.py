@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from app.generation_config import AUTO, FILE, NONE, config_file
 from app.resources import demo_model
 from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
     chat_template: str | None = None  # the template itself, not its path
+    generation_config: str = AUTO  # or "none", or the path of a file or folder
     allow_control_tokens: bool = False  # in messages; else they are plain text
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
@@ -96,6 +98,12 @@ OPTIONS = (
         "https://chat.example.com; *: any; default: none",
     ),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
+    Option(
+        "generation-config",
+        str,
+        "which generation_config.json recommends sampling parameters and names the tokens that end a text: auto is the "
+        "checkpoint's own, none recommends nothing, anything else is the path of a file or of a folder that has one",
+    ),
     Option(
         "allow-control-tokens",
         bool,
@@ -255,6 +263,11 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
             values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"chat_template: {error}") from None
+    chosen = values.get("generation_config", AUTO)
+    if chosen not in (AUTO, NONE) and not config_file(folder, chosen).is_file():
+        raise SettingsError(
+            f"generation_config must be auto, none or the path of a file or of a folder with a {FILE}, not {chosen!r}"
+        )
     return Settings(engine=engine.validate(), model_name=name, **values)
 
 

@@ -17,17 +17,10 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+from app.checkpoint_files import read_json
 from app.control_tokens import ControlTokens, TooManyControlTokens
-from app.tokenizer_files import TokenizerMissing, load_tokenizer, read_json
-
-# What a checkpoint may recommend, from and to: as requests may ask for.
-SAMPLING = {
-    "temperature": (0.0, 2.0),
-    "top_p": (1e-9, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 10.0),
-}
+from app.generation_config import AUTO, NONE, config_file, end_ids, sampling_defaults
+from app.tokenizer_files import load_tokenizer
 
 
 class TextModel:
@@ -54,12 +47,21 @@ class TextModel:
             self._control = ControlTokens(tokenizer, self._template.literal_text)
 
     @classmethod
-    def load(cls, path: Path, chat_template: str | None = None, *, allow_control_tokens: bool = False) -> TextModel:
-        """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
+    def load(
+        cls,
+        path: Path,
+        chat_template: str | None = None,
+        *,
+        generation_config: str = AUTO,
+        allow_control_tokens: bool = False,
+    ) -> TextModel:
+        """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own, `generation_config` is
+        a choice of `app.generation_config.config_file`."""
         tokenizer, special = load_tokenizer(path)
         template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
-        eos, defaults = _eos(path, tokenizer, special), _sampling_defaults(path)
-        return cls(tokenizer, template, special, eos, defaults, allow_control_tokens)
+        file = config_file(path, generation_config)
+        defaults = {} if generation_config == NONE else sampling_defaults(file)
+        return cls(tokenizer, template, special, _eos(path, file, tokenizer, special), defaults, allow_control_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -177,37 +179,14 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
     return template
 
 
-def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
-    """Every id that ends a text: what generation_config.json says, else config.json; and the tokenizer's own (as in
-    vLLM): who trains a model to speak in turns often names its end there alone."""
-    vocab_size = read_json(path / "config.json").get("vocab_size")
-    known = vocab_size if isinstance(vocab_size, int) else 2**31
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(path / name).get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < known:
-                raise TokenizerMissing(f"{path / name}: eos_token_id {token_id!r} is no id of a token")
-        break
-    else:
-        ids = []
+def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
+    """Return every id that ends a text: those of generation_config.json, else of config.json; and the tokenizer's own
+    (as in vLLM), because models trained for chat often name their end there alone."""
+    given = read_json(path / "config.json").get("vocab_size")
+    vocab_size = given if isinstance(given, int) else 2**31
+    ids = end_ids((file, path / "config.json"), vocab_size)
     own = tokenizer.token_to_id(special.get("eos_token", ""))
-    return frozenset(ids if own is None or own >= known else [*ids, own])
-
-
-def _sampling_defaults(path: Path) -> dict[str, float]:
-    """The sampling parameters of generation_config.json, as vLLM honours them."""
-    file = path / "generation_config.json"
-    config = read_json(file)
-    values = {name: config[name] for name in SAMPLING if config.get(name) is not None}
-    for name, value in values.items():
-        least, most = SAMPLING[name]
-        kinds = int if name == "top_k" else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            raise TokenizerMissing(f"{file}: {name} must lie in [{least:g}, {most:g}], not {value!r}")
-    return values | ({"top_k": max(0, values["top_k"])} if "top_k" in values else {})
+    return frozenset(ids if own is None or own >= vocab_size else [*ids, own])
 
 
 def _byte_of_char() -> dict[str, int]:

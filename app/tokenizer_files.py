@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from app import convert_tokenizer
+from app.checkpoint_files import TokenizerMissing, read_json
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Files from which transformers makes a tokenizer; in a folder without any of them it makes an empty one.
@@ -35,10 +36,6 @@ VOCABULARIES = (
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 GENERIC_MODEL_TYPES = ("llama", "qwen3")
 CONVERSION_SECONDS = 600  # after which a conversion is given up; the largest vocabularies take about a minute
-
-
-class TokenizerMissing(Exception):
-    """The checkpoint has no tokenizer that could be loaded; the message names the folder."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +162,3 @@ def run_conversion(path: Path) -> dict[str, Any]:
     except ValueError:
         return {"error": done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or "no result"}
     return result
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is no file. Raises `TokenizerMissing`."""
-    try:
-        content = json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as error:
-        raise TokenizerMissing(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise TokenizerMissing(f"{path}: not a JSON object")
-    return content

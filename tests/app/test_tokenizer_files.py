@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from app import tokenizer_files
+from app.checkpoint_files import TokenizerMissing
 from app.text import TextModel
-from app.tokenizer_files import TokenizerFiles, TokenizerMissing, load_tokenizer
+from app.tokenizer_files import TokenizerFiles, load_tokenizer
 from tests.app.text_models import MODEL, sentence_piece
 
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
