@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from app.generation_config import AUTO, FILE, NONE, config_file
+from app.model_folder import ModelNotFound, find_folder
 from app.resources import demo_model
 from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
@@ -224,13 +225,10 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
     values |= _one_name(given)
     model = str(values.pop("model", None) or demo_model())
-    folder = Path(model)
-    if not folder.is_dir():
-        if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
-            raise SettingsError(f"model {model!r}: no such folder, and not a hub name (owner/name)")
-        folder = download(model)
-    if not (folder / "config.json").exists():
-        raise SettingsError(f"model {model!r}: {folder / 'config.json'} does not exist")
+    try:
+        folder = find_folder(model, download)
+    except ModelNotFound as error:
+        raise SettingsError(str(error)) from None
     for option in OPTIONS:
         if option.choices and option.key in values and values[option.key] not in option.choices:
             raise SettingsError(f"{option.key} must be one of {', '.join(option.choices)}, not {values[option.key]!r}")

@@ -146,7 +146,10 @@ def _from_json(file: Path) -> Tokenizer | None:
 def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     result = run_conversion(path)
     if "error" in result:
-        raise TokenizerMissing(f"{path}: transformers cannot make a tokenizer of this folder: {result['error']}")
+        reason = result["error"]
+        if "trust_remote_code" in reason:
+            reason = "it needs code of its own, which is not run here; a folder with a tokenizer.json is needed"
+        raise TokenizerMissing(f"{path}: transformers cannot make a tokenizer of this folder: {reason}")
     return Tokenizer.from_str(result["tokenizer"]), result["special"]
 
 

@@ -154,3 +154,12 @@ def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
     with pytest.raises(TokenizerMissing, match=r"transformers cannot make a tokenizer of this folder: \S"):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Options of transformers that do not exist here are not named."""
+    error = {"error": "Please pass the argument `trust_remote_code=True` to allow custom code to be run."}
+    monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: error)
+    (tmp_path / "vocab.txt").touch()
+    with pytest.raises(TokenizerMissing, match=r"code of its own, .* a folder with a tokenizer\.json is needed"):
+        load_tokenizer(tmp_path)

@@ -44,8 +44,17 @@ REFUSED_SETTINGS = {
 }
 
 
+def cannot_serve(name: str, reason: str) -> ModelError:
+    """Return the error for a model that transformers can run and this server cannot."""
+    return ModelError(
+        f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2 or Qwen3 families, or one "
+        "whose layers all attend through transformers' attention interface, such as Gemma 3, Phi-3 or OLMo 2"
+    )
+
+
 def attends_by_itself(name: str) -> ModelError:
-    return ModelError(f"{name} does not attend through transformers' attention interface in every layer")
+    """Return the error for a model with attention functions of its own."""
+    return cannot_serve(name, "it does not attend through transformers' attention interface in every layer")
 
 
 def refuse_config(config: Mapping[str, Any]) -> None:
@@ -58,6 +67,14 @@ def refuse_config(config: Mapping[str, Any]) -> None:
         for name, reason in REFUSED_SETTINGS.items():
             if section.get(name):
                 raise ModelConfigError(prefix + name, section[name], reason)
+        unknown = set(section.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+        if unknown:
+            kinds = ", ".join(sorted(map(str, unknown)))
+            reason = (
+                f"layers of type {kinds} are not computed over a paged cache; choose a model whose layers are all "
+                "full_attention or sliding_attention"
+            )
+            raise ModelConfigError(f"{prefix}layer_types", section["layer_types"], reason)
 
 
 @dataclass(frozen=True)
@@ -68,9 +85,12 @@ class ShapeRecorder:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         if layer in self.calls:
-            raise ModelError(f"layer {layer} attends twice; the cache has one place for its keys and values")
+            raise ModelError(f"layer {layer} attends twice, and the cache has one place for its keys and values")
         if k.shape != v.shape or k.shape[2] != q.shape[2]:
-            raise ModelError(f"layer {layer} has queries {q.shape[1:]}, keys {k.shape[1:]}, values {v.shape[1:]}")
+            shapes = (tuple(x.shape[1:]) for x in (q, k, v))
+            raise ModelError(
+                "layer {} has queries {}, keys {} and values {} of sizes that differ".format(layer, *shapes)
+            )
         self.calls[layer] = (q.shape[1], k.shape[1], q.shape[2], window)
         return torch.zeros_like(q)
 
@@ -85,15 +105,20 @@ def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
     tokens = torch.zeros(2, dtype=torch.int64, device=causal_lm.device)
     try:
         run_body(causal_lm.get_decoder(), tokens, torch.arange(2, device=tokens.device), recorder)
-    except Exception as error:  # each model's code raises what it likes
+    except ModelError as error:
+        raise cannot_serve(name, str(error)) from error
+    except Exception as error:  # each model's code raises errors of its own
         if error.args == (STEP,):
             raise attends_by_itself(name) from error
-        raise ModelError(f"{name} cannot be run on a flat batch of tokens: {error!r}") from error
+        raise cannot_serve(
+            name, "it needs more than tokens and positions, such as masks or states of its own"
+        ) from error
     if not recorder.calls or sorted(recorder.calls) != list(range(len(recorder.calls))):
         raise attends_by_itself(name)
     kinds = {call[:3] for call in recorder.calls.values()}
     if len(kinds) != 1:
-        raise ModelError(f"{name} has layers of different shapes (query heads, kv heads, head size): {sorted(kinds)}")
+        shapes = f"its layers have different shapes (query heads, kv heads, head size): {sorted(kinds)}"
+        raise cannot_serve(name, shapes)
     ((num_heads, num_kv_heads, head_dim),) = kinds
     windows = tuple(recorder.calls[layer][3] for layer in range(len(recorder.calls)))
     _check_windows(config, windows, name)
@@ -107,8 +132,7 @@ def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: st
     for prefix, section in text_sections(config):
         layer_types = section.get("layer_types")
         if layer_types is not None:
-            unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-            if unknown or [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
+            if [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
                 raise ModelConfigError(f"{prefix}layer_types", layer_types, f"{name} asks for windows {windows}")
         elif section.get("sliding_window") and section.get("use_sliding_window", True) and not any(windows):
             reason = f"{name} keeps it from its attention function"
@@ -160,10 +184,10 @@ def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: 
     limit = TOLERANCE[model.dtype]
     if not difference <= limit:  # NaN is a difference too
         where = f"{num_tokens} tokens" + (f" from position {offset}" if offset else "")
-        raise ModelError(
-            f"{name} cannot be served: over a paged cache its logits after {where} differ from its own by "
-            f"{difference:.3g} of the largest (limit {limit}); its attention or its positions do something this server "
-            "does not compute"
+        raise cannot_serve(
+            name,
+            f"over a paged cache its logits after {where} differ from its own by {difference:.3g} of the largest "
+            f"(limit {limit}), so its attention or its positions are not computed as this server does",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,29 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
     """A model whose attention or positions would come out differently is an error with the reason, not another text."""
     family, changes, reason = REFUSED[name]
     save(tmp_path, family, changes)
-    with pytest.raises(ModelError, match=reason):
+    with pytest.raises(ModelError, match=reason) as raised:
         load_model(tmp_path, torch.float32, CPU, lambda done, total: None)
+    assert "\n" not in str(raised.value) and "Error(" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}, "code of its own"),
+        ({}, "not known to transformers"),
+    ],
+)
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_a_model_that_transformers_does_not_know_is_refused_with_a_way_out(
+    tmp_path: Path, checkpoints: Checkpoints, config: dict[str, Any], reason: str, load_format: str
+):
+    """Options of transformers that do not exist here are not named."""
+    shutil.copy(checkpoints["olmo2"].path / "model.safetensors", tmp_path)
+    own = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
+    (tmp_path / "config.json").write_text(json.dumps(own | config))
+    with pytest.raises(ModelError, match=reason) as raised:
+        load_model(tmp_path, torch.float32, CPU, lambda done, total: None, load_format)
+    assert "trust_remote_code" not in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("section", ["", "text_config", "decoder"])
