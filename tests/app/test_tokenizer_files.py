@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -163,3 +165,51 @@ def test_a_tokenizer_with_code_of_its_own_is_refused_with_a_way_out(tmp_path: Pa
     (tmp_path / "vocab.txt").touch()
     with pytest.raises(TokenizerMissing, match=r"code of its own, .* a folder with a tokenizer\.json is needed"):
         load_tokenizer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentencepiece model with byte fallback, as Llama 2 and the first Mistral are stored."""
+    folder = tmp_path_factory.mktemp("pieces")
+    corpus = ["The engine serves people.", "He held the wheel while the carousel turned.", "1, 2, 3 and 4."] * 40
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=340,
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma"])
+@pytest.mark.parametrize("config", [{"tokenizer_class": "LlamaTokenizer", "legacy": False}, {}])
+@pytest.mark.usefixtures("without_processes")
+def test_a_sentencepiece_model_is_converted(tmp_path: Path, pieces: Path, model_type: str, config: dict[str, Any]):
+    """A folder with only a tokenizer.model has the ids of sentencepiece itself, also where transformers' differ."""
+    shutil.copy(pieces / "tokenizer.model", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    if config:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if model_type == "llama" and config:
+        assert_same_tokenizer(tmp_path)
+    tokenizer, special = load_tokenizer(tmp_path)
+    assert special["eos_token"] == "</s>"
+    itself = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    for text in ("The engine turned, and he held on.", "people 😀 漢字", "a  b\n c"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == itself.encode(text)
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_sentencepiece_model_is_converted_at_a_start(tmp_path: Path, pieces: Path):
+    """The child process has what it needs, without torch."""
+    shutil.copy(pieces / "tokenizer.model", tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    text = TextModel.load(tmp_path)
+    assert text.eos_token_ids == {text.tokenizer.token_to_id("</s>")}
+    assert text.decode(text.encode("the carousel turned")) == "the carousel turned"
