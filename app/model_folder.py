@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 GGUF_ADVICE = (
-    "GGUF files are not read; serve the folder or hub name that they were made from, or write a folder with "
-    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(NEW_FOLDER), and the "
-    "same with AutoTokenizer"
+    "GGUF files are not read; serve the folder or hub name that they were made from, or convert them with "
+    "transformers (from_pretrained with gguf_file=FILE and GgufConfig(dequantize=True), then save_pretrained)"
 )
 NAMES = "a folder with config.json and safetensors files, or a hub name (owner/name), is needed"
 
