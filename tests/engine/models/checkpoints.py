@@ -168,7 +168,8 @@ def save(path: Path, family: str, changes: dict[str, Any], **options: Any) -> Ch
     name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, name)(**(SMALL | changes))
     torch.manual_seed(11)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    kinds = (getattr(transformers, f"{family}{suffix}", None) for suffix in ("ForCausalLM", "LMHeadModel"))
+    model = next(kind for kind in kinds if kind is not None)(config).eval()
     with torch.no_grad():
         # Biases and norms start as zeros and ones, which would hide that they are left out.
         for parameter_name, parameter in model.named_parameters():
