@@ -13,6 +13,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# A text that a template's filters leave recognizable, and where it is put to find out in which form contents are read:
+# a role with the roles of the turns before and after it. User first: other probes have user turns.
+PROBE = "probe7f3a"
+PROBES = (("user", (), ()), ("system", (), ("user",)), ("assistant", ("user",), ("user",)))
+
 
 class TemplateRefused(Exception):
     """The model's chat template does not accept these messages; the message says why."""
@@ -27,22 +32,33 @@ class VariableTaken(Exception):
 
 
 class ChatTemplate:
-    """One template, compiled. Safe to use from several threads."""
+    """One template, compiled. Safe to use from several threads. literal_text: all text that stands in it."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         """special: the tokenizer's own tokens by name, such as `bos_token`. Raises `TemplateBroken`."""
         self._special = special
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.literal_text = _literal_text(environment.parse(source))
         except TemplateSyntaxError as error:
             raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
         except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
             raise TemplateBroken(f"chat template: {error}") from None
+        self._reads_parts: frozenset[str] = frozenset()  # roles; while it is being found out none does
+        for role, before, after in PROBES:
+            if self._loses_text(role, before, after):
+                self._reads_parts |= {role}
 
     def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """The text of a conversation, ready for an answer. variables: what else this template looks at, such as
         `enable_thinking`. Raises `TemplateRefused` when it does not take them, and `VariableTaken`."""
-        given = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
+        given = {
+            "messages": [self._shaped(message) for message in messages],
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+        }
         told = self._special | given
         for name in variables or {}:
             if name in told or name in self._template.globals:
@@ -57,6 +73,35 @@ class ChatTemplate:
         except Exception as error:  # a template computes: it may raise whatever Python can
             raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
         return text
+
+    def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with its content in the form that the template reads for its role."""
+        if message.get("role") not in self._reads_parts:
+            return message
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+    def _loses_text(self, role: str, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
+        """Return whether the template writes a text of `role` only where it comes as a list of parts."""
+        turns = [{"role": other, "content": "x"} for other in before]
+        turns += [{"role": role, "content": PROBE}]
+        turns += [{"role": other, "content": "x"} for other in after]
+        if self._writes_probe(turns):
+            return False
+        turns[len(before)]["content"] = [{"type": "text", "text": PROBE}]  # type: ignore[assignment]
+        return self._writes_probe(turns)
+
+    def _writes_probe(self, turns: list[dict[str, Any]]) -> bool:
+        try:
+            return PROBE in self.render(turns).lower()
+        except TemplateRefused:
+            return False
+
+
+def _literal_text(template: nodes.Template) -> str:
+    """Return all text and string constants of a template, with a null character between any two."""
+    literals = [node.data for node in template.find_all(nodes.TemplateData)]
+    literals += [node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)]
+    return "\0".join(literals)
 
 
 class _Generation(Extension):

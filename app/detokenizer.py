@@ -74,30 +74,39 @@ class Detokenizer:
 class StopMatcher:
     """Finds stop strings in a text that comes in pieces, and holds back what may be the beginning of one."""
 
-    __slots__ = ("_held", "_stops")
+    __slots__ = ("_held", "_stops", "_uncounted")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self._uncounted = 0  # characters at the beginning of the held text in which no stop string may end
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that was met or None). After a match nothing more may be pushed."""
+    def push(self, text: str, *, counts: bool = True) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that was met or None). After a match nothing more may be pushed.
+        counts: whether a stop string may end in `text`; it may begin there either way."""
         if not self._stops:
             return text, None
         self._held += text
-        found = min(((at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0), default=None)
+        if not counts:
+            self._uncounted = len(self._held)
+        found = min(((at, stop) for stop in self._stops if (at := self._find(stop)) >= 0), default=None)
         if found is not None:
             at, stop = found
             return self._held[:at], stop
         keep = max(map(self._overlap, self._stops))
         shown = self._held[: len(self._held) - keep]
-        self._held = self._held[len(self._held) - keep :]
+        self._held = self._held[len(shown) :]
+        self._uncounted = max(0, self._uncounted - len(shown))
         return shown, None
 
     def flush(self) -> str:
         """The text ended: what was held back was no stop string after all."""
         held, self._held = self._held, ""
         return held
+
+    def _find(self, stop: str) -> int:
+        """Return where a stop string that counts begins in the held text, or -1."""
+        return self._held.find(stop, max(0, self._uncounted - len(stop) + 1))
 
     def _overlap(self, stop: str) -> int:
         """Length of the longest end of the held text that begins `stop`."""

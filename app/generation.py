@@ -30,13 +30,14 @@ LATE = 0.25  # seconds behind a deadline by which the engine has said so, if the
 class _Choice:
     detokenizer: Detokenizer
     stops: StopMatcher
-    stops_from: int  # tokens; what was said before is no part of a stop string
+    stops_from: int  # tokens; no stop string may end before
     opened: bool = False
     finished: bool = False
     status: StatusEvent | None = None
     infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
     tokens: int = 0  # likewise
     generated: int = 0  # tokens so far
+    shown: int = 0  # characters
     characters: int = 0  # so far, those that are held back too; counted with log-probabilities
     first_token: float | None = None  # when it came, in monotonic seconds
     last_token: float | None = None
@@ -233,11 +234,11 @@ class Generation:
         if event.logprob is not None:
             choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top, choice.characters))
             choice.characters += len(text)
-        shown, stop = choice.stops.push(text) if choice.generated >= choice.stops_from else (text, None)
+        shown, stop = choice.stops.push(text, counts=choice.generated >= choice.stops_from)
         if stop is None and event.finish is not None:
             shown += choice.stops.flush()
         if shown or stop is not None or event.finish is not None:
-            self._say(event.choice, choice, shown)
+            self._say(event.choice, choice, shown, is_whole=stop is None and event.finish is not None)
         if stop is not None:
             if event.finish is None:
                 self._client.abort(self.request.id, event.choice)
@@ -263,9 +264,14 @@ class Generation:
             choice.opened = True
             self.log.append(Opened(index))
 
-    def _say(self, index: int, choice: _Choice, text: str) -> None:
-        self.log.append(Delta(index, text, choice.tokens, tuple(choice.infos)))
-        choice.infos.clear()
+    def _say(self, index: int, choice: _Choice, text: str, *, is_whole: bool = False) -> None:
+        """Write a piece of text with the log-probabilities of the tokens that begin in it; of all that are left where
+        it makes the answer whole. Those of a text that a stop string cuts off are never written."""
+        choice.shown += len(text)
+        infos = choice.infos
+        begun = len(infos) if is_whole else sum(info.offset < choice.shown for info in infos)
+        self.log.append(Delta(index, text, choice.tokens, tuple(infos[:begun])))
+        del infos[:begun]
         choice.tokens = 0
 
     def _finish(self, index: int, reason: str, stop: str | None = None) -> None:

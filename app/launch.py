@@ -16,6 +16,7 @@ import uvicorn
 from tqdm import tqdm
 
 from app.chat_template import TemplateBroken
+from app.checkpoint_files import TokenizerMissing
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
 from app.patience import UNREAD_SECONDS, keep_unread
@@ -23,7 +24,7 @@ from app.security import is_loopback
 from app.server import create_app
 from app.service import Service
 from app.settings import Settings
-from app.text import TextModel, TokenizerMissing
+from app.text import TextModel
 from app.websocket import WebSocketProtocol
 
 log = logging.getLogger("carousel")
@@ -43,7 +44,7 @@ HANG_UP_SECONDS = 9.0  # after which nobody is waited for who has not read his g
 def run(settings: Settings) -> int:
     """Serve until told to stop. Returns the exit status."""
     try:
-        text = TextModel.load(Path(settings.engine.model), settings.chat_template)
+        text = load_text(settings)
         bound = _bind(settings.host, settings.port)
     except (TokenizerMissing, TemplateBroken, OSError) as error:
         _tell(f"carousel: {error}")
@@ -67,6 +68,16 @@ def run(settings: Settings) -> int:
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
         return runner.run(_run(_Server(config, app.state.service), client, bound, settings))
+
+
+def load_text(settings: Settings) -> TextModel:
+    """Return the tokenizer and chat template that `settings` ask for. Raises `TokenizerMissing`, `TemplateBroken`."""
+    return TextModel.load(
+        Path(settings.engine.model),
+        settings.chat_template,
+        generation_config=settings.generation_config,
+        allow_control_tokens=settings.allow_control_tokens,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from app.generation_config import AUTO, FILE, NONE, config_file
+from app.model_folder import ModelNotFound, find_folder
 from app.resources import demo_model
 from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
@@ -44,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
     chat_template: str | None = None  # the template itself, not its path
+    generation_config: str = AUTO  # or "none", or the path of a file or folder
+    allow_control_tokens: bool = False  # in messages; else they are plain text
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
     max_body: int = 4 << 20
@@ -95,6 +99,18 @@ OPTIONS = (
         "https://chat.example.com; *: any; default: none",
     ),
     Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
+    Option(
+        "generation-config",
+        str,
+        "which generation_config.json recommends sampling parameters and names the tokens that end a text: auto is the "
+        "checkpoint's own, none recommends nothing, anything else is the path of a file or of a folder that has one",
+    ),
+    Option(
+        "allow-control-tokens",
+        bool,
+        "encode control tokens in chat messages, such as <|im_end|>, as the model's own; by default they are plain "
+        "text there, so that no message can forge a turn",
+    ),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
     Option("max-body", int, "most bytes of a request's body"),
@@ -209,13 +225,10 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
     values |= _one_name(given)
     model = str(values.pop("model", None) or demo_model())
-    folder = Path(model)
-    if not folder.is_dir():
-        if folder.exists() or download is None or model.count("/") != 1 or model.startswith((".", "/")):
-            raise SettingsError(f"model {model!r}: no such folder, and not a hub name (owner/name)")
-        folder = download(model)
-    if not (folder / "config.json").exists():
-        raise SettingsError(f"model {model!r}: {folder / 'config.json'} does not exist")
+    try:
+        folder = find_folder(model, download)
+    except ModelNotFound as error:
+        raise SettingsError(str(error)) from None
     for option in OPTIONS:
         if option.choices and option.key in values and values[option.key] not in option.choices:
             raise SettingsError(f"{option.key} must be one of {', '.join(option.choices)}, not {values[option.key]!r}")
@@ -248,6 +261,11 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
             values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"chat_template: {error}") from None
+    chosen = values.get("generation_config", AUTO)
+    if chosen not in (AUTO, NONE) and not config_file(folder, chosen).is_file():
+        raise SettingsError(
+            f"generation_config must be auto, none or the path of a file or of a folder with a {FILE}, not {chosen!r}"
+        )
     return Settings(engine=engine.validate(), model_name=name, **values)
 
 

@@ -1,12 +1,11 @@
 """Between text and tokens: what a checkpoint's tokenizer, chat template and recommendations say.
 
-Uses the `tokenizers` library, so the API process starts fast and never imports torch; transformers is asked only where
-a checkpoint has no tokenizer.json. Knows nothing of HTTP.
+Uses the `tokenizers` library, so the API process starts fast and never imports torch; `app.tokenizer_files` reads the
+files. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,23 +17,12 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+from app.checkpoint_files import read_json
+from app.control_tokens import ControlTokens, TooManyControlTokens
+from app.generation_config import AUTO, NONE, config_file, end_ids, sampling_defaults
+from app.tokenizer_files import load_tokenizer
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-# Files of which transformers makes a tokenizer; where there is none of them it makes an empty one.
-VOCABULARIES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken")
 BATCH_FROM = 4096  # ids; fewer are decoded faster than the call that releases the interpreter lock begins
-# What a checkpoint may recommend, from and to: as requests may ask for.
-SAMPLING = {
-    "temperature": (0.0, 2.0),
-    "top_p": (1e-9, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-6, 10.0),
-}
-
-
-class TokenizerMissing(Exception):
-    """The checkpoint has no tokenizer that could be loaded; the message names the folder."""
 
 
 class TextModel:
@@ -47,22 +35,36 @@ class TextModel:
         special: dict[str, str],
         eos: frozenset[int],
         sampling_defaults: dict[str, float] | None = None,
+        allow_control_tokens: bool = False,
     ) -> None:
+        """allow_control_tokens: encode control tokens in messages as tokens; else `tokenizer` is prepared to encode
+        them as plain text."""
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
         self.eos_token_ids = eos
         self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
         self._template = ChatTemplate(template, special) if template else None
+        self._is_normalized = tokenizer.normalizer is not None
+        self._control: ControlTokens | None = None
+        if self._template is not None and not allow_control_tokens:
+            self._control = ControlTokens(tokenizer, self._template.literal_text)
 
     @classmethod
-    def load(cls, path: Path, chat_template: str | None = None) -> TextModel:
-        """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own."""
-        config = _read_json(path / "tokenizer_config.json")
-        named = _read_json(path / "special_tokens_map.json") | {name: value for name, value in config.items() if value}
-        special = {name: _content(path, name, named[name]) for name in SPECIAL_NAMES if named.get(name)}
-        tokenizer = _load_tokenizer(path)
-        template = chat_template or _find_template(path, config)
-        return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
+    def load(
+        cls,
+        path: Path,
+        chat_template: str | None = None,
+        *,
+        generation_config: str = AUTO,
+        allow_control_tokens: bool = False,
+    ) -> TextModel:
+        """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own, `generation_config` is
+        a choice of `app.generation_config.config_file`."""
+        tokenizer, special = load_tokenizer(path)
+        template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
+        file = config_file(path, generation_config)
+        defaults = {} if generation_config == NONE else sampling_defaults(file)
+        return cls(tokenizer, template, special, _eos(path, file, tokenizer, special), defaults, allow_control_tokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -73,21 +75,30 @@ class TextModel:
         """Token ids of `text`; by default with what the tokenizer puts around every text (such as a begin token)."""
         # The batch call releases the interpreter lock while it works, the single one does not: a long text encoded in a
         # thread would stop the event loop all the same. The fast one finds the same ids without their offsets.
-        ids: list[int] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        ids: list[int] = (
+            self._tokenizer_of(text).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        )
         return ids
 
     def count_tokens(self, text: str) -> int:
         """Return how many tokens `text` has, without a list of them."""
-        return len(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
+        return len(self._tokenizer_of(text).encode_batch_fast([text], add_special_tokens=False)[0])
+
+    def _tokenizer_of(self, text: str) -> Tokenizer:
+        """Return the tokenizer that reads sealed control tokens as plain text, if `text` has some."""
+        return self._control.tokenizer if self._is_sealed(text) and self._control is not None else self.tokenizer
+
+    def _is_sealed(self, text: str) -> bool:
+        return self._control is not None and self._control.is_sealed(text)
 
     def least_tokens(self, text: str) -> int:
         """As many tokens as `text` has at the least, in a fraction of the time that it takes to find them; 0 where that
         cannot be told."""
         if self._longest_token is None:
             return 0
-        normalizer = self.tokenizer.normalizer
-        length = len(text) if normalizer is None else len(normalizer.normalize_str(text))
-        return length // self._longest_token
+        if self._is_normalized or self._is_sealed(text):
+            return 0  # the length that counts is another one, and finding it holds the interpreter lock
+        return len(text) // self._longest_token
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all of `token_ids`."""
@@ -97,11 +108,22 @@ class TextModel:
         return str(self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])  # as in `encode`
 
     def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """The text of a conversation, ready for an answer. variables: see `ChatTemplate.render`. Raises
-        `TemplateRefused` when the template does not take it, and `VariableTaken`."""
+        """Return the text of a conversation for `encode`, ready for an answer. variables: see `ChatTemplate.render`.
+        Raises `TemplateRefused` when the template does not take it, and `VariableTaken`."""
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        return self._template.render(messages, variables)
+        if self._control is None:
+            return self._template.render(messages, variables)
+        try:
+            marked = self._control.mark(messages, variables)
+        except TooManyControlTokens as error:
+            raise TemplateRefused(str(error)) from None
+        if marked is None:
+            return self._template.render(messages, variables)
+        try:
+            return self._control.seal(self._template.render(*marked))
+        except TemplateRefused as error:
+            raise TemplateRefused(self._control.plain(str(error))) from error
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""
@@ -152,32 +174,6 @@ class TextModel:
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    tokenizer = _read_tokenizer(path)
-    # What was saved with it for training says nothing of a request: its whole text is what it is about.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if (path / "tokenizer.json").exists():
-        try:
-            return Tokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerMissing(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
-    if not any(file for pattern in VOCABULARIES for file in path.glob(pattern)):
-        raise TokenizerMissing(f"{path} has no tokenizer.json, and no {', '.join(VOCABULARIES)} to make one from")
-    try:
-        from transformers import AutoTokenizer
-
-        made = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)  # and nobody is asked whether to
-        return made.backend_tokenizer  # type: ignore[no-any-return]
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise TokenizerMissing(f"{path} has no tokenizer.json, and transformers cannot make one: {reason}") from error
-
-
 def _find_template(path: Path, config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.exists():
@@ -201,56 +197,14 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
     return template
 
 
-def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
-    """Every id that ends a text: what generation_config.json says, else config.json; and the tokenizer's own (as in
-    vLLM): who trains a model to speak in turns often names its end there alone."""
-    vocab_size = _read_json(path / "config.json").get("vocab_size")
-    known = vocab_size if isinstance(vocab_size, int) else 2**31
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(path / name).get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < known:
-                raise TokenizerMissing(f"{path / name}: eos_token_id {token_id!r} is no id of a token")
-        break
-    else:
-        ids = []
+def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
+    """Return every id that ends a text: those of generation_config.json, else of config.json; and the tokenizer's own
+    (as in vLLM), because models trained for chat often name their end there alone."""
+    given = read_json(path / "config.json").get("vocab_size")
+    vocab_size = given if isinstance(given, int) else 2**31
+    ids = end_ids((file, path / "config.json"), vocab_size)
     own = tokenizer.token_to_id(special.get("eos_token", ""))
-    return frozenset(ids if own is None or own >= known else [*ids, own])
-
-
-def _sampling_defaults(path: Path) -> dict[str, float]:
-    """The sampling parameters of generation_config.json, as vLLM honours them."""
-    file = path / "generation_config.json"
-    config = _read_json(file)
-    values = {name: config[name] for name in SAMPLING if config.get(name) is not None}
-    for name, value in values.items():
-        least, most = SAMPLING[name]
-        kinds = int if name == "top_k" else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            raise TokenizerMissing(f"{file}: {name} must lie in [{least:g}, {most:g}], not {value!r}")
-    return values | ({"top_k": max(0, values["top_k"])} if "top_k" in values else {})
-
-
-def _content(path: Path, name: str, token: Any) -> str:
-    text = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        raise TokenizerMissing(
-            f"{path / 'tokenizer_config.json'}: {name} must be a text or an object with its content, not {token!r:.80}"
-        )
-    return text
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as error:
-        raise TokenizerMissing(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise TokenizerMissing(f"{path}: not a JSON object")
-    return content
+    return frozenset(ids if own is None or own >= vocab_size else [*ids, own])
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -76,5 +76,9 @@ def _check_length(request: Request, info: ModelInfo) -> None:
     if length + wanted > info.max_model_len:
         raise ContextExceeded(f"{together} model's context of {info.max_model_len} tokens", param="max_tokens")
     capacity = info.num_pages * info.page_size
+    if length >= capacity:
+        raise CapacityExceeded(
+            f"the prompt has {length} tokens, the KV pool can hold {capacity} with the answer", param="prompt"
+        )
     if length + wanted > capacity:
         raise CapacityExceeded(f"{together} {capacity} tokens that the KV pool can hold", param="max_tokens")

@@ -34,7 +34,7 @@ async def text_completions(request: Request) -> Response:
     generation = service.generate(
         prompt,
         asked,
-        max_tokens=asked.token_limit,
+        max_tokens=asked.token_limit(service.token_limit(None, len(prompt))),
         logprobs=asked.logprobs,
         encoder=answer,
         tenant=tenant,

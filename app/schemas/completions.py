@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,6 +11,8 @@ from app.errors import ApiError
 from app.schemas.answers import AnswerFormat, Said
 from app.schemas.common import MAX_PARTS, Off, SamplingFields, TokenIds, only
 from app.streams import Delta, TokenInfo
+
+DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(SamplingFields):
@@ -34,10 +36,10 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, list) and len(self.prompt) > 1 and not isinstance(self.prompt[0], int):
             raise ApiError(400, "prompt: one prompt per request", param="prompt", code="unsupported_value")
 
-    @property
-    def token_limit(self) -> int:
-        """The most tokens to generate; 16 is the protocol's default."""
-        return self.max_tokens or 16
+    def token_limit(self, room: int) -> int:
+        """Return the most tokens to generate: without `max_tokens` the protocol's 16, or as many as `min_tokens` asks
+        for, and no more than there is `room` for."""
+        return self.max_tokens or min(max(DEFAULT_MAX_TOKENS, self.min_tokens or 0), room)
 
     @property
     def single_prompt(self) -> str | list[int]:
@@ -74,14 +76,27 @@ class CompletionFormat(AnswerFormat):
         if not infos:
             return None
 
-        def name(token_id: int) -> str:
-            return self.text.token_bytes(token_id).decode("utf-8", "replace")
+        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for info in infos:
+            likeliest = {a.token_id: a.logprob for a in info.top} | {info.token_id: info.logprob}
+            names = self._names(likeliest)
+            lists["tokens"].append(names[info.token_id])
+            lists["token_logprobs"].append(info.logprob)
+            lists["top_logprobs"].append({names[token_id]: logprob for token_id, logprob in likeliest.items()})
+            lists["text_offset"].append(info.offset)
+        return lists
 
-        return {
-            "tokens": [name(info.token_id) for info in infos],
-            "token_logprobs": [info.logprob for info in infos],
-            "top_logprobs": [
-                {name(a.token_id): a.logprob for a in info.top} | {name(info.token_id): info.logprob} for info in infos
-            ],
-            "text_offset": [info.offset for info in infos],
-        }
+    def _names(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """Return a name for each token that no other one has: its text, or its bytes as OpenAI writes them where they
+        are no text or another token has the same text, or its id."""
+        names: dict[str, int] = {}
+        for token_id in token_ids:
+            raw = self.text.token_bytes(token_id)
+            escaped = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            try:
+                candidates = (raw.decode(), escaped)
+            except UnicodeDecodeError:
+                candidates = (escaped, escaped)
+            free = (name for name in (*candidates, f"token_id:{token_id}") if name and name not in names)
+            names[next(free)] = token_id
+        return {token_id: name for name, token_id in names.items()}

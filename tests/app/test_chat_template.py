@@ -85,3 +85,33 @@ def test_a_template_that_python_cannot_compile_is_refused_at_the_start(template:
     """Python nests less deeply than Jinja."""
     with pytest.raises(TemplateBroken, match="chat template: "):
         ChatTemplate(template, {})
+
+
+PARTS = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+STRING_OR_PARTS = "{% if m.content is string %}({{ m.content }}){% else %}" + PARTS + "{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("{{ m.content }}", "[system]Be brief.[user]Hi![assistant]Yes?[user]Go."),
+        (PARTS, "[system]Be brief.[user]Hi![assistant]Yes?[user]Go."),
+        (STRING_OR_PARTS, "[system](Be brief.)[user](Hi!)[assistant](Yes?)[user](Go.)"),
+        ("{{ m.content[0].text | trim | upper }}", "[system]BE BRIEF.[user]HI![assistant]YES?[user]GO."),
+        ("{{ m.content[0]['text'] | tojson }}", '[system]"Be brief."[user]"Hi!"[assistant]"Yes?"[user]"Go."'),
+        (
+            "{% if m.role == 'user' %}{{ m.content[0].text }}{% else %}{{ m.content }}{% endif %}",
+            "[system]Be brief.[user]Hi![assistant]Yes?[user]Go.",
+        ),
+        (
+            "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% else %}" + PARTS + "{% endif %}",
+            "[user]Hi![assistant]Yes?[user]Go.",
+        ),
+    ],
+)
+def test_a_content_has_the_form_that_the_template_reads(content: str, text: str):
+    """A string or a list of parts, for each role; a template that reads both is given strings."""
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}", {})
+    roles = ("system", "user", "assistant", "user")
+    turns = [{"role": r, "content": c} for r, c in zip(roles, ("Be brief.", "Hi!", "Yes?", "Go."), strict=True)]
+    assert template.render(turns if "system" in text else turns[1:]) == text

@@ -441,6 +441,16 @@ def test_a_completion_without_a_limit_has_sixteen_tokens(http):
         assert answer["usage"]["completion_tokens"] == 16
 
 
+def test_a_completion_without_a_limit_has_what_fits(http):
+    """Fewer than sixteen tokens near the end of the context, more where `min_tokens` asks for them."""
+    context = http.get("/v1/models").json()["data"][0]["max_model_len"]
+    for prompt, fields, count in ((context - 3, {}, 3), (context - 1, {}, 1), (4, {"min_tokens": 20}, 20)):
+        asked = {"prompt": [1] * prompt, "ignore_eos": True, **fields}
+        assert http.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == count
+    error = http.post("/v1/completions", json={"prompt": [1] * context}).json()["error"]
+    assert error["param"] == "prompt" and "max_tokens" not in error["message"]
+
+
 def test_tokens_go_there_and_back(http):
     """/tokenize and /detokenize are each other's inverse."""
     ids = http.post("/tokenize", json={"prompt": "hello wörld 🎠"}).json()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import OPTIONS, SettingsError, add_arguments, parse
+from app.settings import OPTIONS, SettingsError, add_arguments, parse, resolve
 from app.tenants import of_key
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -185,3 +185,33 @@ def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
     """No flag leads nowhere, and none is missing."""
     fields = set(EngineConfig.__struct_fields__) - {"model"}
     assert {option.key for option in OPTIONS if option.engine} == fields
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "advice"),
+    [
+        ("model.gguf", None, "is a file: GGUF files are not read; serve the folder or hub name"),
+        ("model.safetensors", None, "is a file: a folder with config.json"),
+        ("folder", ["model-Q4.GGUF"], "has no config.json in .*: GGUF files are not read"),
+        ("folder", ["README.md"], "has no config.json in .*: a folder with config.json"),
+    ],
+)
+def test_a_model_that_is_no_folder_of_safetensors_is_refused_with_a_way_out(
+    tmp_path: Path, name: str, files: list[str] | None, advice: str
+):
+    """A GGUF file, alone or in a folder, is named as such."""
+    model = tmp_path / name
+    if files is None:
+        model.touch()
+    else:
+        model.mkdir()
+        for file in files:
+            (model / file).touch()
+    with pytest.raises(SettingsError, match=advice):
+        parse([str(model)])
+
+
+def test_a_hub_name_of_gguf_files_is_refused_with_a_way_out(tmp_path: Path):
+    """What was downloaded has none of the files that are read."""
+    with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files"):
+        resolve({"model": "owner/model-GGUF"}, {}, download=lambda name: tmp_path)

@@ -21,6 +21,9 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 
+# Where models of several modalities keep the configuration of their text, as in transformers.
+TEXT_SECTIONS = ("text_config", "decoder", "generator")
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -187,25 +190,58 @@ def _dtype(config: Mapping[str, Any]) -> torch.dtype:
     return DTYPES[name]
 
 
-def rope_entry(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The key that describes the rotary embedding, and what stands there. Raises ModelConfigError when there are two
-    that disagree, say because somebody added the old one by hand: transformers then silently drops parts of one."""
+def text_sections(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the parts of config.json that describe the language model, each with the prefix of its keys: the top
+    level, and the section in which models of several modalities keep it."""
+    sections = [("", config)]
+    for name in TEXT_SECTIONS:
+        section = config.get(name)
+        if isinstance(section, Mapping):
+            sections.append((f"{name}.", section))
+    return sections
+
+
+def rope_entries(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return every description of a rotary embedding with its key: at the top level, in a text section, and one for
+    each layer type where they are nested. Raises ModelConfigError for two that contradict each other."""
+    entries: list[tuple[str, Mapping[str, Any]]] = []
+    for prefix, section in text_sections(config):
+        key, given = _rope_entry(section)
+        nested = {name: value for name, value in given.items() if isinstance(value, Mapping)}
+        entries += [(f"{prefix}{key}.{name}", value) for name, value in nested.items()]
+        if given.keys() - nested.keys():
+            entries.append((f"{prefix}{key}", {name: value for name, value in given.items() if name not in nested}))
+    return entries
+
+
+def rope_kind(entry: Mapping[str, Any]) -> Any:
+    """Return the type that an entry names, under the new key or the old one."""
+    return entry.get("rope_type", entry.get("type", "default"))
+
+
+def _rope_entry(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the key of one section's description, and its value. Two that disagree, say because one was added by
+    hand, are an error: transformers silently drops parts of one."""
     found = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
     for key, value in found.items():
         if not isinstance(value, Mapping):
             raise ModelConfigError(key, value, "a JSON object is needed")
     if len(found) == 2:
         new, old = found.values()
-        kinds = {entry.get("rope_type", entry.get("type", "default")) for entry in (new, old)}
-        if len(kinds) > 1 or any(new[name] != old[name] for name in set(new) & set(old)):
+        is_nested = any(isinstance(value, Mapping) for value in (*new.values(), *old.values()))
+        kinds = {rope_kind(entry) for entry in (new, old)}
+        if is_nested or len(kinds) > 1 or any(new[name] != old[name] for name in set(new) & set(old)):
             raise ModelConfigError("rope_scaling", old, f"contradicts rope_parameters = {new!r}; keep one of them")
     return next(iter(found.items()), ("rope_scaling", {}))
 
 
 def rope_config(config: Mapping[str, Any]) -> RopeConfig:
     """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
-    key, given = rope_entry(config)
-    kind = given.get("rope_type", given.get("type", "default"))
+    entries = rope_entries(config) or [("rope_scaling", {})]
+    key, given = entries[0]
+    if len(entries) > 1 or "." in key:
+        raise ModelConfigError(key, given, "this family has one rotary embedding for all layers, at the top level")
+    kind = rope_kind(given)
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise ModelConfigError(key, given, f"rope type {kind!r} is not computed; default, linear, llama3 and yarn are")
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))

@@ -130,6 +130,11 @@ class TransformersModel:
     def head_dim(self) -> int:
         return self._shape.head_dim
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer, 0 for full attention."""
+        return self._shape.windows
+
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
         """-> hidden states [T, H] after the last norm."""
@@ -175,17 +180,18 @@ def load_fallback(
     entries = {} if load_format == "dummy" else list_tensors(path)
     total = sum(entry.size for entry in entries.values())
     progress(0, total)
-    causal_lm = _load_dummy(path, dtype) if load_format == "dummy" else _load_weights(path, dtype)
+    name = str(next(iter(config.get("architectures") or ()), path))
+    causal_lm = _load_dummy(path, dtype) if load_format == "dummy" else _load_weights(path, name, dtype)
     causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
     _pack_linears(causal_lm, kernels or load_kernels(device, causal_lm.dtype))
     model = TransformersModel(causal_lm, discover_shape(causal_lm, config), num_parameters)
-    check_against_own_attention(model, causal_lm)
+    check_against_own_attention(model, causal_lm, config)
     progress(total, total)
     return model
 
 
-def _load_weights(path: Path, dtype: torch.dtype | None) -> Any:
+def _load_weights(path: Path, name: str, dtype: torch.dtype | None) -> Any:
     from transformers import AutoModelForCausalLM
 
     from engine.execution.models.fallback_check import attends_by_itself
@@ -202,13 +208,31 @@ def _load_weights(path: Path, dtype: torch.dtype | None) -> Any:
         )
     except Exception as error:  # each model's code raises what it likes
         if error.args == (ATTENTION,):  # looked up by a class that has its own table of attentions
-            raise attends_by_itself(str(path)) from error
-        raise ModelError(f"{path}: transformers cannot load this model: {error!r}") from error
+            raise attends_by_itself(name) from error
+        raise ModelError(f"{path}: transformers cannot load this model: {_reason(error)}") from error
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:
-            some = ", ".join(str(name) for name in sorted(info[problem], key=str)[:5])
+            some = ", ".join(str(key) for key in sorted(info[problem], key=str)[:5])
             raise WeightsError(f"{path}: {len(info[problem])} {problem.replace('_', ' ')}: {some}")
     return causal_lm
+
+
+def _reason(error: Exception) -> str:
+    """Return one sentence on why transformers could not load a model, with a way out that exists here."""
+    import transformers
+
+    message = str(error).strip()
+    if "trust_remote_code" in message:
+        return (
+            "it needs code of its own, which this server does not run; use a version of the model whose architecture "
+            "is part of transformers"
+        )
+    if "does not recognize this architecture" in message:
+        return (
+            f"its model_type is not known to transformers {transformers.__version__}; install a version that knows it, "
+            "or choose another model"
+        )
+    return message.splitlines()[0] if message else type(error).__name__
 
 
 def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:
@@ -217,8 +241,11 @@ def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:
     # Random weights come from torch's global generator here; its state is put back afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        try:
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        except Exception as error:  # each model's code raises errors of its own
+            raise ModelError(f"{path}: transformers cannot make this model: {_reason(error)}") from error
 
 
 def _pack_linears(model: nn.Module, kernels: Kernels) -> None:

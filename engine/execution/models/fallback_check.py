@@ -8,6 +8,8 @@ logits differ.
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,39 +19,62 @@ from torch import Tensor
 
 from engine.execution.cache import KVCache
 from engine.execution.inputs import ModelInputs
-from engine.execution.models.config import rope_entry
+from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
+from engine.execution.models.fallback_lengths import longest_probe, named_lengths
 from kernels.interface import load as load_kernels
 
 if TYPE_CHECKING:
     from engine.execution.models.fallback import AttentionShape, TransformersModel
 
+log = logging.getLogger("carousel.engine")
+
 PROBE_TOKENS = 24
+MARGIN = 8  # tokens of a probe beyond the length whose effect it is to show
 PAGE_SIZE = 16
 # Largest difference of logits, relative to the largest logit: float32 leaves 1e-5, half precision a few percent; wrong
 # positions or masks are far beyond both.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
+# Keys of a configuration that must be absent or false, and the reason.
+REFUSED_SETTINGS = {
+    "quantization_config": "quantised weights are not read",
+    "attention_chunk_size": "not computed by paged attention",
+    "is_encoder_decoder": "only decoders are served",
+}
+
+
+def cannot_serve(name: str, reason: str) -> ModelError:
+    """Return the error for a model that transformers can run and this server cannot."""
+    return ModelError(
+        f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2 or Qwen3 families, or one "
+        "whose layers all attend through transformers' attention interface, such as Gemma 3, Phi-3 or OLMo 2"
+    )
+
 
 def attends_by_itself(name: str) -> ModelError:
-    return ModelError(f"{name} does not attend through transformers' attention interface in every layer")
+    """Return the error for a model with attention functions of its own."""
+    return cannot_serve(name, "it does not attend through transformers' attention interface in every layer")
 
 
 def refuse_config(config: Mapping[str, Any]) -> None:
-    """Raises ModelConfigError for what a probe of a few tokens could not find out."""
-    key, rope = rope_entry(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("dynamic", "longrope", "su"):
-        reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
-        raise ModelConfigError(key, rope, reason)
-    if config.get("quantization_config"):
-        raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
-    if config.get("attention_chunk_size"):
-        raise ModelConfigError(
-            "attention_chunk_size", config["attention_chunk_size"], "not computed by paged attention"
-        )
-    if config.get("is_encoder_decoder"):
-        raise ModelConfigError("is_encoder_decoder", True, "only decoders are served")
+    """Raise ModelConfigError for settings whose effect a probe of a few tokens could not show."""
+    for key, rope in rope_entries(config):
+        if any(word in str(rope_kind(rope)) for word in ("dynamic", "longrope")) or rope_kind(rope) == "su":
+            reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
+            raise ModelConfigError(key, rope, reason)
+    for prefix, section in text_sections(config):
+        for name, reason in REFUSED_SETTINGS.items():
+            if section.get(name):
+                raise ModelConfigError(prefix + name, section[name], reason)
+        unknown = set(section.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+        if unknown:
+            kinds = ", ".join(sorted(map(str, unknown)))
+            reason = (
+                f"layers of type {kinds} are not computed over a paged cache; choose a model whose layers are all "
+                "full_attention or sliding_attention"
+            )
+            raise ModelConfigError(f"{prefix}layer_types", section["layer_types"], reason)
 
 
 @dataclass(frozen=True)
@@ -60,9 +85,12 @@ class ShapeRecorder:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         if layer in self.calls:
-            raise ModelError(f"layer {layer} attends twice; the cache has one place for its keys and values")
+            raise ModelError(f"layer {layer} attends twice, and the cache has one place for its keys and values")
         if k.shape != v.shape or k.shape[2] != q.shape[2]:
-            raise ModelError(f"layer {layer} has queries {q.shape[1:]}, keys {k.shape[1:]}, values {v.shape[1:]}")
+            shapes = (tuple(x.shape[1:]) for x in (q, k, v))
+            raise ModelError(
+                "layer {} has queries {}, keys {} and values {} of sizes that differ".format(layer, *shapes)
+            )
         self.calls[layer] = (q.shape[1], k.shape[1], q.shape[2], window)
         return torch.zeros_like(q)
 
@@ -77,15 +105,20 @@ def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
     tokens = torch.zeros(2, dtype=torch.int64, device=causal_lm.device)
     try:
         run_body(causal_lm.get_decoder(), tokens, torch.arange(2, device=tokens.device), recorder)
-    except Exception as error:  # each model's code raises what it likes
+    except ModelError as error:
+        raise cannot_serve(name, str(error)) from error
+    except Exception as error:  # each model's code raises errors of its own
         if error.args == (STEP,):
             raise attends_by_itself(name) from error
-        raise ModelError(f"{name} cannot be run on a flat batch of tokens: {error!r}") from error
+        raise cannot_serve(
+            name, "it needs more than tokens and positions, such as masks or states of its own"
+        ) from error
     if not recorder.calls or sorted(recorder.calls) != list(range(len(recorder.calls))):
         raise attends_by_itself(name)
     kinds = {call[:3] for call in recorder.calls.values()}
     if len(kinds) != 1:
-        raise ModelError(f"{name} has layers of different shapes (query heads, kv heads, head size): {sorted(kinds)}")
+        shapes = f"its layers have different shapes (query heads, kv heads, head size): {sorted(kinds)}"
+        raise cannot_serve(name, shapes)
     ((num_heads, num_kv_heads, head_dim),) = kinds
     windows = tuple(recorder.calls[layer][3] for layer in range(len(recorder.calls)))
     _check_windows(config, windows, name)
@@ -96,42 +129,71 @@ def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: st
     """A window longer than the probe would not show in a comparison, so what layers ask for must fit the
     configuration.
     """
-    layer_types = config.get("layer_types")
-    if layer_types is not None:
-        unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-        if unknown or [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
-            raise ModelConfigError("layer_types", layer_types, f"{name} asks for windows {windows}")
-    elif config.get("sliding_window") and config.get("use_sliding_window", True) and not any(windows):
-        raise ModelConfigError(
-            "sliding_window", config["sliding_window"], f"{name} keeps it from its attention function"
-        )
+    for prefix, section in text_sections(config):
+        layer_types = section.get("layer_types")
+        if layer_types is not None:
+            if [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
+                raise ModelConfigError(f"{prefix}layer_types", layer_types, f"{name} asks for windows {windows}")
+        elif section.get("sliding_window") and section.get("use_sliding_window", True) and not any(windows):
+            reason = f"{name} keeps it from its attention function"
+            raise ModelConfigError(f"{prefix}sliding_window", section["sliding_window"], reason)
 
 
 @torch.inference_mode()
-def check_against_own_attention(model: TransformersModel, causal_lm: Any) -> None:
-    """Raises ModelError when paged logits are not those of the model's own attention."""
+def check_against_own_attention(model: TransformersModel, causal_lm: Any, config: Mapping[str, Any]) -> None:
+    """Raise ModelError when paged logits are not those of the model's own attention: on a few tokens, on the same at
+    the last positions, and on more than any length that the configuration names, as far as a probe may take."""
+    _compare(model, causal_lm, min(PROBE_TOKENS, model.max_position), 0)
+    if model.max_position > PROBE_TOKENS:  # frequencies that change anywhere before have changed by then
+        _compare(model, causal_lm, PROBE_TOKENS, model.max_position - PROBE_TOKENS)
+    lengths = named_lengths(config, model.max_position)
+    most = longest_probe(model.num_parameters)
+    beyond = [length + MARGIN for length in lengths.values() if PROBE_TOKENS < length + MARGIN <= most]
+    if beyond:
+        _compare(model, causal_lm, min(max(beyond), model.max_position), 0)
+    for key, length in lengths.items():
+        is_seen = length + MARGIN <= most or length in model.windows or "position" in key
+        if not is_seen:
+            log.warning(
+                "%s = %d in config.json is too long for the comparison with transformers at load, which has at most %d "
+                "tokens for a model of this size; texts longer than that are not verified",
+                *(key, length, most),
+            )
+
+
+def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: int) -> None:
+    """Compare the logits after two rows of tokens. offset: the first position of the second row."""
     vocab_size, name = model.vocab_size, type(causal_lm).__name__
-    tokens = torch.arange(1, 2 * PROBE_TOKENS + 1, device=model.device).view(2, -1) * 37 % vocab_size
-    ours = _paged_logits(model, tokens)
+    tokens = torch.arange(1, 2 * num_tokens + 1, device=model.device).view(2, -1) * 37 % vocab_size
+    ours = _paged_logits(model, tokens, offset)
     own = causal_lm.config._attn_implementation
+    positions = torch.arange(num_tokens, device=model.device)
+    # Logits of all tokens of a long probe would take gigabytes.
+    takes_less = "logits_to_keep" in inspect.signature(causal_lm.forward).parameters
+    options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_less else {})
     causal_lm.set_attn_implementation("eager")
     try:
-        expected = torch.stack(
-            [causal_lm(input_ids=row[None], use_cache=False).logits[0, -1] for row in tokens]
-        ).float()
+        outputs = [
+            causal_lm(input_ids=row[None], position_ids=(positions + first)[None], **options)
+            for row, first in zip(tokens, (0, offset), strict=True)
+        ]
     finally:
         causal_lm.set_attn_implementation(own)
+    expected = torch.stack([output.logits[0, -1] for output in outputs]).float()
     difference = float((ours - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
     limit = TOLERANCE[model.dtype]
     if not difference <= limit:  # NaN is a difference too
-        raise ModelError(
-            f"{name} cannot be served: over a paged cache its logits differ from its own by {difference:.3g} of the "
-            f"largest (limit {limit}); its attention or its positions do something this server does not compute"
+        where = f"{num_tokens} tokens" + (f" from position {offset}" if offset else "")
+        raise cannot_serve(
+            name,
+            f"over a paged cache its logits after {where} differ from its own by {difference:.3g} of the largest "
+            f"(limit {limit}), so its attention or its positions are not computed as this server does",
         )
 
 
-def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
-    """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V]."""
+def _paged_logits(model: TransformersModel, tokens: Tensor, offset: int) -> Tensor:
+    """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V].
+    offset: the position of row 1's first token; row 0 begins at 0."""
     n, device = tokens.shape[1], model.device
     pages = -(-n // PAGE_SIZE)
     kernels = load_kernels(device, model.dtype)
@@ -152,7 +214,7 @@ def _paged_logits(model: TransformersModel, tokens: Tensor) -> Tensor:
         contexts = [end for _, _, end in spans]
         inputs = ModelInputs(
             token_ids=torch.cat([tokens[row, begin:end] for row, begin, end in spans]),
-            positions=torch.cat([torch.arange(begin, end, device=device) for _, begin, end in spans]),
+            positions=torch.cat([torch.arange(begin, end, device=device) + row * offset for row, begin, end in spans]),
             slots=torch.cat([slots(*span) for span in spans]),
             num_decodes=decodes,
             decode_page_table=int_table[:decodes],

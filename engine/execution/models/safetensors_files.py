@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine.execution.models.errors import WeightsError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+COMPARED_BYTES = 16 << 20  # read of each of two tensors at once
 
 DTYPES = {
     "F32": torch.float32,
@@ -64,6 +65,27 @@ class TensorEntry:
             raise WeightsError(f"{self.file}: truncated: {count} of {self.size} bytes at offset {self.begin}")
         if not direct:
             out.copy_(target)
+
+    def rows(self, first: int, last: int) -> TensorEntry:
+        """Return the entry of rows `first` to `last` (excluded) of a tensor of at least one dimension."""
+        row_bytes = self.size // self.shape[0]
+        begin = self.begin + first * row_bytes
+        return replace(self, shape=(last - first, *self.shape[1:]), begin=begin, size=(last - first) * row_bytes)
+
+
+def have_same_values(first: TensorEntry, second: TensorEntry, dtype: torch.dtype) -> bool:
+    """Return whether two tensors are equal once loaded in `dtype`. Reads both, `COMPARED_BYTES` at a time."""
+    if not first.shape or first.shape != second.shape:
+        return False
+    step = max(1, COMPARED_BYTES // max(1, first.size // max(1, first.shape[0])))
+    for begin in range(0, first.shape[0], step):
+        parts = [entry.rows(begin, min(begin + step, first.shape[0])) for entry in (first, second)]
+        one, other = (torch.empty(part.shape, dtype=dtype) for part in parts)
+        parts[0].read_into(one)
+        parts[1].read_into(other)
+        if not torch.equal(one, other):
+            return False
+    return True
 
 
 def list_tensors(directory: Path) -> dict[str, TensorEntry]:

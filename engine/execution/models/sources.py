@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
-from engine.execution.models.safetensors_files import list_tensors
+from engine.execution.models.safetensors_files import have_same_values, list_tensors
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -23,6 +23,9 @@ class WeightSource(Protocol):
 
     def dtype(self, name: str) -> torch.dtype | None:
         """How the tensor `name` is stored; None when it is missing or was handed out."""
+
+    def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
+        """Return whether both tensors are there and have different values or shapes once loaded in `dtype`."""
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Fill `out` with the tensor `name`. Raises WeightsError when it is missing or has another shape."""
@@ -44,6 +47,10 @@ class CheckpointSource:
     def dtype(self, name: str) -> torch.dtype | None:
         entry = self._entries.get(name)
         return None if entry is None else entry.dtype
+
+    def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
+        one, other = self._entries.get(first), self._entries.get(second)
+        return one is not None and other is not None and not have_same_values(one, other, dtype)
 
     def read_into(self, name: str, out: Tensor) -> None:
         entry = self._entries.pop(name, None)
@@ -74,6 +81,9 @@ class DummySource:
 
     def dtype(self, name: str) -> torch.dtype | None:
         return self._dtype
+
+    def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
+        return False  # a tied head has no random weights of its own
 
     def read_into(self, name: str, out: Tensor) -> None:
         if "norm" in name:

@@ -6,6 +6,7 @@ projection, because the packed one is faster at every step and its bits do not d
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,11 @@ from kernels.decoder import DecoderLayer, DecoderWeights, Linear
 from kernels.interface import Kernels
 from kernels.memory import own_pages
 
+log = logging.getLogger("carousel.engine")
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
 
 def load_weights(
     config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, kernels: Kernels
@@ -25,16 +31,32 @@ def load_weights(
     """dtype: what is asked for; the kernels say what that means. Raises WeightsError for tensors that are missing, left
     over, misshapen or damaged."""
     reader = _Reader(source, dtype, device, kernels)
-    embedding = reader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    is_tied = config.tied_embeddings and not _stores_another_head(source, dtype)
+    # Of a tied pair either one may be the one that was saved, as in transformers.
+    table = HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
+    embedding = reader.matrix(table, config.vocab_size, config.hidden_size)
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
-    if config.tied_embeddings:
+    if is_tied:
         head = kernels.pack_linear(embedding, None)
     else:
         head = reader.linear((("lm_head", config.vocab_size),), config.hidden_size, bias=False)
-    source.finish(lambda name: _ignored(name, config))
+    source.finish(lambda name: _ignored(name, is_tied))
     cos_sin = cos_sin_table(config.rope, config.head_dim, config.max_position).to(device)
     return DecoderWeights(embedding, layers, final_norm, head, cos_sin, reader.num_parameters)
+
+
+def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
+    """Return whether a checkpoint whose embeddings are said to be tied has an output projection of its own, which is
+    then used, as transformers 5 does."""
+    if not source.differ(EMBEDDING, HEAD, dtype):
+        return False
+    log.warning(
+        "config.json has tie_word_embeddings = true, but the checkpoint stores %s with other values than %s; "
+        "the stored %s is used. Set tie_word_embeddings to false to silence this warning.",
+        *(HEAD, EMBEDDING, HEAD),
+    )
+    return True
 
 
 def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderLayer:
@@ -54,9 +76,9 @@ def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderL
     )
 
 
-def _ignored(name: str, config: DecoderConfig) -> bool:
-    """What old checkpoints carry along: rope tables, and the output projection of a model whose embeddings are tied."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tied_embeddings and name == "lm_head.weight")
+def _ignored(name: str, is_tied: bool) -> bool:
+    """Return whether an unread tensor may be left: rope tables of old checkpoints, and the copy of a tied table."""
+    return name.endswith("rotary_emb.inv_freq") or (is_tied and name == HEAD)
 
 
 @dataclass

@@ -33,6 +33,7 @@ SMALL = {
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
 
 # name -> (transformers' name of the family, what differs from SMALL)
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,27 +64,52 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoX", {}),
     "nanochat-capped": ("NanoChat", {"final_logit_softcapping": 5.0}),
     "granite": ("Granite", {"logits_scaling": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5}),
+    "gemma3-nested": (
+        "Gemma3",
+        {
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+                "full_attention": LLAMA3 | {"original_max_position_embeddings": 64},
+            },
+        },
+    ),
     "gemma3": ("Gemma3", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}),
 }
 
 # Families that must be refused, and a word of the reason.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "sparse attention": ("GlmMoeDsa", {"head_dim": 16}, "not computed over a paged cache; choose a model"),
+    "a bias of its own": ("Mpt", {"n_layers": 2, "n_heads": 4, "d_model": 64}, "more than tokens and positions"),
+    "rotary embeddings by layer of its own": (
+        "ModernBertDecoder",
+        {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 3, "sep_token_id": 4},
+        "more than tokens and positions",
+    ),
     "alibi": ("Bloom", {"n_layer": 2, "n_head": 4}, "attention interface"),
     "soft-capped scores": ("Gemma2", {"head_dim": 16}, "softcap"),
     "attention sinks": ("GptOss", {"head_dim": 16, "num_local_experts": 2}, "s_aux"),
     "latent attention": ("DeepseekV3", {"n_routed_experts": 8, "first_k_dense_replace": 2}, "layer 0"),
     "a step that does not reach attention": ("StableLm", {}, "attention interface"),
     "attention by a table of its own": ("Falcon", {}, "attention interface"),
+    "frequencies by batch in one type of layer": (
+        "Gemma3",
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": LONGROPE | {"original_max_position_embeddings": 64},
+            },
+            "head_dim": 16,
+        },
+        r"rope_parameters\.full_attention.*neighbours",
+    ),
     "frequencies by batch": (
         "Phi3",
         {
             "original_max_position_embeddings": 64,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "long_factor": [2.0] * 8,
-                "short_factor": [1.0] * 8,
-            },
+            "rope_parameters": LONGROPE,
         },
         "neighbours",
     ),
@@ -142,7 +168,8 @@ def save(path: Path, family: str, changes: dict[str, Any], **options: Any) -> Ch
     name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, name)(**(SMALL | changes))
     torch.manual_seed(11)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    kinds = (getattr(transformers, f"{family}{suffix}", None) for suffix in ("ForCausalLM", "LMHeadModel"))
+    model = next(kind for kind in kinds if kind is not None)(config).eval()
     with torch.no_grad():
         # Biases and norms start as zeros and ones, which would hide that they are left out.
         for parameter_name, parameter in model.named_parameters():

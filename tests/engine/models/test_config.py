@@ -116,6 +116,8 @@ def test_missing_keys_that_have_a_meaning():
         (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (LLAMA, {"rope_theta": None}, "rope_theta"),
         (LLAMA, {"rope_scaling": "linear"}, "rope_scaling"),
+        (QWEN3, {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.full_attention"),
+        (QWEN3, {"text_config": {"rope_scaling": {"type": "yarn"}}}, "text_config.rope_scaling"),
         (
             LLAMA,
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,9 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.execution.models import ModelError, WeightsError, load_model
+from engine.execution.models import ModelConfigError, ModelError, WeightsError, load_model
 from engine.execution.models.fallback import TransformersModel
-from engine.execution.models.fallback_check import check_against_own_attention
+from engine.execution.models.fallback_check import check_against_own_attention, refuse_config
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import FALLBACKS, REFUSED, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row
@@ -74,8 +76,47 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
     """A model whose attention or positions would come out differently is an error with the reason, not another text."""
     family, changes, reason = REFUSED[name]
     save(tmp_path, family, changes)
-    with pytest.raises(ModelError, match=reason):
+    with pytest.raises(ModelError, match=reason) as raised:
         load_model(tmp_path, torch.float32, CPU, lambda done, total: None)
+    assert "\n" not in str(raised.value) and "Error(" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}, "code of its own"),
+        ({}, "not known to transformers"),
+    ],
+)
+@pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
+def test_a_model_that_transformers_does_not_know_is_refused_with_a_way_out(
+    tmp_path: Path, checkpoints: Checkpoints, config: dict[str, Any], reason: str, load_format: str
+):
+    """Options of transformers that do not exist here are not named."""
+    shutil.copy(checkpoints["olmo2"].path / "model.safetensors", tmp_path)
+    own = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
+    (tmp_path / "config.json").write_text(json.dumps(own | config))
+    with pytest.raises(ModelError, match=reason) as raised:
+        load_model(tmp_path, torch.float32, CPU, lambda done, total: None, load_format)
+    assert "trust_remote_code" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("section", ["", "text_config", "decoder"])
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"rope_scaling": {"type": "su"}}, "rope_scaling"),
+        ({"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "dynamic"}}}, "rope_parameters.b"),
+        ({"rope_parameters": {"rope_type": "longrope", "a": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"attention_chunk_size": 8}, "attention_chunk_size"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_refused_setting_is_found_wherever_it_stands(section: str, settings: dict[str, Any], key: str):
+    """At the top level or in the section of a model's text; the error names the whole path."""
+    with pytest.raises(ModelConfigError) as raised:
+        refuse_config({section: settings} if section else settings)
+    assert raised.value.key == (f"{section}.{key}" if section else key)
 
 
 def test_the_check_notices_a_difference(checkpoints: Checkpoints):
@@ -83,10 +124,10 @@ def test_the_check_notices_a_difference(checkpoints: Checkpoints):
     checkpoint = checkpoints["olmo2"]
     model = checkpoint.load()
     assert isinstance(model, TransformersModel)
-    check_against_own_attention(model, checkpoint.reference)
+    check_against_own_attention(model, checkpoint.reference, {})
     model._divisor = 1.01
     with pytest.raises(ModelError, match="differ from its own"):
-        check_against_own_attention(model, checkpoint.reference)
+        check_against_own_attention(model, checkpoint.reference, {})
 
 
 def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):

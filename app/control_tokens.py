@@ -1,0 +1,140 @@
+"""Control tokens inside messages are encoded as plain text, so that no message can forge a turn of the conversation.
+
+Each control token in a caller's string is wrapped between two edges before the chat template sees it: template code
+that looks for the token still finds it. In the rendered text a break is put between the characters of what is wrapped.
+The tokenizer looks for its added tokens before it normalizes a text, and its first normalizer removes the breaks: the
+token is not matched, and its characters are split and merged together with the text around them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tokenizers import Tokenizer, normalizers
+
+Messages: TypeAlias = Sequence[dict[str, Any]]
+Variables: TypeAlias = Mapping[str, Any]
+
+MAX_MARKED = 16_384  # control tokens in one conversation: more would hold up the event loop
+NONCE_DIGITS = 12
+SLICE = 64 << 10  # characters searched at a time
+
+
+class TooManyControlTokens(Exception):
+    """A conversation holds more control tokens than are looked at."""
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer: its special tokens, and the added tokens that its chat template writes."""
+
+    def __init__(self, tokenizer: Tokenizer, template_text: str) -> None:
+        """Prepare `tokenizer` to remove breaks. template_text: the literal text of the chat template."""
+        # Digits survive filters such as `upper` and `tojson`. A caller that guesses them gains nothing: an edge of its
+        # own does not unwrap a token, and a break only removes itself.
+        nonce = f"{secrets.randbelow(10**NONCE_DIGITS):0{NONCE_DIGITS}}"
+        self._break, self._start, self._end = (f"{nonce}{digit}" for digit in "012")
+        added = tokenizer.get_added_tokens_decoder().values()
+        # A token of one character cannot be broken; white space is ordinary text in templates too.
+        self._tokens = {
+            token.content
+            for token in added
+            if len(token.content) > 1
+            and (token.special or (token.content in template_text and not token.content.isspace()))
+        }
+        self._any = re.compile(_longest_of(self._tokens) if self._tokens else "(?!)")
+        self._longest = max(map(len, self._tokens), default=0)
+        self._edges = re.compile(f"({self._start}|{self._end})")
+        # Some are matched in the normalized text, where their breaks are gone.
+        normalized = {token.content for token in added if token.normalized} & self._tokens
+        self.tokenizer = _not_normalized(tokenizer, normalized) if normalized else tokenizer
+        for prepared in {id(each): each for each in (tokenizer, self.tokenizer)}.values():
+            self._remove_breaks(prepared)
+
+    def mark(self, messages: Messages, variables: Variables | None) -> tuple[Messages, Variables] | None:
+        """Return messages and template variables with the control tokens in them wrapped, or None where there are none.
+        Roles are left alone. Raises `TooManyControlTokens`."""
+        count = 0
+
+        def wrap(value: Any) -> Any:
+            nonlocal count
+            if not isinstance(value, str):
+                return value
+            pieces, done = [], 0
+            for start, end in self._find(value):
+                pieces += [value[done:start], self._start, value[start:end], self._end]
+                done = end
+                count += 1
+                if count > MAX_MARKED:
+                    message = f"more than {MAX_MARKED:,} control tokens in the texts of one conversation"
+                    raise TooManyControlTokens(message)
+            return "".join([*pieces, value[done:]]) if pieces else value
+
+        turns = [{key: value if key == "role" else wrap(value) for key, value in turn.items()} for turn in messages]
+        more = {name: wrap(value) for name, value in (variables or {}).items()}
+        return (turns, more) if count else None
+
+    def _find(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield start and end of each control token, in slices: a search does not release the interpreter lock."""
+        at = 0
+        while at < len(text):
+            found = self._any.search(text, at, at + SLICE + self._longest)
+            if found is None or found.start() >= at + SLICE:
+                at += SLICE
+            else:
+                yield found.span()
+                at = found.end()
+
+    def seal(self, text: str) -> str:
+        """Return a rendered text with breaks in place of the edges and inside each wrapped token."""
+        pieces = self._edges.split(text)  # text, edge, text, edge, ..., text
+        sealed = [pieces[0]]
+        for at in range(1, len(pieces), 2):
+            is_wrapped = pieces[at] == self._start and pieces[at + 2 : at + 3] == [self._end]
+            sealed.append(self._break.join(pieces[at + 1]) if is_wrapped else pieces[at + 1])
+        return self._break.join(sealed)
+
+    def plain(self, text: str) -> str:
+        """Return a text without edges and breaks."""
+        return self._edges.sub("", text).replace(self._break, "")
+
+    def is_sealed(self, text: str) -> bool:
+        """Return whether `text` has breaks."""
+        return self._break in text
+
+    def _remove_breaks(self, tokenizer: Tokenizer) -> None:
+        first, given = normalizers.Replace(self._break, ""), tokenizer.normalizer
+        tokenizer.normalizer = first if given is None else normalizers.Sequence([first, given])
+
+
+def _not_normalized(tokenizer: Tokenizer, contents: set[str]) -> Tokenizer:
+    """Return a copy of `tokenizer` that matches these added tokens before it normalizes a text."""
+    content = json.loads(tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["normalized"] = token["normalized"] and token["content"] not in contents
+    copy = Tokenizer.from_str(json.dumps(content))
+    copy.encode_special_tokens = tokenizer.encode_special_tokens
+    return copy
+
+
+def _longest_of(words: Iterable[str]) -> str:
+    """Return a pattern that matches the longest of `words`, as a tree of their common beginnings: of a thousand words
+    that begin alike, a text that begins as they do is compared with one, not with each."""
+    tree: dict[str, Any] = {}
+    for word in words:
+        node = tree
+        for character in word:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def pattern(node: dict[str, Any]) -> str:
+        branches = [re.escape(character) + pattern(rest) for character, rest in sorted(node.items()) if character]
+        if not branches:
+            return ""
+        joined = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
+        return joined + ("?" if "" in node else "")
+
+    return pattern(tree)

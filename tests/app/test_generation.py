@@ -1,0 +1,124 @@
+"""From engine events to the records of a log: stop strings, and the log-probabilities of the text that is shown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.audit import Intake
+from app.client import EngineClient
+from app.generation import Generation
+from app.schemas.answers import UsageReports
+from app.schemas.completions import CompletionFormat
+from app.streams import Delta, StreamLog
+from app.text import TextModel
+from engine.config import EngineConfig
+from engine.types import Alternative, FinishReason, Request, SamplingParams, TokenEvent
+from tests.app.text_models import MODEL, PIECES
+
+
+def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_tokens: int = 0) -> dict:
+    """Return the choice of a completion that generates `ids`, each with log-probability and no alternatives."""
+    log = StreamLog("r", "e", "")
+    encoder = CompletionFormat("m", "default", text, UsageReports())
+    sampling = SamplingParams(max_tokens=len(ids), min_tokens=min_tokens, logprobs=0)
+    client = EngineClient(EngineConfig(model="none"))
+    generation = Generation(
+        Request(id="r", prompt=(1,), sampling=sampling), text, stop, log, encoder, client, Intake(0.0)
+    )
+    for at, token_id in enumerate(ids, start=1):
+        finish = FinishReason.LENGTH if at == len(ids) else None
+        generation.take(TokenEvent("r", 0, token_id, finish, logprob=-1.0, top=(Alternative(token_id, -1.0),)))
+    [choice] = encoder.whole(log, 1)["choices"]
+    # A stream has the same entries, in chunks whose text is not behind them.
+    streamed = [info.offset for record in log.records if isinstance(record, Delta) for info in record.infos]
+    assert streamed == ((choice["logprobs"] or {}).get("text_offset") or [])
+    return choice
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "shown", "offsets"),
+    [
+        ("a dog and", ("dog",), "a ", [0, 1]),
+        ("a dog and", (" dog",), "a", [0]),
+        ("a dog and", ("a",), "", None),
+        ("hello", ("llo",), "he", [0]),
+        ("hello", ("ello",), "h", [0]),
+        ("EENDx", ("END",), "E", [0]),
+        ("é🎠 and", (" and",), "é🎠", [0, 0, 1, 1, 1]),
+        ("é🎠 and", ("🎠",), "é", [0, 0]),
+        ("a dog", ("cat",), "a dog", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_log_probabilities_end_with_the_text_that_a_stop_string_cuts(
+    said: str, stop: tuple[str, ...], shown: str, offsets: list[int] | None
+):
+    """Tokens of which nothing is shown are left out; one that is shown in part stays."""
+    choice = answer(MODEL, MODEL.encode(said), stop=stop)
+    assert choice["text"] == shown
+    assert (choice["logprobs"] or {}).get("text_offset") == offsets
+
+
+@given(st.text(alphabet="ab é", max_size=12), st.lists(st.text(alphabet="ab é", min_size=1, max_size=4), max_size=3))
+def test_every_token_begins_in_the_text(said: str, stops: list[str]):
+    """With any stop strings, offsets ascend and none lies beyond the text; without a match no token is lost."""
+    ids = MODEL.encode(said) or MODEL.encode("a")
+    choice = answer(MODEL, ids, stop=tuple(stops))
+    offsets = (choice["logprobs"] or {"text_offset": []})["text_offset"]
+    assert offsets == sorted(offsets) and all(offset <= len(choice["text"]) for offset in offsets)
+    if choice["finish_reason"] == "stop":
+        assert all(offset < len(choice["text"]) for offset in offsets)
+    else:
+        assert len(offsets) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "shown"),
+    [
+        (0, (", 7,",), "1, 2, 6"),
+        (10, (", 7,",), "1, 2, 6"),  # it begins before the tenth token and ends after it
+        (11, (", 7,",), "1, 2, 6"),
+        (12, (", 7,",), "1, 2, 6, 7, 8, 7"),  # the first one ends too early; the last text is no match
+        (8, (", 6", "2, 6, 7"), "1, "),
+        (0, (", 6", "2, 6, 7"), "1, 2"),
+    ],
+)
+def test_a_stop_string_counts_where_it_ends(min_tokens: int, stop: tuple[str, ...], shown: str):
+    """One that begins before `min_tokens` and ends after it ends the text; one that ends before does not."""
+    ids = MODEL.encode("1, 2, 6, 7, 8, 7")
+    assert len(ids) == 16
+    assert answer(MODEL, ids, stop=stop, min_tokens=min_tokens)["text"] == shown
+
+
+def test_alternatives_with_the_same_text_keep_a_name_each():
+    """Their text, their bytes as OpenAI writes them, or their id."""
+    encoder = CompletionFormat("m", "default", PIECES, UsageReports())
+    ids = [PIECES.tokenizer.token_to_id(token) for token in ("s", "<0x73>", "<0xE3>", "<0x80>", "▁the")]
+    everything = [*ids, *(PIECES.tokenizer.get_vocab_size() + i for i in (0, 1))]
+    assert encoder._names(everything) == dict(
+        zip(
+            everything,
+            ["s", r"bytes:\x73", r"bytes:\xe3", r"bytes:\x80", " the", "bytes:", f"token_id:{everything[-1]}"],
+            strict=True,
+        )
+    )
+
+
+def test_as_many_alternatives_are_named_as_were_asked_for():
+    """In the answer: five of bytes that are no characters, and the token itself, by the same name."""
+    log = StreamLog("r", "e", "")
+    encoder = CompletionFormat("m", "default", MODEL, UsageReports())
+    bytes_of = [MODEL.tokenizer.token_to_id(char) for char in "ðŁâãä"]
+    top = tuple(Alternative(token_id, -1.0 - rank) for rank, token_id in enumerate(bytes_of))
+    client = EngineClient(EngineConfig(model="none"))
+    sampling = SamplingParams(max_tokens=1, logprobs=5)
+    generation = Generation(
+        Request(id="r", prompt=(1,), sampling=sampling), MODEL, (), log, encoder, client, Intake(0.0)
+    )
+    generation.take(TokenEvent("r", 0, bytes_of[2], FinishReason.LENGTH, logprob=-3.0, top=top))
+    found = encoder.whole(log, 1)["choices"][0]["logprobs"]
+    assert found["tokens"] == [r"bytes:\xe2"]
+    assert found["top_logprobs"] == [
+        {rf"bytes:\x{byte}": -1.0 - rank for rank, byte in enumerate(("f0", "9f", "e2", "e3", "e4"))}
+    ]
