@@ -51,7 +51,13 @@ class EngineUnavailable(Exception):
 class EngineClient:
     """One engine at a time, in a process of its own; with `build`, on a thread of this one (tests)."""
 
-    def __init__(self, config: EngineConfig, build: Builder | None = None, watchdog: float = math.inf) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        build: Builder | None = None,
+        watchdog: float = math.inf,
+        log_format: str = "text",
+    ) -> None:
         """watchdog: seconds without a word after which an engine that has work is replaced; more than BEAT in
         `engine.worker` and the longest step."""
         self.config = config
@@ -62,6 +68,7 @@ class EngineClient:
         self.load: Load | None = None
         self.restarts = 0
         self._build = build
+        self._log_format = log_format  # of the engine process
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
@@ -71,7 +78,7 @@ class EngineClient:
         self._watchdog = watchdog
         self._heard_at = 0.0  # or since when there is something to be heard
         self._looking: asyncio.Task[None] | None = None
-        self._life = Life(self._hear, self._lose, build)
+        self._life = Life(self._hear, self._lose, build, log_format)
 
     # Life ---------------------------------------------------------------------------------------------------------
 
@@ -225,7 +232,7 @@ class EngineClient:
                 log.error("that engine's process ended %s", self._life.ending)
             await asyncio.sleep(self._lives.pause)
             self._heard_at = time.monotonic()
-            self._life = Life(self._hear, self._lose, self._build)
+            self._life = Life(self._hear, self._lose, self._build, self._log_format)
             # With no page less: somebody may count on all of them.
             await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
             self.restarts += 1

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import gc
 import logging
+import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TextIO, cast
 
 import uvicorn
 from tqdm import tqdm
@@ -25,6 +28,7 @@ from app.service import Service
 from app.settings import Settings
 from app.text import TextModel, TokenizerMissing
 from app.websocket import WebSocketProtocol
+from engine.log_queue import LogHandler, LogWriter
 
 log = logging.getLogger("carousel")
 
@@ -40,22 +44,23 @@ GOODBYE_SECONDS = 1.0  # that tasks without clients may take to end
 HANG_UP_SECONDS = 9.0  # after which nobody is waited for who has not read his goodbye; below uvicorn's own limit
 
 
-def run(settings: Settings) -> int:
-    """Serve until told to stop. Returns the exit status."""
+def run(settings: Settings, logs: LogHandler) -> int:
+    """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with."""
     try:
         text = TextModel.load(Path(settings.engine.model), settings.chat_template)
         bound = _bind(settings.host, settings.port)
     except (TokenizerMissing, TemplateBroken, OSError) as error:
-        _tell(f"carousel: {error}")
+        logs.announce(f"carousel: {error}")
         return 1
     _allow_files()
-    client = EngineClient(settings.engine, watchdog=settings.watchdog_timeout)
-    app = create_app(settings, client, text)
+    client = EngineClient(settings.engine, watchdog=settings.watchdog_timeout, log_format=settings.log_format)
+    app = create_app(settings, client, text, logs.writer)
     config = uvicorn.Config(
         app,
-        log_level="warning" if settings.log_level == "info" else settings.log_level,
+        # Never debug: the WebSocket library then logs the text of every frame.
+        log_level={"debug": "info", "info": "warning"}.get(settings.log_level, settings.log_level),
         log_config=None,
-        access_log=settings.log_level == "debug",
+        access_log=False,
         root_path=settings.root_path,
         http=Connection,
         ws=WebSocketProtocol,
@@ -66,7 +71,7 @@ def run(settings: Settings) -> int:
         backlog=BACKLOG,
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
-        return runner.run(_run(_Server(config, app.state.service), client, bound, settings))
+        return runner.run(_run(_Server(config, app.state.service), client, bound, settings, logs))
 
 
 class _Server(uvicorn.Server):
@@ -75,6 +80,24 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals on the event loop. uvicorn's own version raises them again when the server has stopped, which
+        ends the process before its last log lines are written."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    @property
+    def exit_status(self) -> int:
+        """0, or minus the number of the first signal that stopped the server, which the process is to end with."""
+        return -self._captured_signals[0] if self._captured_signals else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets answers finish, a second one of either kind does not wait for them."""
@@ -98,21 +121,23 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socket, settings: Settings) -> int:
+async def _run(
+    server: _Server, client: EngineClient, bound: socket.socket, settings: Settings, logs: LogHandler
+) -> int:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
-    _tell(f"Carousel is starting on {url} with {settings.model_name}")
+    logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
     _heed_hang_up(server)
     if not (settings.tenants or is_loopback(settings.host)):
         log.warning("anybody who reaches %s may use it; --api-key lets in those who have a key", settings.host)
     if "*" in settings.allowed_origins and not settings.tenants:
         log.warning("any page in a browser that reaches it may use it; --allowed-origins names those that may")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
-    loading = asyncio.create_task(_show_loading(client, url))
+    loading = asyncio.create_task(_show_loading(client, url, logs))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
     if failure and not server.should_exit:  # and not because it was told to stop before it was ready
-        _tell(f"carousel: {failure}")
+        logs.announce(f"carousel: {failure}")
         server.should_exit = True
         await serving
         return 1
@@ -121,13 +146,18 @@ async def _run(server: uvicorn.Server, client: EngineClient, bound: socket.socke
     gc.set_threshold(MADE_BETWEEN_WALKS, *gc.get_threshold()[1:])
     await serving
     loading.cancel()
-    return 0
+    return server.exit_status
 
 
-async def _show_loading(client: EngineClient, url: str) -> str:
+async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str:
     """A progress bar on a terminal while the engine gets ready; one line when it is. Returns why it is not, if so."""
     ready = asyncio.create_task(client.ready())
-    with tqdm(desc="weights", unit_scale=True, leave=False, delay=0.5, disable=None) as bar:
+    columns = shutil.get_terminal_size().columns
+    disable = logs.is_json or not sys.stderr.isatty()
+    screen = cast(TextIO, _Screen(logs.writer))
+    with tqdm(
+        desc="weights", unit_scale=True, leave=False, delay=0.5, disable=disable, file=screen, ncols=columns
+    ) as bar:
         shown = "weights"
         while not ready.done():
             loading = client.loading
@@ -144,17 +174,21 @@ async def _show_loading(client: EngineClient, url: str) -> str:
     except EngineUnavailable as error:
         return str(error)
     tokens = info.num_pages * info.page_size
-    _tell(
+    logs.announce(
         f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
         f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})"
     )
     return ""
 
 
-def _tell(line: str) -> None:
-    """Whoever started it, if anybody listens: a full disk or a broken pipe ends no server."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+class _Screen:
+    """The terminal as a file for a progress bar. A write never blocks the event loop."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self.write = writer.write_text
+
+    def flush(self) -> None:
+        """Do nothing: a thread writes the queued text."""
 
 
 def _heed_hang_up(server: uvicorn.Server) -> None:

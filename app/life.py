@@ -43,19 +43,24 @@ class Life:
     """
 
     def __init__(
-        self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None], build: Builder | None = None
+        self,
+        hear: Callable[[FromEngine], Iterator[None]],
+        lose: Callable[[str], None],
+        build: Builder | None = None,
+        log_format: str = "text",
     ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._is_started = False
         self._build = build
+        self._log_format = log_format
         self._channel = _Channel(hear, lose)
 
     async def start(self, config: EngineConfig) -> None:
         """Begin to load. Returns at once."""
         ours, theirs = socket.socketpair()
         if self._build is None:
-            self.process = _spawn(theirs)
+            self.process = _spawn(theirs, self._log_format)
             theirs.close()
         else:
             self._thread = threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True)
@@ -177,13 +182,13 @@ class _Channel(asyncio.Protocol):
             self.give_up(ENDED)
 
 
-def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(sock: socket.socket, log_format: str) -> subprocess.Popen[bytes]:
     """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**ENGINE_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
-        [sys.executable, "-m", "engine.worker", str(sock.fileno())],
+        [sys.executable, "-m", "engine.worker", str(sock.fileno()), log_format],
         pass_fds=[sock.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import ApiError, error_body
+from app.request_log import TENANT
 from app.settings import Settings
 from app.tenants import ANYBODY, Tenant
 
@@ -25,6 +26,7 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
     if not settings.tenants:
+        connection.scope[TENANT] = ANYBODY.name
         return ANYBODY
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
@@ -38,6 +40,7 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
+    connection.scope[TENANT] = matches[0].name
     return matches[0]
 
 

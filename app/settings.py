@@ -54,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metering: str | None = None  # a file; none: no rows are kept
     price_per_hour: float = 0.0
     log_level: str = "info"
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ OPTIONS = (
     ),
     Option("price-per-hour", float, "of the whole machine, for the cost in /metrics"),
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
+    Option("log-format", str, "json writes each log line as a JSON object", choices=("text", "json")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
     Option("dtype", str, "what is computed in", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
     Option(

@@ -29,6 +29,7 @@ from engine.frames import (
     ToEngine,
     Watch,
 )
+from engine.log_queue import start_logging
 from engine.types import EndEvent, Event, FinishReason, Request, Snapshot
 from engine.view import snapshot
 
@@ -37,6 +38,7 @@ log = logging.getLogger("carousel.engine")
 WATCH_EVERY = 0.2  # seconds between snapshots while something runs
 WATCH_IDLE = 2.0  # and while nothing does
 BEAT = 1.0  # seconds after which the books are sent while somebody waits, though nothing has happened: we live
+LAST_LINES_SECONDS = 1.0  # for queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 
@@ -157,14 +159,21 @@ def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
 
 
 def main() -> None:
-    """Entry point of the process. The descriptor of its end of the socket pair is the only argument."""
+    """Entry point of the process. Arguments: the descriptor of its end of the socket pair, and the log format."""
     # Service managers tell all processes of a service at once. Answers are finished first: it ends with its channel.
     for told in (signal.SIGTERM, signal.SIGINT):
         signal.signal(told, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    descriptor, log_format = sys.argv[1:]
+    logs = start_logging("info", log_format)
     from engine.build import build_engine  # imports torch: after logging is up, and never in a test's fake engine
 
-    serve(socket.socket(fileno=int(sys.argv[1])), build_engine)
+    try:
+        serve(socket.socket(fileno=int(descriptor)), build_engine)
+    except Exception:
+        log.exception("the engine failed")
+        raise SystemExit(1) from None
+    finally:
+        logs.writer.close(LAST_LINES_SECONDS)
 
 
 if __name__ == "__main__":
