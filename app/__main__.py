@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from app import __version__
 from app.bench.options import Options, check
 from app.bench.options import add_arguments as add_bench_arguments
-from app.settings import Settings, SettingsError, add_arguments, resolve
+from app.settings import Settings, SettingsError, add_arguments, read_again, resolve
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "usage":
             return _usage(options)
         settings = resolve(vars(options), download=_download)
-        return _serve(settings)
+        return _serve(settings, vars(options))
     except (SettingsError, ConfigError) as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 2
@@ -59,12 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     from app.launch import run  # after the options are known to be good: it imports the whole server
 
     logs = start_logging(settings.log_level, settings.log_format)
     try:
-        status = run(settings, logs)
+        status = run(settings, logs, lambda: read_again(flags))
     finally:
         logs.writer.close(LAST_LINES_SECONDS)
     if status < 0:  # so that a supervisor sees which signal ended the process

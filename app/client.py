@@ -40,8 +40,12 @@ class Phase(Enum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"  # it died, and another one is on its way
+    RETRYING = "retrying"  # starts in a row have failed, and requests are refused until one of the next succeeds
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+STARTING = (Phase.LOADING, Phase.RESTARTING, Phase.RETRYING)
 
 
 class EngineUnavailable(Exception):
@@ -57,9 +61,11 @@ class EngineClient:
         build: Builder | None = None,
         watchdog: float = math.inf,
         log_format: str = "text",
+        restart_interval: float | None = None,
     ) -> None:
         """watchdog: seconds without a word after which an engine that has work is replaced; more than BEAT in
-        `engine.worker` and the longest step."""
+        `engine.worker` and the longest step. restart_interval: seconds between further starts when those in a row have
+        failed; None: the client fails then."""
         self.config = config
         self.phase = Phase.LOADING
         self.loading = Loading("start", 0, 1)
@@ -69,6 +75,7 @@ class EngineClient:
         self.restarts = 0
         self._build = build
         self._log_format = log_format  # of the engine process
+        self._restart_interval = restart_interval
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
@@ -90,11 +97,17 @@ class EngineClient:
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with one line that says why not."""
-        while self.phase in (Phase.LOADING, Phase.RESTARTING):
+        while self.phase in STARTING:
             await self._changed.wait()
         if self.info is None or self.phase is not Phase.READY:
             raise EngineUnavailable(self.failure or "the engine is stopped")
         return self.info
+
+    async def failed(self) -> str:
+        """Wait until no engine will be started any more. Returns the reason."""
+        while self.phase is not Phase.FAILED:
+            await self._changed.wait()
+        return self.failure
 
     async def stop(self) -> None:
         """Close the channel and wait for the process to end."""
@@ -186,10 +199,10 @@ class EngineClient:
                 self.loading = message
                 self._changed.set()
                 self._changed = asyncio.Event()
-            case Ready(info) if self.phase in (Phase.LOADING, Phase.RESTARTING):
+            case Ready(info) if self.phase in STARTING:
                 self.info = info
                 self._ready_at = self._heard_at
-                if self.phase is Phase.RESTARTING:
+                if self.phase is not Phase.LOADING:
                     log.warning("the engine is ready again, requests that go on: %d", len(self._in_flight))
                     if self._watchers:
                         self._life.send(Watch(True))
@@ -211,13 +224,21 @@ class EngineClient:
         self._set_phase(Phase.RESTARTING)
         self.load = None  # nothing runs any more
         self.loading = Loading("start", 0, 1)
+        if self._lives.are_enough and self._restart_interval is not None:
+            why += f"; {FRUITLESS} or more in a row failed, so the next is started in {self._restart_interval:g} s"
+            log.error("%s", why)
+            self.failure = why
+            self._set_phase(Phase.RETRYING)
+            self._in_flight.fail(why, "engine_unavailable")
+            self._restart = asyncio.create_task(self._start_anew(self._restart_interval))
+            return
         if self._lives.are_enough:
             why += f"; nothing came of {FRUITLESS} in a row, so no other one is started"
             log.error("%s", why)
             self._fail(why)
             return
         log.error("%s; another one is started, requests that wait for it: %d", why, len(self._in_flight))
-        self._restart = asyncio.create_task(self._start_anew())
+        self._restart = asyncio.create_task(self._start_anew(self._lives.pause))
 
     def _count_life(self) -> None:
         got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
@@ -225,12 +246,12 @@ class EngineClient:
         self._lives.count(got_on=got_on, was_at_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
         self._ready_at = math.inf
 
-    async def _start_anew(self) -> None:
+    async def _start_anew(self, pause: float) -> None:
         try:
             await self._life.end(LAST_WORDS)  # before the next one asks for its memory
             if self._life.ending:
                 log.error("that engine's process ended %s", self._life.ending)
-            await asyncio.sleep(self._lives.pause)
+            await asyncio.sleep(pause)
             self._heard_at = time.monotonic()
             self._life = Life(self._hear, self._lose, self._build, self._log_format)
             # With no page less: somebody may count on all of them.
@@ -254,7 +275,7 @@ class EngineClient:
     @property
     def _is_silent(self) -> bool:
         silent = time.monotonic() - self._heard_at
-        if self.phase is Phase.RESTARTING:
+        if self.phase in (Phase.RESTARTING, Phase.RETRYING):
             return silent > max(self._watchdog, LEAST_LOADING)
         return self.phase is Phase.READY and len(self._in_flight) > 0 and silent > self._watchdog
 

@@ -7,12 +7,10 @@ import contextlib
 import gc
 import logging
 import shutil
-import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TextIO, cast
 
 import uvicorn
@@ -21,11 +19,12 @@ from tqdm import tqdm
 from app.chat_template import TemplateBroken
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
+from app.graceful import GracefulServer
 from app.patience import UNREAD_SECONDS, keep_unread
 from app.security import is_loopback
 from app.server import create_app
-from app.service import Service
 from app.settings import Settings
+from app.tenants import Tenant
 from app.text import TextModel, TokenizerMissing
 from app.websocket import WebSocketProtocol
 from engine.log_queue import LogHandler, LogWriter
@@ -33,18 +32,15 @@ from engine.log_queue import LogHandler, LogWriter
 log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
-GRACEFUL_SECONDS = 10
+GRACEFUL_SECONDS = 10  # after the drain
 BACKLOG = 2048  # connections that may wait to be accepted
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
 MADE_BETWEEN_WALKS = 10_000
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
-DRAIN_SECONDS = 7.0  # what runs may finish in; the rest of the time is for saying goodbye
-GOODBYE_SECONDS = 1.0  # that tasks without clients may take to end
-HANG_UP_SECONDS = 9.0  # after which nobody is waited for who has not read his goodbye; below uvicorn's own limit
 
 
-def run(settings: Settings, logs: LogHandler) -> int:
+def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[Tenant, ...]]) -> int:
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with."""
     try:
         text = TextModel.load(Path(settings.engine.model), settings.chat_template)
@@ -53,7 +49,12 @@ def run(settings: Settings, logs: LogHandler) -> int:
         logs.announce(f"carousel: {error}")
         return 1
     _allow_files()
-    client = EngineClient(settings.engine, watchdog=settings.watchdog_timeout, log_format=settings.log_format)
+    client = EngineClient(
+        settings.engine,
+        watchdog=settings.watchdog_timeout,
+        log_format=settings.log_format,
+        restart_interval=settings.restart_interval,
+    )
     app = create_app(settings, client, text, logs.writer)
     config = uvicorn.Config(
         app,
@@ -70,64 +71,17 @@ def run(settings: Settings, logs: LogHandler) -> int:
         server_header=False,
         backlog=BACKLOG,
     )
+    server = GracefulServer(config, app.state.service, settings.drain_timeout, read_tenants)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
-        return runner.run(_run(_Server(config, app.state.service), client, bound, settings, logs))
-
-
-class _Server(uvicorn.Server):
-    """Drains before it stops: a stream that merely ends would pass for a complete answer."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals on the event loop. uvicorn's own version raises them again when the server has stopped, which
-        ends the process before its last log lines are written."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    @property
-    def exit_status(self) -> int:
-        """0, or minus the number of the first signal that stopped the server, which the process is to end with."""
-        return -self._captured_signals[0] if self._captured_signals else 0
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal lets answers finish, a second one of either kind does not wait for them."""
-        self.force_exit = self.force_exit or self.should_exit
-        super().handle_exit(sig, frame)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        hanging_up = asyncio.get_running_loop().call_later(HANG_UP_SECONDS, self._hang_up)
-        # The doors stay open meanwhile, so that whoever asks is told, and WebSockets hear the end of their answers.
-        await self._service.drain(DRAIN_SECONDS, lambda: self.force_exit)
-        await super().shutdown(sockets)
-        hanging_up.cancel()
-        if self.force_exit:  # uvicorn leaves all of this in the middle, and the signal ends the process next
-            self._hang_up()
-            if self.server_state.tasks:
-                await asyncio.wait(self.server_state.tasks, timeout=GOODBYE_SECONDS)
-            await self.lifespan.shutdown()
-
-    def _hang_up(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+        return runner.run(_run(server, client, bound, settings, logs))
 
 
 async def _run(
-    server: _Server, client: EngineClient, bound: socket.socket, settings: Settings, logs: LogHandler
+    server: GracefulServer, client: EngineClient, bound: socket.socket, settings: Settings, logs: LogHandler
 ) -> int:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
-    _heed_hang_up(server)
     if not (settings.tenants or is_loopback(settings.host)):
         log.warning("anybody who reaches %s may use it; --api-key lets in those who have a key", settings.host)
     if "*" in settings.allowed_origins and not settings.tenants:
@@ -144,9 +98,16 @@ async def _run(
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
     gc.set_threshold(MADE_BETWEEN_WALKS, *gc.get_threshold()[1:])
-    await serving
     loading.cancel()
-    return server.exit_status
+    losing = asyncio.create_task(client.failed())
+    await asyncio.wait((serving, losing), return_when=asyncio.FIRST_COMPLETED)
+    is_lost = losing.done() and not server.should_exit
+    if is_lost:
+        logs.announce("carousel: stopping with status 1, because no engine can be started")
+        server.should_exit = True
+    losing.cancel()
+    await serving
+    return 1 if is_lost else server.exit_status
 
 
 async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str:
@@ -189,12 +150,6 @@ class _Screen:
 
     def flush(self) -> None:
         """Do nothing: a thread writes the queued text."""
-
-
-def _heed_hang_up(server: uvicorn.Server) -> None:
-    """A terminal that is closed is a signal to stop like the others, unless `nohup` said to ignore it."""
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, server.handle_exit)
 
 
 def _allow_files() -> None:

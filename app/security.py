@@ -17,6 +17,7 @@ from app.request_log import TENANT
 from app.settings import Settings
 from app.tenants import ANYBODY, Tenant
 
+PROBES = ("/livez", "/readyz")
 JSON_TYPES = frozenset({"application/json", ""})
 
 
@@ -42,6 +43,22 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
         )
     connection.scope[TENANT] = matches[0].name
     return matches[0]
+
+
+def authenticate_operator(connection: HTTPConnection, settings: Settings) -> None:
+    """Raise `ApiError` unless the request carries the operator's key: 401, or 403 where none is configured."""
+    if not settings.operator_key:
+        raise ApiError(403, "This server has no operator key; --operator-key sets one.", code="operator_key_missing")
+    scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
+    given = credentials.strip().encode("utf-8", "surrogatepass")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given, settings.operator_key.encode()):
+        raise ApiError(
+            401,
+            "The operator key is needed: Authorization: Bearer KEY.",
+            code="invalid_operator_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    connection.scope[TENANT] = "operator"
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:
@@ -86,7 +103,8 @@ class HostGuard:
         problem = None
         # HTTP/1.0 knows no Host. What speaks it is a health check, and no browser that a page could have send anything.
         has_name = bool(host) or scope.get("http_version") != "1.0"
-        if self._is_choosy and has_name and not self._answers_to(_split(f"//{host}").hostname or ""):
+        is_probe = scope["path"] in PROBES and scope.get("method") == "GET"  # Kubernetes asks by the pod's address
+        if self._is_choosy and not is_probe and has_name and not self._answers_to(_split(f"//{host}").hostname or ""):
             problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")

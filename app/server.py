@@ -87,6 +87,9 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
             Route("/tokenize", ops.tokenize, methods=["POST"]),
             Route("/detokenize", ops.detokenize, methods=["POST"]),
             Route("/health", ops.health),
+            Route("/readyz", ops.health),
+            Route("/livez", ops.alive),
+            Route("/drain", ops.drain, methods=["POST"]),
             Route("/metrics", ops.metrics),
         ],
         middleware=[

@@ -571,3 +571,55 @@ def test_what_is_no_frame_of_ours_is_refused(data: bytes):
     """Too long, not msgpack, not one of our types."""
     with pytest.raises(ValueError, match=r"\w"):
         FrameReader(to_engine).feed(data)
+
+
+class FailingBuilder:
+    """Builds an engine that dies in its first step; from the second one on nothing can be built, until it is mended."""
+
+    def __init__(self) -> None:
+        self.mortal = Mortal(after=[0])
+        self.is_mended = False
+        self.built = 0
+
+    def __call__(self, config: EngineConfig, progress) -> Engine:
+        self.built += 1
+        if self.built > 1 and not self.is_mended:
+            raise ConfigError("no memory")
+        return fake_engine(config, progress, mortal=self.mortal)
+
+
+@pytest.fixture
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.lives.BACKOFF", 0.0)
+
+
+async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff):
+    """Requests end with an error, and `failed` returns the reason."""
+    client = EngineClient(CONFIG, FailingBuilder())
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    events = await follow(client, request("waits"))
+    assert events[-1].code == "engine_unavailable"
+    assert "no memory" in await asyncio.wait_for(client.failed(), 10)
+    assert client.phase is Phase.FAILED
+    await client.stop()
+
+
+async def test_a_restart_interval_keeps_starting_engines(no_backoff):
+    """Requests end with an error and new ones are refused, until an engine can be started."""
+    build = FailingBuilder()
+    client = EngineClient(CONFIG, build, restart_interval=0.01)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    events = await follow(client, request("waits"))
+    assert events[-1].code == "engine_unavailable"
+    assert client.phase is Phase.RETRYING and not client.takes_requests
+    with pytest.raises(EngineUnavailable):
+        client.check(request("new"))
+    tries = build.built
+    while build.built < tries + 3:
+        await asyncio.sleep(0.01)
+    build.is_mended = True
+    await asyncio.wait_for(client.ready(), 10)
+    assert len(await follow(client, request("served"))) > 1
+    await client.stop()
