@@ -22,12 +22,15 @@ from app.life import Life
 from app.lives import FRUITLESS, Lives
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.frames import Abort, FromEngine, Loading, Ready, Stepped, Submit, Watch
+from engine.frames import Abort, Echo, FromEngine, Loading, Ready, Stepped, Submit, Watch
 from engine.types import Load, ModelInfo, Request, Snapshot
 from engine.worker import Builder
 
 log = logging.getLogger("carousel.client")
 
+LOOK_SECONDS = 0.25  # between two looks at the heartbeat
+STALL_SECONDS = 3.0  # without progress after which a server with work is not ready
+CANARY_SECONDS = 2.0  # without a sign after which an idle engine is asked for one
 LEAST_LOADING = 300.0  # seconds without a word that one which loads is given, however short the watchdog's time
 PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
 LAST_WORDS = 1.0  # and one that has hung up
@@ -63,9 +66,8 @@ class EngineClient:
         log_format: str = "text",
         restart_interval: float | None = None,
     ) -> None:
-        """watchdog: seconds without a word after which an engine that has work is replaced; more than BEAT in
-        `engine.worker` and the longest step. restart_interval: seconds between further starts when those in a row have
-        failed; None: the client fails then."""
+        """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
+        further starts when those in a row have failed; None: the client fails then."""
         self.config = config
         self.phase = Phase.LOADING
         self.loading = Loading("start", 0, 1)
@@ -83,7 +85,9 @@ class EngineClient:
         self._ready_at = math.inf  # the one that lives; while it loads, never
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
-        self._heard_at = 0.0  # or since when there is something to be heard
+        self._heard_at = 0.0  # last sign of progress, or the moment since which one is due
+        self._beats = 0  # as of that moment
+        self._is_echo_due = False  # an idle engine was asked for a sign
         self._looking: asyncio.Task[None] | None = None
         self._life = Life(self._hear, self._lose, build, log_format)
 
@@ -92,8 +96,7 @@ class EngineClient:
     async def start(self) -> None:
         """Start the engine and begin to load. Returns at once; `ready` waits."""
         await self._life.start(self.config)
-        if self._watchdog < math.inf:
-            self._looking = asyncio.create_task(self._look())
+        self._looking = asyncio.create_task(self._look())
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with one line that says why not."""
@@ -129,6 +132,11 @@ class EngineClient:
     def takes_requests(self) -> bool:
         """Whether there is an engine, or another one on its way."""
         return self.phase in (Phase.READY, Phase.RESTARTING)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether an engine that should make progress has made none for `STALL_SECONDS`. It may still go on."""
+        return self.phase is Phase.READY and self._is_sign_due and time.monotonic() - self._heard_at > STALL_SECONDS
 
     def check(self, request: Request) -> None:
         """Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served."""
@@ -184,7 +192,7 @@ class EngineClient:
 
     def _hear(self, message: FromEngine) -> Iterator[None]:
         """Act on a message; yields after each event."""
-        self._heard_at = time.monotonic()
+        self._note_progress()
         match message:
             case Stepped(events, load, snapshot):
                 self.load = load
@@ -201,7 +209,7 @@ class EngineClient:
                 self._changed = asyncio.Event()
             case Ready(info) if self.phase in STARTING:
                 self.info = info
-                self._ready_at = self._heard_at
+                self._ready_at = time.monotonic()
                 if self.phase is not Phase.LOADING:
                     log.warning("the engine is ready again, requests that go on: %d", len(self._in_flight))
                     if self._watchers:
@@ -252,32 +260,58 @@ class EngineClient:
             if self._life.ending:
                 log.error("that engine's process ended %s", self._life.ending)
             await asyncio.sleep(pause)
-            self._heard_at = time.monotonic()
             self._life = Life(self._hear, self._lose, self._build, self._log_format)
+            self._note_progress()
             # With no page less: somebody may count on all of them.
             await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
             self.restarts += 1
         except Exception as error:  # no process, no thread, no descriptor: there may be one in a while
             self._lose(f"no engine could be started: {error}")
 
+    def _note_progress(self) -> None:
+        self._heard_at, self._beats, self._is_echo_due = time.monotonic(), self._life.heartbeat.count, False
+
     async def _look(self) -> None:
-        """Give up engines that have work and say nothing."""
+        """Watch the heartbeat, send canaries, and replace an engine that makes no progress."""
         while True:
             began = time.monotonic()
-            await asyncio.sleep(self._watchdog / 4)
-            if time.monotonic() - began > self._watchdog / 2:  # the machine was held up, and the engine with it
+            await asyncio.sleep(LOOK_SECONDS)
+            if (
+                time.monotonic() - began > LOOK_SECONDS + STALL_SECONDS / 2
+            ):  # this process was held up, and the engine too
                 self._heard_at = time.monotonic()
+            if self._life.heartbeat.count != self._beats:
+                self._note_progress()
+            elif self.phase is Phase.READY:
+                self._send_canary()
             if self._is_silent:
                 await asyncio.sleep(HELD_UP)
-                if self._is_silent:
-                    self._life.give_up(f"the engine has said nothing for {time.monotonic() - self._heard_at:.0f} s")
+                if self._life.heartbeat.count == self._beats and self._is_silent:
+                    silent = time.monotonic() - self._heard_at
+                    self._life.give_up(f"the engine has made no progress for {silent:.0f} s")
+
+    def _send_canary(self) -> None:
+        """Ask an engine that gives no sign for one. An echo through the main loop of the worker is enough: it finds a
+        process that is stopped, a loop that hangs and a channel that is stuck. A request would find no more on a CPU,
+        and would take the device from a machine that is otherwise idle; one that hangs is found with the first step.
+        """
+        if self._is_echo_due or time.monotonic() - self._heard_at < CANARY_SECONDS:
+            return
+        if not self._in_flight:
+            self._heard_at = time.monotonic()
+        self._is_echo_due = True
+        self._life.send(Echo())
+
+    @property
+    def _is_sign_due(self) -> bool:
+        return len(self._in_flight) > 0 or self._is_echo_due
 
     @property
     def _is_silent(self) -> bool:
         silent = time.monotonic() - self._heard_at
         if self.phase in (Phase.RESTARTING, Phase.RETRYING):
             return silent > max(self._watchdog, LEAST_LOADING)
-        return self.phase is Phase.READY and len(self._in_flight) > 0 and silent > self._watchdog
+        return self.phase is Phase.READY and self._is_sign_due and silent > self._watchdog
 
     def _fail(self, why: str) -> None:
         """Say so to everybody who waits. The first reason is the one that counts, and being stopped is one."""

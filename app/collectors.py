@@ -33,7 +33,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         load = self._client.load
         up = GaugeMetricFamily("carousel:engine_up", "1 while the engine serves.")
-        up.add_metric([], float(self._client.phase is Phase.READY))
+        up.add_metric([], float(self._client.phase is Phase.READY and not self._client.is_stalled))
         yield up
         restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started in place of one that died.")
         restarts.add_metric([], self._client.restarts)

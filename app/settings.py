@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 4 << 20
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
-    watchdog_timeout: float = 300.0
+    watchdog_timeout: float = 20.0
     restart_interval: float | None = None
     drain_timeout: float = 30.0
     operator_key: str | None = None
@@ -106,7 +106,7 @@ OPTIONS = (
     Option(
         "watchdog-timeout",
         float,
-        "seconds without a word after which an engine that has work is replaced; longer than any step; inf: never",
+        "seconds without progress, inside a step too, after which an engine is replaced; inf: never",
     ),
     Option(
         "restart-interval",

@@ -18,6 +18,7 @@ from engine.execution.graphs import Capture, CudaCapture
 from engine.execution.models import load_model
 from engine.execution.models.interface import Model
 from engine.execution.runner import ModelRunner
+from engine.heartbeat import Heartbeat
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -39,14 +40,20 @@ SMALL_MODEL = 20_000_000
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
-def build_engine(config: EngineConfig, progress: Progress = lambda what, done, total: None) -> Engine:
-    """Raises `ConfigError` for what cannot be built, with the option and the numbers."""
+def build_engine(
+    config: EngineConfig,
+    progress: Progress = lambda what, done, total: None,
+    heartbeat: Heartbeat | None = None,
+) -> Engine:
+    """heartbeat: counts layers, and tasks of compiled kernels; it must outlive the engine. Raises
+    `ConfigError` for a configuration that cannot be built, with the option and the numbers."""
     config.validate()
     device = _device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
     dtype = _dtype(config.dtype, device)
     kernels = _kernels(config, device, dtype)
+    kernels.count_tasks(heartbeat.address if heartbeat else None)
     kernels.set_threads(config.threads or _cores())  # laying out weights is work for all
     model = load_model(
         Path(config.model),
@@ -55,6 +62,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         progress=lambda done, total: progress("weights", done, total),
         load_format=config.load_format,
         kernels=kernels,
+        on_layer=heartbeat.beat if heartbeat else lambda: None,
     )
     if config.batch_invariant and not model.is_own:
         raise ConfigError(

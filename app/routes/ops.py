@@ -21,6 +21,7 @@ from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
 from engine.types import ServiceClass
 
+STALLED = "the engine makes no progress; it is replaced if that goes on"
 COMING = {
     Phase.LOADING: "the model is loading",
     Phase.RESTARTING: "the engine died, and another one is loading",
@@ -90,9 +91,9 @@ async def health(request: Request) -> Response:
     if service.draining:
         body = error_body(503, "the server is stopping", code="server_shutdown")
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
-    if client.phase is Phase.READY:
+    if client.phase is Phase.READY and not client.is_stalled:
         return JSONResponse({"status": "ready"})
-    message = COMING.get(client.phase, ENGINE_GONE)
+    message = STALLED if client.is_stalled else COMING.get(client.phase, ENGINE_GONE)
     body = error_body(503, message, code="engine_unavailable")
     if client.phase in COMING:
         loading = client.loading

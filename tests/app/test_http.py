@@ -554,3 +554,14 @@ def test_probes_are_answered_without_a_key_and_whatever_the_host(locked, host: s
     for path in ("/livez", "/readyz"):
         assert locked.get(path, headers={"Host": host}).status_code == 200
     assert locked.get("/v1/models", headers={"Host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/health", "/readyz"])
+def test_a_server_whose_engine_makes_no_progress_is_not_ready(http, monkeypatch, path: str):
+    """503 with Retry-After and a reason; it is alive all the same."""
+    monkeypatch.setattr(EngineClient, "is_stalled", True)
+    answer = http.get(path)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert "no progress" in answer.json()["error"]["message"]
+    assert "carousel:engine_up 0.0" in http.get("/metrics").text
+    assert http.get("/livez").status_code == 200

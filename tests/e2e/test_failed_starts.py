@@ -20,9 +20,9 @@ import app.life, app.lives
 from app.__main__ import main
 app.lives.BACKOFF = 0.01
 spawn, spawned = app.life._spawn, []
-def spawn_once(sock, log_format):
+def spawn_once(*arguments):
     spawned.append(1)
-    return spawn(sock, log_format) if len(spawned) == 1 else subprocess.Popen([sys.executable, "-c", "exit(3)"])
+    return spawn(*arguments) if len(spawned) == 1 else subprocess.Popen([sys.executable, "-c", "exit(3)"])
 app.life._spawn = spawn_once
 sys.exit(main(["serve", "--port", "0", "--kernels", "torch", *sys.argv[1:]]))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ def load_model(
     progress: Progress,
     load_format: str = "safetensors",
     kernels: Kernels | None = None,
+    on_layer: Callable[[], None] = lambda: None,
 ) -> Model:
     """A model from a directory in Hugging Face layout.
 
     dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
     reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: whose
-    linear layers to use; None for those of `device`. Raises ModelError.
+    linear layers to use; None for those of `device`. on_layer: called for each layer of a forward pass that is computed
+    operation by operation. Raises ModelError.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load_format = {load_format!r}: one of {', '.join(LOAD_FORMATS)} is needed")
@@ -40,7 +43,7 @@ def load_model(
     if not set(config.get("architectures") or ()) & set(FAMILIES):
         from engine.execution.models.fallback import load_fallback
 
-        return load_fallback(path, config, dtype, device, progress, load_format, kernels)
+        return load_fallback(path, config, dtype, device, progress, load_format, kernels, on_layer)
     decoder_config = DecoderConfig.from_hf(config)
     dtype = dtype or decoder_config.dtype
     source: WeightSource = (
@@ -48,7 +51,7 @@ def load_model(
     )
     with torch.inference_mode():
         weights = load_weights(decoder_config, source, dtype, device, kernels or load_kernels(device, dtype))
-    return Decoder(decoder_config, weights)
+    return Decoder(decoder_config, weights, on_layer)
 
 
 def read_config(path: Path) -> dict[str, Any]:
