@@ -33,6 +33,7 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10  # after the drain
+MIN_OPEN_FILES = 64  # for the engine, files, and a few connections
 BACKLOG = 2048  # connections that may wait to be accepted
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
@@ -42,13 +43,15 @@ LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 
 def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[Tenant, ...]]) -> int:
     """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with."""
+    if (files := _allow_files()) < MIN_OPEN_FILES:
+        logs.announce(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
+        return 1
     try:
         text = TextModel.load(Path(settings.engine.model), settings.chat_template)
         bound = _bind(settings.host, settings.port)
     except (TokenizerMissing, TemplateBroken, OSError) as error:
         logs.announce(f"carousel: {error}")
         return 1
-    _allow_files()
     client = EngineClient(
         settings.engine,
         watchdog=settings.watchdog_timeout,
@@ -152,15 +155,17 @@ class _Screen:
         """Do nothing: a thread writes the queued text."""
 
 
-def _allow_files() -> None:
-    """As many open files as may be, instead of the 1024 that shells begin with: each connection is one."""
+def _allow_files() -> int:
+    """Raise the limit of open files from the 1024 that shells begin with, as each connection is one. Returns it."""
     try:
         import resource
     except ImportError:  # there is none on Windows
-        return
+        return MIN_OPEN_FILES
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):  # macOS names more than it gives
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _bind(host: str, port: int) -> socket.socket:

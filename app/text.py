@@ -60,6 +60,7 @@ class TextModel:
         named = _read_json(path / "special_tokens_map.json") | {name: value for name, value in config.items() if value}
         special = {name: _content(path, name, named[name]) for name in SPECIAL_NAMES if named.get(name)}
         tokenizer = _load_tokenizer(path)
+        _check_vocabulary(path, tokenizer)
         template = chat_template or _find_template(path, config)
         return cls(tokenizer, template, special, _eos(path, tokenizer, special), _sampling_defaults(path))
 
@@ -210,6 +211,27 @@ def _eos(path: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset
         ids = []
     own = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset(ids if own is None or own >= known else [*ids, own])
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+    """Raise `TokenizerMissing` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
+
+    Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there, which no text contains.
+    """
+    vocab_size = _read_json(path / "config.json").get("vocab_size")
+    if not isinstance(vocab_size, int):
+        return
+    added = set(tokenizer.get_added_tokens_decoder())
+    largest = max((i for i in tokenizer.get_vocab(with_added_tokens=True).values() if i not in added), default=-1)
+    try:
+        largest = max(largest, *tokenizer.encode("Hello").ids, -1)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerMissing(f"{path}: the tokenizer cannot encode a text: {error}") from error
+    if largest >= vocab_size:
+        raise TokenizerMissing(
+            f"{path}: the tokenizer has token ids up to {largest}, and config.json has vocab_size = {vocab_size}: "
+            "it is the tokenizer of another model"
+        )
 
 
 def _sampling_defaults(path: Path) -> dict[str, float]:
