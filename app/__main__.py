@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from app import __version__
 from app.bench.options import Options, check
 from app.bench.options import add_arguments as add_bench_arguments
-from app.settings import Settings, SettingsError, add_arguments, resolve
+from app.settings import Settings, SettingsError, add_arguments, read_again, resolve
 from engine.errors import ConfigError
+from engine.log_queue import start_logging
 
+LAST_LINES_SECONDS = 1.0  # for queued log lines when the server ends
 PLAIN = str.maketrans("█–×", "#-x")  # what bars and tables are drawn of where there is nothing but ASCII
 
 
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "usage":
             return _usage(options)
         settings = resolve(vars(options), download=_download)
-        return _serve(settings)
+        return _serve(settings, vars(options))
     except (SettingsError, ConfigError) as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 2
@@ -57,11 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings, flags: dict[str, Any]) -> int:
     from app.launch import run  # after the options are known to be good: it imports the whole server
 
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    return run(settings)
+    logs = start_logging(settings.log_level, settings.log_format)
+    try:
+        status = run(settings, logs, lambda: read_again(flags))
+    finally:
+        logs.writer.close(LAST_LINES_SECONDS)
+    if status < 0:  # so that a supervisor sees which signal ended the process
+        signal.raise_signal(-status)
+    return status
 
 
 def _explain(options: argparse.Namespace) -> int:

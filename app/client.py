@@ -22,12 +22,15 @@ from app.life import Life
 from app.lives import FRUITLESS, Lives
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.frames import Abort, FromEngine, Loading, Ready, Stepped, Submit, Watch
+from engine.frames import Abort, Echo, FromEngine, Loading, Ready, Stepped, Submit, Watch
 from engine.types import Load, ModelInfo, Request, Snapshot
 from engine.worker import Builder
 
 log = logging.getLogger("carousel.client")
 
+LOOK_SECONDS = 0.25  # between two looks at the heartbeat
+STALL_SECONDS = 3.0  # without progress after which a server with work is not ready
+CANARY_SECONDS = 2.0  # without a sign after which an idle engine is asked for one
 LEAST_LOADING = 300.0  # seconds without a word that one which loads is given, however short the watchdog's time
 PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
 LAST_WORDS = 1.0  # and one that has hung up
@@ -40,8 +43,12 @@ class Phase(Enum):
     LOADING = "loading"
     READY = "ready"
     RESTARTING = "restarting"  # it died, and another one is on its way
+    RETRYING = "retrying"  # starts in a row have failed, and requests are refused until one of the next succeeds
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+STARTING = (Phase.LOADING, Phase.RESTARTING, Phase.RETRYING)
 
 
 class EngineUnavailable(Exception):
@@ -51,9 +58,16 @@ class EngineUnavailable(Exception):
 class EngineClient:
     """One engine at a time, in a process of its own; with `build`, on a thread of this one (tests)."""
 
-    def __init__(self, config: EngineConfig, build: Builder | None = None, watchdog: float = math.inf) -> None:
-        """watchdog: seconds without a word after which an engine that has work is replaced; more than BEAT in
-        `engine.worker` and the longest step."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        build: Builder | None = None,
+        watchdog: float = math.inf,
+        log_format: str = "text",
+        restart_interval: float | None = None,
+    ) -> None:
+        """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
+        further starts when those in a row have failed; None: the client fails then."""
         self.config = config
         self.phase = Phase.LOADING
         self.loading = Loading("start", 0, 1)
@@ -62,6 +76,8 @@ class EngineClient:
         self.load: Load | None = None
         self.restarts = 0
         self._build = build
+        self._log_format = log_format  # of the engine process
+        self._restart_interval = restart_interval
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
@@ -69,25 +85,32 @@ class EngineClient:
         self._ready_at = math.inf  # the one that lives; while it loads, never
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
-        self._heard_at = 0.0  # or since when there is something to be heard
+        self._heard_at = 0.0  # last sign of progress, or the moment since which one is due
+        self._beats = 0  # as of that moment
+        self._is_echo_due = False  # an idle engine was asked for a sign
         self._looking: asyncio.Task[None] | None = None
-        self._life = Life(self._hear, self._lose, build)
+        self._life = Life(self._hear, self._lose, build, log_format)
 
     # Life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the engine and begin to load. Returns at once; `ready` waits."""
         await self._life.start(self.config)
-        if self._watchdog < math.inf:
-            self._looking = asyncio.create_task(self._look())
+        self._looking = asyncio.create_task(self._look())
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with one line that says why not."""
-        while self.phase in (Phase.LOADING, Phase.RESTARTING):
+        while self.phase in STARTING:
             await self._changed.wait()
         if self.info is None or self.phase is not Phase.READY:
             raise EngineUnavailable(self.failure or "the engine is stopped")
         return self.info
+
+    async def failed(self) -> str:
+        """Wait until no engine will be started any more. Returns the reason."""
+        while self.phase is not Phase.FAILED:
+            await self._changed.wait()
+        return self.failure
 
     async def stop(self) -> None:
         """Close the channel and wait for the process to end."""
@@ -109,6 +132,11 @@ class EngineClient:
     def takes_requests(self) -> bool:
         """Whether there is an engine, or another one on its way."""
         return self.phase in (Phase.READY, Phase.RESTARTING)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether an engine that should make progress has made none for `STALL_SECONDS`. It may still go on."""
+        return self.phase is Phase.READY and self._is_sign_due and time.monotonic() - self._heard_at > STALL_SECONDS
 
     def check(self, request: Request) -> None:
         """Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served."""
@@ -164,7 +192,7 @@ class EngineClient:
 
     def _hear(self, message: FromEngine) -> Iterator[None]:
         """Act on a message; yields after each event."""
-        self._heard_at = time.monotonic()
+        self._note_progress()
         match message:
             case Stepped(events, load, snapshot):
                 self.load = load
@@ -179,10 +207,10 @@ class EngineClient:
                 self.loading = message
                 self._changed.set()
                 self._changed = asyncio.Event()
-            case Ready(info) if self.phase in (Phase.LOADING, Phase.RESTARTING):
+            case Ready(info) if self.phase in STARTING:
                 self.info = info
-                self._ready_at = self._heard_at
-                if self.phase is Phase.RESTARTING:
+                self._ready_at = time.monotonic()
+                if self.phase is not Phase.LOADING:
                     log.warning("the engine is ready again, requests that go on: %d", len(self._in_flight))
                     if self._watchers:
                         self._life.send(Watch(True))
@@ -204,13 +232,21 @@ class EngineClient:
         self._set_phase(Phase.RESTARTING)
         self.load = None  # nothing runs any more
         self.loading = Loading("start", 0, 1)
+        if self._lives.are_enough and self._restart_interval is not None:
+            why += f"; {FRUITLESS} or more in a row failed, so the next is started in {self._restart_interval:g} s"
+            log.error("%s", why)
+            self.failure = why
+            self._set_phase(Phase.RETRYING)
+            self._in_flight.fail(why, "engine_unavailable")
+            self._restart = asyncio.create_task(self._start_anew(self._restart_interval))
+            return
         if self._lives.are_enough:
             why += f"; nothing came of {FRUITLESS} in a row, so no other one is started"
             log.error("%s", why)
             self._fail(why)
             return
         log.error("%s; another one is started, requests that wait for it: %d", why, len(self._in_flight))
-        self._restart = asyncio.create_task(self._start_anew())
+        self._restart = asyncio.create_task(self._start_anew(self._lives.pause))
 
     def _count_life(self) -> None:
         got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
@@ -218,38 +254,64 @@ class EngineClient:
         self._lives.count(got_on=got_on, was_at_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
         self._ready_at = math.inf
 
-    async def _start_anew(self) -> None:
+    async def _start_anew(self, pause: float) -> None:
         try:
             await self._life.end(LAST_WORDS)  # before the next one asks for its memory
             if self._life.ending:
                 log.error("that engine's process ended %s", self._life.ending)
-            await asyncio.sleep(self._lives.pause)
-            self._heard_at = time.monotonic()
-            self._life = Life(self._hear, self._lose, self._build)
+            await asyncio.sleep(pause)
+            self._life = Life(self._hear, self._lose, self._build, self._log_format)
+            self._note_progress()
             # With no page less: somebody may count on all of them.
             await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
             self.restarts += 1
         except Exception as error:  # no process, no thread, no descriptor: there may be one in a while
             self._lose(f"no engine could be started: {error}")
 
+    def _note_progress(self) -> None:
+        self._heard_at, self._beats, self._is_echo_due = time.monotonic(), self._life.heartbeat.count, False
+
     async def _look(self) -> None:
-        """Give up engines that have work and say nothing."""
+        """Watch the heartbeat, send canaries, and replace an engine that makes no progress."""
         while True:
             began = time.monotonic()
-            await asyncio.sleep(self._watchdog / 4)
-            if time.monotonic() - began > self._watchdog / 2:  # the machine was held up, and the engine with it
+            await asyncio.sleep(LOOK_SECONDS)
+            if (
+                time.monotonic() - began > LOOK_SECONDS + STALL_SECONDS / 2
+            ):  # this process was held up, and the engine too
                 self._heard_at = time.monotonic()
+            if self._life.heartbeat.count != self._beats:
+                self._note_progress()
+            elif self.phase is Phase.READY:
+                self._send_canary()
             if self._is_silent:
                 await asyncio.sleep(HELD_UP)
-                if self._is_silent:
-                    self._life.give_up(f"the engine has said nothing for {time.monotonic() - self._heard_at:.0f} s")
+                if self._life.heartbeat.count == self._beats and self._is_silent:
+                    silent = time.monotonic() - self._heard_at
+                    self._life.give_up(f"the engine has made no progress for {silent:.0f} s")
+
+    def _send_canary(self) -> None:
+        """Ask an engine that gives no sign for one. An echo through the main loop of the worker is enough: it finds a
+        process that is stopped, a loop that hangs and a channel that is stuck. A request would find no more on a CPU,
+        and would take the device from a machine that is otherwise idle; one that hangs is found with the first step.
+        """
+        if self._is_echo_due or time.monotonic() - self._heard_at < CANARY_SECONDS:
+            return
+        if not self._in_flight:
+            self._heard_at = time.monotonic()
+        self._is_echo_due = True
+        self._life.send(Echo())
+
+    @property
+    def _is_sign_due(self) -> bool:
+        return len(self._in_flight) > 0 or self._is_echo_due
 
     @property
     def _is_silent(self) -> bool:
         silent = time.monotonic() - self._heard_at
-        if self.phase is Phase.RESTARTING:
+        if self.phase in (Phase.RESTARTING, Phase.RETRYING):
             return silent > max(self._watchdog, LEAST_LOADING)
-        return self.phase is Phase.READY and len(self._in_flight) > 0 and silent > self._watchdog
+        return self.phase is Phase.READY and self._is_sign_due and silent > self._watchdog
 
     def _fail(self, why: str) -> None:
         """Say so to everybody who waits. The first reason is the one that counts, and being stopped is one."""

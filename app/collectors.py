@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from app.admission import Admission
 from app.client import EngineClient, Phase
 from app.energy import Energy
+from engine.log_queue import LogWriter
 from engine.types import Mechanism, ServiceClass
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         load = self._client.load
         up = GaugeMetricFamily("carousel:engine_up", "1 while the engine serves.")
-        up.add_metric([], float(self._client.phase is Phase.READY))
+        up.add_metric([], float(self._client.phase is Phase.READY and not self._client.is_stalled))
         yield up
         restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started in place of one that died.")
         restarts.add_metric([], self._client.restarts)
@@ -186,3 +187,16 @@ class EnergyCollector(Collector):
             family.add_metric([self._model, source], joules)
         if family.samples:
             yield family
+
+
+class LogCollector(Collector):
+    """Reads the count of log lines that were dropped."""
+
+    def __init__(self, writer: LogWriter | None) -> None:
+        self._writer = writer
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Log lines dropped because standard error was not read."
+        dropped = CounterMetricFamily("carousel:log_lines_dropped", text)
+        dropped.add_metric([], self._writer.dropped if self._writer else 0)
+        yield dropped

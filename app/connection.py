@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.errors import error_body
 from app.following import AT_ONCE
 from app.patience import Patience
+from app.request_log import client_request_id, new_request_id
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # that they may take
@@ -154,6 +155,12 @@ class Connection(HttpToolsProtocol):
         raise ValueError("another protocol")  # the parser gives up
 
     @property
+    def _request_id(self) -> str:
+        """The ID of the request that has come, or a new one where its headers have not."""
+        headers: list[tuple[bytes, bytes]] | None = self.headers  # None at first, whatever its annotation says
+        return client_request_id(headers or []) or new_request_id()
+
+    @property
     def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle  # None at first, whatever its annotation says
         return cycle is not None and not cycle.response_complete
@@ -171,8 +178,9 @@ class Connection(HttpToolsProtocol):
             self._leave()
         body = json.dumps(error_body(status, message, code=code)).encode()
         self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-            % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+            b"x-request-id: %s\r\n\r\n%s"
+            % (status, HTTPStatus(status).phrase.encode(), len(body), self._request_id.encode(), body)
         )
         self.transport.write_eof()
         # Closed with bytes unread, the connection would be reset, which overtakes what was just said.

@@ -19,6 +19,7 @@ from typing import cast
 import engine
 from engine.config import EngineConfig
 from engine.frames import Failed, FrameReader, FromEngine, Start, ToEngine, encode, from_engine
+from engine.heartbeat import Heartbeat
 from engine.worker import Builder, serve
 
 log = logging.getLogger("carousel.life")
@@ -43,22 +44,30 @@ class Life:
     """
 
     def __init__(
-        self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None], build: Builder | None = None
+        self,
+        hear: Callable[[FromEngine], Iterator[None]],
+        lose: Callable[[str], None],
+        build: Builder | None = None,
+        log_format: str = "text",
     ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._is_started = False
         self._build = build
+        self._log_format = log_format
         self._channel = _Channel(hear, lose)
+        self.heartbeat = Heartbeat()
 
     async def start(self, config: EngineConfig) -> None:
         """Begin to load. Returns at once."""
         ours, theirs = socket.socketpair()
         if self._build is None:
-            self.process = _spawn(theirs)
+            self.process = _spawn(theirs, self.heartbeat, self._log_format)
             theirs.close()
         else:
-            self._thread = threading.Thread(target=serve, args=(theirs, self._build), name="engine", daemon=True)
+            self._thread = threading.Thread(
+                target=serve, args=(theirs, self._build, self.heartbeat), name="engine", daemon=True
+            )
             self._thread.start()
         await asyncio.get_running_loop().create_connection(lambda: self._channel, sock=ours)
         self._channel.send((Start(config),))
@@ -77,6 +86,7 @@ class Life:
     async def end(self, patience: float) -> None:
         """Hang up, and wait until it is gone; for `patience` seconds of its own accord."""
         self._channel.close()
+        self.heartbeat.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, patience)
         if self.process is not None:
@@ -177,14 +187,14 @@ class _Channel(asyncio.Protocol):
             self.give_up(ENDED)
 
 
-def _spawn(sock: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(sock: socket.socket, heartbeat: Heartbeat, log_format: str) -> subprocess.Popen[bytes]:
     """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**ENGINE_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
-        [sys.executable, "-m", "engine.worker", str(sock.fileno())],
-        pass_fds=[sock.fileno()],
+        [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), log_format],
+        pass_fds=[sock.fileno(), heartbeat.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C in the terminal is ours to handle; the engine ends when its channel closes

@@ -13,9 +13,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import ApiError, error_body
+from app.request_log import TENANT
 from app.settings import Settings
 from app.tenants import ANYBODY, Tenant
 
+PROBES = ("/livez", "/readyz")
 JSON_TYPES = frozenset({"application/json", ""})
 
 
@@ -25,6 +27,7 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
     if not settings.tenants:
+        connection.scope[TENANT] = ANYBODY.name
         return ANYBODY
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
@@ -38,7 +41,24 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
+    connection.scope[TENANT] = matches[0].name
     return matches[0]
+
+
+def authenticate_operator(connection: HTTPConnection, settings: Settings) -> None:
+    """Raise `ApiError` unless the request carries the operator's key: 401, or 403 where none is configured."""
+    if not settings.operator_key:
+        raise ApiError(403, "This server has no operator key; --operator-key sets one.", code="operator_key_missing")
+    scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
+    given = credentials.strip().encode("utf-8", "surrogatepass")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given, settings.operator_key.encode()):
+        raise ApiError(
+            401,
+            "The operator key is needed: Authorization: Bearer KEY.",
+            code="invalid_operator_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    connection.scope[TENANT] = "operator"
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:
@@ -83,7 +103,8 @@ class HostGuard:
         problem = None
         # HTTP/1.0 knows no Host. What speaks it is a health check, and no browser that a page could have send anything.
         has_name = bool(host) or scope.get("http_version") != "1.0"
-        if self._is_choosy and has_name and not self._answers_to(_split(f"//{host}").hostname or ""):
+        is_probe = scope["path"] in PROBES and scope.get("method") == "GET"  # Kubernetes asks by the pod's address
+        if self._is_choosy and not is_probe and has_name and not self._answers_to(_split(f"//{host}").hostname or ""):
             problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")

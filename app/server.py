@@ -21,19 +21,21 @@ from starlette.types import Receive, Scope, Send
 
 from app.admission import Admission
 from app.client import EngineClient
-from app.collectors import AdmissionCollector, EnergyCollector, MeteringCollector
+from app.collectors import AdmissionCollector, EnergyCollector, LogCollector, MeteringCollector
 from app.energy import Energy
 from app.errors import ApiError, error_body
 from app.loop_lag import LoopLag
 from app.metrics import Metrics
 from app.prefix import Prefix
 from app.registry import StreamRegistry
+from app.request_log import REQUEST_ID, RequestLog
 from app.resources import static_dir
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
 from app.security import HostGuard, cross_origin
 from app.service import Service
 from app.settings import Settings
 from app.text import TextModel
+from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
     from app.metering import Metering
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("carousel.server")
 
 
-def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Starlette:
+def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: LogWriter | None = None) -> Starlette:
     """The ASGI application. It starts `client` with the server and stops it with it. Raises `SettingsError` when what
-    it was told to write to cannot be written."""
+    it was told to write to cannot be written. logs: the queue whose dropped lines /metrics counts."""
     service = Service(
         settings=settings,
         client=client,
@@ -56,7 +58,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
         started=int(time.time()),  # deliberately the wall clock: it is shown to clients
     )
 
-    _collect(service)
+    _collect(service, logs)
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
     @asynccontextmanager
@@ -90,9 +92,13 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/tokenize", ops.tokenize, methods=["POST"]),
             Route("/detokenize", ops.detokenize, methods=["POST"]),
             Route("/health", ops.health),
+            Route("/readyz", ops.health),
+            Route("/livez", ops.alive),
+            Route("/drain", ops.drain, methods=["POST"]),
             Route("/metrics", ops.metrics),
         ],
         middleware=[
+            Middleware(RequestLog, registry=service.registry),
             Middleware(HostGuard, settings=settings),
             *cross_origin(settings),
             *([Middleware(Prefix, root_path=settings.root_path)] if settings.root_path else []),
@@ -132,11 +138,12 @@ def _metering(settings: Settings) -> Metering | None:
     return Metering(Path(settings.metering))
 
 
-def _collect(service: Service) -> None:
+def _collect(service: Service, logs: LogWriter | None) -> None:
     """Add to /metrics what is read when somebody scrapes."""
     registry, model = service.metrics.registry, service.settings.model_name
     registry.register(AdmissionCollector(service.admission, model))
     registry.register(EnergyCollector(service.energy, model))
+    registry.register(LogCollector(logs))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
 
@@ -174,5 +181,8 @@ async def _nobody_reads(_: Request, error: Exception) -> Response:
 
 async def _our_fault(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (Starlette re-raises after this answer), never to the client.
-    body = error_body(500, "the server made a mistake; its log says which", code="internal_error")
-    return JSONResponse(body, status_code=500, headers={"Connection": "close"})  # as uvicorn does then
+    request_id = request.scope[REQUEST_ID]
+    log.error("request %s failed", request_id)
+    message = f"Internal server error; see the server log for request ID {request_id}."
+    headers = {"Connection": "close", "X-Request-Id": request_id}  # uvicorn closes the connection then
+    return JSONResponse(error_body(500, message, code="internal_error"), status_code=500, headers=headers)

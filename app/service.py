@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from app.admission import Admission
 from app.audit import Intake
 from app.chat_template import TemplateRefused, VariableTaken
@@ -24,7 +26,7 @@ from app.live_feed import LiveFeed
 from app.metrics import Metrics
 from app.registry import StreamRegistry
 from app.schemas.common import SamplingFields, Schema, parse
-from app.settings import Settings
+from app.settings import Settings, SettingsError, check_keys
 from app.streams import Encoder, StreamLog
 from app.tenants import Tenant
 from app.text import TextModel
@@ -315,6 +317,15 @@ class Service:
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
             generation.fail("the server stopped before the answer was complete", "server_shutdown")
+
+    def replace_tenants(self, tenants: tuple[Tenant, ...]) -> None:
+        """Admit requests by these keys from now on; running answers and open sessions go on. Raises `SettingsError`
+        where no key would be left, which would admit everybody."""
+        check_keys(tenants, self.settings.operator_key)
+        if self.settings.tenants and not tenants:
+            raise SettingsError("no key is left; restart the server to serve without keys")
+        self.settings = msgspec.structs.replace(self.settings, tenants=tenants)
+        self.metrics.names |= {tenant.id: tenant.name for tenant in tenants}
 
     def close(self) -> None:
         """Have on the disk what is to be there. Blocks; once more does nothing."""

@@ -52,12 +52,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 4 << 20
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
-    watchdog_timeout: float = 300.0
+    watchdog_timeout: float = 20.0
+    restart_interval: float | None = None
+    drain_timeout: float = 30.0
+    operator_key: str | None = None
     slo_ttft: float = 1.0
     slo_itl: float = 0.1
     metering: str | None = None  # a file; none: no rows are kept
     price_per_hour: float = 0.0
     log_level: str = "info"
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +122,15 @@ OPTIONS = (
     Option(
         "watchdog-timeout",
         float,
-        "seconds without a word after which an engine that has work is replaced; longer than any step; inf: never",
+        "seconds without progress, inside a step too, after which an engine is replaced; inf: never",
     ),
+    Option(
+        "restart-interval",
+        float,
+        "seconds between further engine starts after several in a row failed; default: the process exits with status 1",
+    ),
+    Option("drain-timeout", float, "seconds that running answers get to finish when the server is told to stop"),
+    Option("operator-key", str, "key for POST /drain, better given by the variable; default: the route is refused"),
     Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
     Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
     Option(
@@ -127,6 +138,7 @@ OPTIONS = (
     ),
     Option("price-per-hour", float, "of the whole machine, for the cost in /metrics"),
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
+    Option("log-format", str, "json writes each log line as a JSON object", choices=("text", "json")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
     Option("dtype", str, "what is computed in", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
     Option(
@@ -220,10 +232,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
     `download(name)` brings a model from the hub and returns its folder; it is called only for what is no folder here.
     """
-    file = flags.get("config") or environment.get("CAROUSEL_CONFIG")
-    values = _one_name(_from_file(Path(file) if file else None)) | _one_name(_from_environment(environment))
-    given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
-    values |= _one_name(given)
+    values = _from_all(flags, environment)
     model = str(values.pop("model", None) or demo_model())
     try:
         folder = find_folder(model, download)
@@ -247,6 +256,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_body", 1),
         ("resume_ttl", 0),
         ("watchdog_timeout", 5),
+        ("restart_interval", 1),
+        ("drain_timeout", 0),
         ("slo_ttft", 0),
         ("slo_itl", 0),
         ("price_per_hour", 0),
@@ -254,6 +265,10 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too
             raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
+    for key in ("restart_interval", "drain_timeout"):
+        if values.get(key) == math.inf:
+            raise SettingsError(f"{key} must be finite")
+    check_keys(values["tenants"], values.get("operator_key"))
     if values.get("price_per_hour") == math.inf:
         raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
@@ -267,6 +282,29 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
             f"generation_config must be auto, none or the path of a file or of a folder with a {FILE}, not {chosen!r}"
         )
     return Settings(engine=engine.validate(), model_name=name, **values)
+
+
+def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
+    """Return keys and tenants as flags, environment and file have them now. Raises `SettingsError`."""
+    values = _from_all(flags, environment)
+    return _tenants(values.get("tenants", ()), values.get("api_key"))
+
+
+def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None) -> None:
+    """Raise `SettingsError` for an operator key that cannot be sent or that is a tenant's too."""
+    if operator_key is None:
+        return
+    if not operator_key or not can_be_sent(operator_key):
+        raise SettingsError(f"operator_key must be {SENT}")
+    if any(tenant.key == operator_key for tenant in tenants):
+        raise SettingsError("operator_key must not be an API key or the key of a tenant")
+
+
+def _from_all(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    file = flags.get("config") or environment.get("CAROUSEL_CONFIG")
+    values = _one_name(_from_file(Path(file) if file else None)) | _one_name(_from_environment(environment))
+    given = {key: value for key, value in flags.items() if value is not None and key not in ("config", "command")}
+    return values | _one_name(given)
 
 
 def _name(model: str, folder: Path) -> str:

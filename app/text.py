@@ -17,7 +17,7 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
 from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
-from app.checkpoint_files import read_json
+from app.checkpoint_files import TokenizerMissing, read_json
 from app.control_tokens import ControlTokens, TooManyControlTokens
 from app.generation_config import AUTO, NONE, config_file, end_ids, sampling_defaults
 from app.tokenizer_files import load_tokenizer
@@ -61,6 +61,7 @@ class TextModel:
         """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own, `generation_config` is
         a choice of `app.generation_config.config_file`."""
         tokenizer, special = load_tokenizer(path)
+        _check_vocabulary(path, tokenizer)
         template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
         file = config_file(path, generation_config)
         defaults = {} if generation_config == NONE else sampling_defaults(file)
@@ -205,6 +206,27 @@ def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) 
     ids = end_ids((file, path / "config.json"), vocab_size)
     own = tokenizer.token_to_id(special.get("eos_token", ""))
     return frozenset(ids if own is None or own >= vocab_size else [*ids, own])
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+    """Raise `TokenizerMissing` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
+
+    Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there, which no text contains.
+    """
+    vocab_size = read_json(path / "config.json").get("vocab_size")
+    if not isinstance(vocab_size, int):
+        return
+    added = set(tokenizer.get_added_tokens_decoder())
+    largest = max((i for i in tokenizer.get_vocab(with_added_tokens=True).values() if i not in added), default=-1)
+    try:
+        largest = max(largest, *tokenizer.encode("Hello").ids, -1)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerMissing(f"{path}: the tokenizer cannot encode a text: {error}") from error
+    if largest >= vocab_size:
+        raise TokenizerMissing(
+            f"{path}: the tokenizer has token ids up to {largest}, and config.json has vocab_size = {vocab_size}: "
+            "it is the tokenizer of another model"
+        )
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -8,16 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import torch
 
+from engine.canary import has_finite_answers
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
 from engine.execution.graphs import Capture, CudaCapture
 from engine.execution.models import load_model
+from engine.execution.models.errors import ModelError
 from engine.execution.models.interface import Model
+from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
+from engine.heartbeat import Heartbeat
+from engine.host_memory import free_memory, total_memory
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -26,27 +32,29 @@ from engine.types import ModelInfo, SamplingParams
 from kernels.interface import Kernels
 from kernels.interface import load as load_kernels
 
-# What a container may use and what it uses, of both generations of control groups.
-CGROUP_MEMORY = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-)
-
 # Parameters below which one thread of torch serves a model best: its operations are too short to share, and torch's
 # threads, which wait for each other, lose nine tenths of their speed as soon as somebody else wants a core.
 SMALL_MODEL = 20_000_000
 
+MAX_SLOT_BYTES = 1 << 40  # of virtual memory for the slots' tables
+
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
-def build_engine(config: EngineConfig, progress: Progress = lambda what, done, total: None) -> Engine:
-    """Raises `ConfigError` for what cannot be built, with the option and the numbers."""
+def build_engine(
+    config: EngineConfig,
+    progress: Progress = lambda what, done, total: None,
+    heartbeat: Heartbeat | None = None,
+) -> Engine:
+    """heartbeat: counts layers, and tasks of compiled kernels; it must outlive the engine. Raises
+    `ConfigError` for a configuration that cannot be built, with the option and the numbers."""
     config.validate()
     device = _device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
     dtype = _dtype(config.dtype, device)
     kernels = _kernels(config, device, dtype)
+    kernels.count_tasks(heartbeat.address if heartbeat else None)
     kernels.set_threads(config.threads or _cores())  # laying out weights is work for all
     model = load_model(
         Path(config.model),
@@ -55,6 +63,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         progress=lambda done, total: progress("weights", done, total),
         load_format=config.load_format,
         kernels=kernels,
+        on_layer=heartbeat.beat if heartbeat else lambda: None,
     )
     if config.batch_invariant and not model.is_own:
         raise ConfigError(
@@ -64,6 +73,7 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
     if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
         kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
+    _check_slots(config, max_len)
     cache_dtype = _cache_dtype(config.kv_cache_dtype, model, kernels)
     num_pages, host_pages = _size_cache(config, model, cache_dtype, max_len)
     cache = KVCache.allocate(
@@ -93,8 +103,23 @@ def build_engine(config: EngineConfig, progress: Progress = lambda what, done, t
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
         parameters=model.num_parameters,
     )
-    scheduler = Scheduler(config, policy, num_pages=num_pages, host_pages=host_pages, max_len=max_len)
-    return Engine(config, info, scheduler, runner)
+    sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
+    plain = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)
+    trial = Engine(plain, info, Scheduler(plain, make_policy(plain, costs), **sizes), runner)
+    if not has_finite_answers(trial):
+        raise _not_finite(config, info.dtype)
+    return Engine(config, info, Scheduler(config, policy, **sizes), runner)
+
+
+def _not_finite(config: EngineConfig, dtype: str) -> ModelError:
+    """Name the tensor to blame, if the checkpoint itself has NaN or infinity."""
+    broken = None if config.load_format == "dummy" else find_not_finite(Path(config.model))
+    if broken is not None:
+        name, entry = broken
+        return ModelError(f"{entry.file}: tensor {name} contains NaN or infinity: the checkpoint is damaged")
+    return ModelError(
+        f"{config.model}: the model computes NaN or infinity in {dtype}; --dtype bfloat16 or float32 has a wider range"
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -167,39 +192,38 @@ def _max_len(config: EngineConfig, max_position: int) -> int:
     return wanted
 
 
+def _check_slots(config: EngineConfig, max_len: int) -> None:
+    """The tables of all slots are virtual memory until they are used; they must not exceed what a process may map."""
+    needed = config.max_num_seqs * (max_len + 1) * 8
+    if needed > MAX_SLOT_BYTES:
+        raise ConfigError(
+            f"max_num_seqs ({config.max_num_seqs}) slots of max_model_len ({max_len}) tokens need tables of "
+            f"{needed / 2**30:.0f} GiB; {MAX_SLOT_BYTES / 2**30:.0f} GiB are allowed"
+        )
+
+
 def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len: int) -> tuple[int, int]:
     """Device pages and host pages; never more than twice what all slots at full length could hold."""
     page = KVCache.bytes_per_page(config.page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
     useful = 2 * config.max_num_seqs * -(-max_len // config.page_size)
     if config.num_pages is not None:
         pages = config.num_pages
+        has = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory()
+        if pages * page > has:
+            raise ConfigError(
+                f"num_pages ({pages}) of {page} bytes each take {pages * page / 2**30:.1f} GiB, and there are "
+                f"{has / 2**30:.1f} GiB"
+            )
     elif model.device.type == "cuda":
         torch.cuda.empty_cache()  # what loading left behind in torch's hands counts as used
         free, total = torch.cuda.mem_get_info(model.device)
         pages = min(useful, int(free - (1.0 - config.memory_fraction) * total) // page)
     else:
         # Half of what is free: the other half is for weights not yet touched, activations and everybody else.
-        pages = min(useful, int(config.memory_fraction * _free_memory() / 2) // page)
+        pages = min(useful, int(config.memory_fraction * free_memory() / 2) // page)
     if pages < 1:
         raise ConfigError(f"no memory for a KV page of {page} bytes; lower the model's size or raise memory_fraction")
     return pages, int(min(config.swap_space * 2**30 / page, useful))  # the bytes may be too many for a number
-
-
-def _free_memory() -> int:
-    """Bytes that can be had without swapping: what Linux calls available, and no more than a container's limit leaves.
-    Elsewhere half of the physical memory is assumed free."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    for limit, used in CGROUP_MEMORY:
-        try:
-            free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return free
 
 
 def _capture(config: EngineConfig, device: torch.device) -> Capture | None:

@@ -8,6 +8,18 @@ import msgspec
 
 from engine.errors import ConfigError
 
+# Bounds beyond any use, below which all sizes computed from them are numbers that tensors can have.
+MAX_VALUES = {
+    "max_num_seqs": 1 << 16,
+    "page_size": 1 << 16,
+    "num_pages": 2**31 - 1,
+    "max_model_len": 2**31 - 1,
+    "max_num_batched_tokens": 1 << 24,
+    "prefill_chunk": 1 << 24,
+    "threads": 1 << 12,
+    "min_share": 2**31 - 1,
+}
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sizes and switches of one engine. `None` means: decide from the model and the machine at start.
@@ -54,6 +66,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         for name, value in positive.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        for name, limit in MAX_VALUES.items():
+            if (getattr(self, name) or 0) > limit:
+                raise ConfigError(f"{name} must be at most {limit}, not {getattr(self, name)}")
         for name, optional in (
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("max_model_len", self.max_model_len),

@@ -50,6 +50,11 @@ class Watch(msgspec.Struct, frozen=True, tag="watch"):
     on: bool
 
 
+class Echo(msgspec.Struct, frozen=True, tag="echo"):
+    """Asks an idle engine for a sign of progress: its main loop turns once to read this, and so counts a heartbeat.
+    There is no answer."""
+
+
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
     """How far the start has come."""
 
@@ -78,7 +83,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     snapshot: Snapshot | None = None
 
 
-ToEngine = Start | Submit | Abort | Watch
+ToEngine = Start | Submit | Abort | Watch | Echo
 FromEngine = Loading | Ready | Failed | Stepped
 
 M = TypeVar("M")

@@ -1,6 +1,7 @@
 """The engine process: inbox -> steps -> events. One thread, no event loop; it sleeps when there is nothing to do.
 
-Started by `app.life` as `python -m engine.worker FD` with one end of a socket pair; tests run `serve` on a thread.
+Started by `app.life` as `python -m engine.worker FD FD FORMAT`, with one end of a socket pair and a heartbeat; tests
+run `serve` on a thread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -19,6 +21,7 @@ from engine.errors import EngineError, RequestRefused
 from engine.frames import (
     Abort,
     ChannelClosed,
+    Echo,
     EngineChannel,
     Failed,
     Loading,
@@ -29,6 +32,8 @@ from engine.frames import (
     ToEngine,
     Watch,
 )
+from engine.heartbeat import Heartbeat
+from engine.log_queue import start_logging
 from engine.types import EndEvent, Event, FinishReason, Request, Snapshot
 from engine.view import snapshot
 
@@ -37,6 +42,7 @@ log = logging.getLogger("carousel.engine")
 WATCH_EVERY = 0.2  # seconds between snapshots while something runs
 WATCH_IDLE = 2.0  # and while nothing does
 BEAT = 1.0  # seconds after which the books are sent while somebody waits, though nothing has happened: we live
+LAST_LINES_SECONDS = 1.0  # for queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 
@@ -44,8 +50,9 @@ Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 class Worker:
     """One engine and the channel it serves."""
 
-    def __init__(self, channel: EngineChannel, engine: Engine) -> None:
+    def __init__(self, channel: EngineChannel, engine: Engine, heartbeat: Heartbeat) -> None:
         self._channel = channel
+        self._heartbeat = heartbeat
         self._engine = engine
         self._watching = False
         self._watched_at = 0.0
@@ -61,6 +68,7 @@ class Worker:
         while True:
             for message in self._channel.receive(self._patience()):
                 self._handle(message)
+            self._heartbeat.beat()
             events: list[Event] = []
             if self._engine.seconds_to_step() == 0.0:
                 events = self._engine.step(self._tell)
@@ -97,6 +105,8 @@ class Worker:
                     self._refused += _refusal(request, error)
             case Abort(request_id, choice):
                 self._engine.abort(request_id, choice)
+            case Echo():
+                pass  # this turn of the loop is the sign
             case Watch(on):
                 self._watching, self._watched_at = on, 0.0
             case Start():
@@ -116,7 +126,7 @@ def _refusal(request: Request, error: RequestRefused) -> list[Event]:
     ]
 
 
-def serve(sock: socket.socket, build: Builder) -> None:
+def serve(sock: socket.socket, build: Builder, heartbeat: Heartbeat) -> None:
     """Wait for `Start`, build the engine, serve until the channel closes."""
     channel = EngineChannel(sock)
     try:
@@ -125,7 +135,7 @@ def serve(sock: socket.socket, build: Builder) -> None:
         gc.collect()
         gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
         channel.send(Ready(engine.info))
-        Worker(channel, engine).run(early)
+        Worker(channel, engine, heartbeat).run(early)
     except ChannelClosed:
         return
     finally:
@@ -157,14 +167,23 @@ def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
 
 
 def main() -> None:
-    """Entry point of the process. The descriptor of its end of the socket pair is the only argument."""
+    """Entry point of the process. Arguments: the descriptors of its end of the socket pair and of its heartbeat, and
+    the log format."""
     # Service managers tell all processes of a service at once. Answers are finished first: it ends with its channel.
     for told in (signal.SIGTERM, signal.SIGINT):
         signal.signal(told, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    descriptor, beats, log_format = sys.argv[1:]
+    logs = start_logging("info", log_format)
     from engine.build import build_engine  # imports torch: after logging is up, and never in a test's fake engine
 
-    serve(socket.socket(fileno=int(sys.argv[1])), build_engine)
+    heartbeat = Heartbeat(int(beats))
+    try:
+        serve(socket.socket(fileno=int(descriptor)), partial(build_engine, heartbeat=heartbeat), heartbeat)
+    except Exception:
+        log.exception("the engine failed")
+        raise SystemExit(1) from None
+    finally:
+        logs.writer.close(LAST_LINES_SECONDS)
 
 
 if __name__ == "__main__":

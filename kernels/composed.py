@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class Composed:
     """For a back end that has nothing better: see `kernels.interface.Kernels`."""
 
+    def count_tasks(self, counter: int | None) -> None:
+        """Count nothing: a step calls these operations one by one."""
+
     def norm_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         return layer(self.rms_norm(x, norm, eps))
 

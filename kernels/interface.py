@@ -37,6 +37,11 @@ class Kernels(Protocol):
     def set_threads(self, threads: int) -> None:
         """How many CPU threads compute, the caller's included."""
 
+    def count_tasks(self, counter: int | None) -> None:
+        """Add to the uint64 at the address `counter` while an operation runs for long, so that a watchdog sees progress
+        inside a step; the memory must live until the next call. None: do not. Operations that return at once, or
+        that this back end cannot divide, need not count."""
+
     def activations(self, dtype: torch.dtype) -> torch.dtype:
         """What a decoder's activations are in where `dtype` is asked for."""
 

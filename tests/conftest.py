@@ -57,7 +57,8 @@ class Server:
 
     process: subprocess.Popen[str]
     url: str = ""
-    log: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)  # without access lines
+    access: list[str] = field(default_factory=list)
     _ready: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class Server:
         assert self.process.stderr is not None
         with self.process.stderr as lines:
             for line in lines:
-                self.log.append(line.rstrip())
+                (self.access if line.startswith("INFO carousel.access: ") else self.log).append(line.rstrip())
                 found = re.match(r"Ready: (\S+)", line)
                 if found:
                     self.url = found.group(1)

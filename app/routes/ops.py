@@ -15,11 +15,16 @@ from app.presence import done_for
 from app.routes import json_response, service_of, tenant_of
 from app.schemas.chat import turns
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from app.security import read_json_body
+from app.security import authenticate_operator, read_json_body
 from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
 
-COMING = {Phase.LOADING: "the model is loading", Phase.RESTARTING: "the engine died, and another one is loading"}
+STALLED = "the engine makes no progress; it is replaced if that goes on"
+COMING = {
+    Phase.LOADING: "the model is loading",
+    Phase.RESTARTING: "the engine died, and another one is loading",
+    Phase.RETRYING: "several engines in a row could not serve; another one will be started",
+}
 
 
 def _model(service: Service, tenant: Tenant) -> dict[str, Any]:
@@ -76,20 +81,37 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 when requests are served; else 503 with how far the start has come. While an engine that died
-    is replaced requests are taken, but wait: who has other servers may go there."""
+    """GET /health and /readyz: 200 when requests are served; else 503 with the progress of the start. While a dead
+    engine is replaced, requests are accepted but wait, so a load balancer may prefer other servers."""
     service = service_of(request)
     client = service.client
     if service.draining:
-        return JSONResponse(error_body(503, "the server is stopping", code="server_shutdown"), status_code=503)
-    if client.phase is Phase.READY:
+        body = error_body(503, "the server is stopping", code="server_shutdown")
+        return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
+    if client.phase is Phase.READY and not client.is_stalled:
         return JSONResponse({"status": "ready"})
-    message = COMING.get(client.phase, ENGINE_GONE)
+    message = STALLED if client.is_stalled else COMING.get(client.phase, ENGINE_GONE)
     body = error_body(503, message, code="engine_unavailable")
     if client.phase in COMING:
         loading = client.loading
         body["loading"] = {"what": loading.what, "done": loading.done, "total": loading.total}
     return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
+
+
+async def alive(request: Request) -> Response:
+    """GET /livez: 200 while the event loop runs, also while the model loads and during a drain; 503 when the process is
+    about to exit because no engine can be started."""
+    if service_of(request).client.phase in (Phase.FAILED, Phase.STOPPED):
+        return JSONResponse(error_body(503, ENGINE_GONE, code="engine_unavailable"), status_code=503)
+    return JSONResponse({"status": "alive"})
+
+
+async def drain(request: Request) -> Response:
+    """POST /drain: refuse new requests, let running answers finish, then end the process, as SIGTERM does."""
+    service = service_of(request)
+    authenticate_operator(request, service.settings)
+    service.draining = True
+    return JSONResponse({"status": "draining", "in_flight": len(service.registry.live())}, status_code=202)
 
 
 async def metrics(request: Request) -> Response:

@@ -46,6 +46,9 @@ class CpuKernels(ReferenceKernels):
         torch.set_num_threads(1)
         self._library.carousel_set_threads(threads)
 
+    def count_tasks(self, counter: int | None) -> None:
+        self._library.carousel_count_tasks(counter)
+
     def activations(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 

@@ -40,6 +40,7 @@ def _struct(kind: type[ctypes.Structure]) -> Any:
 # source/api.cpp: what the functions that return nothing take, and what those take that return a number.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
+    "count_tasks": (_pointer,),
     "pack": (_pointer, _int, _int, _int, _pointer),
     "linear": (_struct(structs.Linear), _pointer, _int, _pointer),
     "norm_linear": (_struct(structs.Linear), _pointer, _pointer, _float, _int, _pointer),

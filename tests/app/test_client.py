@@ -571,3 +571,148 @@ def test_what_is_no_frame_of_ours_is_refused(data: bytes):
     """Too long, not msgpack, not one of our types."""
     with pytest.raises(ValueError, match=r"\w"):
         FrameReader(to_engine).feed(data)
+
+
+class FailingBuilder:
+    """Builds an engine that dies in its first step; from the second one on nothing can be built, until it is mended."""
+
+    def __init__(self) -> None:
+        self.mortal = Mortal(after=[0])
+        self.is_mended = False
+        self.built = 0
+
+    def __call__(self, config: EngineConfig, progress) -> Engine:
+        self.built += 1
+        if self.built > 1 and not self.is_mended:
+            raise ConfigError("no memory")
+        return fake_engine(config, progress, mortal=self.mortal)
+
+
+@pytest.fixture
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.lives.BACKOFF", 0.0)
+
+
+async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff):
+    """Requests end with an error, and `failed` returns the reason."""
+    client = EngineClient(CONFIG, FailingBuilder())
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    events = await follow(client, request("waits"))
+    assert events[-1].code == "engine_unavailable"
+    assert "no memory" in await asyncio.wait_for(client.failed(), 10)
+    assert client.phase is Phase.FAILED
+    await client.stop()
+
+
+async def test_a_restart_interval_keeps_starting_engines(no_backoff):
+    """Requests end with an error and new ones are refused, until an engine can be started."""
+    build = FailingBuilder()
+    client = EngineClient(CONFIG, build, restart_interval=0.01)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    events = await follow(client, request("waits"))
+    assert events[-1].code == "engine_unavailable"
+    assert client.phase is Phase.RETRYING and not client.takes_requests
+    with pytest.raises(EngineUnavailable):
+        client.check(request("new"))
+    tries = build.built
+    while build.built < tries + 3:
+        await asyncio.sleep(0.01)
+    build.is_mended = True
+    await asyncio.wait_for(client.ready(), 10)
+    assert len(await follow(client, request("served"))) > 1
+    await client.stop()
+
+
+class HangingOnce:
+    """Hangs the first engine in the step that computes token 666, until `end`."""
+
+    def __init__(self) -> None:
+        self.is_hung, self.end = threading.Event(), threading.Event()
+        self.lives = 0
+
+    def begin(self) -> None:
+        self.lives += 1
+
+    def step(self, batch, tokens) -> None:
+        if self.lives == 1 and 666 in tokens[0]:
+            self.is_hung.set()
+            self.end.wait(20)
+
+
+@pytest.fixture
+def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.client.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("app.client.STALL_SECONDS", 0.3)
+    monkeypatch.setattr("app.client.CANARY_SECONDS", 0.1)
+
+
+async def test_a_long_step_that_makes_progress_is_left_alone_and_one_that_makes_none_is_replaced(at_once, quick_watch):
+    """The engine is stalled first, then replaced; the text is the same."""
+    hanging = HangingOnce()
+    client = EngineClient(CONFIG, partial(fake_engine, mortal=hanging), watchdog=1.0)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    following = asyncio.create_task(follow(client, replace(request("a"), prompt=(1, 666))))
+    await asyncio.to_thread(hanging.is_hung.wait, 10)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 2.0  # twice the watchdog's time
+    while loop.time() < until:  # as a long step counts its layers
+        client._life.heartbeat.beat()
+        assert not client.is_stalled and client.restarts == 0
+        await asyncio.sleep(0.01)
+    while not client.is_stalled:
+        await asyncio.sleep(0.01)
+    assert client.restarts == 0
+    assert tokens_of(await following) == text_alone((1, 666), 0, 5)
+    assert client.restarts == 1 and not client.is_stalled
+    hanging.end.set()
+    await client.stop()
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
+async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, quick_watch, is_busy: bool):
+    """A real process under SIGSTOP, in mid-answer or with nothing to do; text goes on as if nothing had been."""
+    client = EngineClient(EngineConfig(model=str(demo), max_num_seqs=4), watchdog=1.0)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 120)
+    asked = Request(id="a", prompt=(5, 9, 2), sampling=SamplingParams(max_tokens=200, temperature=0.9, seed=7))
+    undisturbed = tokens_of(await follow(client, asked))
+    stopped = client.process.pid
+    heard = 0
+
+    def stop(event: Event) -> None:
+        nonlocal heard
+        heard += isinstance(event, TokenEvent)
+        if is_busy and heard == 30:
+            os.kill(stopped, signal.SIGSTOP)
+
+    if not is_busy:
+        os.kill(stopped, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            while not client.is_stalled:
+                await asyncio.sleep(0.01)
+            while client.restarts == 0 or client.phase is not Phase.READY:
+                await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        events, done = [], asyncio.Event()
+        client.submit(asked, lambda event: (events.append(event), stop(event), client.in_flight or done.set()))
+        await done.wait()
+    assert [e.token_id for e in events if isinstance(e, TokenEvent)] == undisturbed
+    assert client.restarts == 1 and client.process.pid != stopped
+    await client.stop()
+
+
+async def test_an_idle_engine_is_asked_for_a_sign_and_left_alone(quick_watch):
+    """Longer than the watchdog's time."""
+    client = EngineClient(CONFIG, fake_engine, watchdog=0.5)
+    await client.start()
+    await asyncio.wait_for(client.ready(), 10)
+    before = client._life.heartbeat.count
+    async with asyncio.timeout(20):
+        while client._life.heartbeat.count < before + 10:  # canaries, each a turn of the worker's loop
+            assert not client.is_stalled
+            await asyncio.sleep(0.01)
+    assert client.restarts == 0
+    await client.stop()

@@ -544,3 +544,37 @@ def test_a_full_server_says_when_to_come_back():
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "server_full"
+
+
+def test_draining_needs_an_operator_key(http, locked):
+    """403 names the option where there is none; 401 for another key, a tenant's too."""
+    answer = http.post("/drain")
+    assert answer.status_code == 403 and "--operator-key" in answer.json()["error"]["message"]
+    with make(tenants=(of_key("alice"),), operator_key="op") as client:
+        ready(client)
+        assert client.post("/drain").status_code == 401
+        assert client.post("/drain", headers={"Authorization": "Bearer alice"}).status_code == 401
+        assert client.post("/drain", headers={"Authorization": "Bearer op"}).status_code == 202
+        refused = client.post(CHAT, json=ASK, headers={"Authorization": "Bearer alice"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_shutdown")
+        assert refused.headers["retry-after"]
+        assert client.get("/readyz").status_code == 503 and client.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3:8000", "elsewhere.example"])
+def test_probes_are_answered_without_a_key_and_whatever_the_host(locked, host: str):
+    """Kubernetes asks a pod by its address."""
+    for path in ("/livez", "/readyz"):
+        assert locked.get(path, headers={"Host": host}).status_code == 200
+    assert locked.get("/v1/models", headers={"Host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/health", "/readyz"])
+def test_a_server_whose_engine_makes_no_progress_is_not_ready(http, monkeypatch, path: str):
+    """503 with Retry-After and a reason; it is alive all the same."""
+    monkeypatch.setattr(EngineClient, "is_stalled", True)
+    answer = http.get(path)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert "no progress" in answer.json()["error"]["message"]
+    assert "carousel:engine_up 0.0" in http.get("/metrics").text
+    assert http.get("/livez").status_code == 200

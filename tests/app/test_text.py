@@ -108,10 +108,12 @@ def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path):
 @pytest.mark.parametrize(("said", "ends"), [("[1, 2]", {1, 2}), ("3", {3}), ("[]", set()), ("null", set())])
 def test_a_text_ends_with_the_tokenizer_s_end_too(tmp_path: Path, said: str, ends: set[int]):
     """Besides those of the model; but for one that the model cannot say."""
-    MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "hell"}')
+    tokenizer = Tokenizer.from_str(MODEL.tokenizer.to_str())
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {said}}}')
-    own = MODEL.tokenizer.token_to_id("hell")
+    own = tokenizer.token_to_id("<end>")
     assert TextModel.load(tmp_path).eos_token_ids == ends | {own}
     (tmp_path / "config.json").write_text(f'{{"vocab_size": {own}}}')
     assert TextModel.load(tmp_path).eos_token_ids == ends

@@ -313,6 +313,7 @@ def test_what_is_not_http_is_refused_in_the_protocol_s_shape(server: Server):
         answer = heard(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+    assert b"\r\nx-request-id: " in answer
     assert server.log[said:] == []
 
 

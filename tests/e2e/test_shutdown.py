@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -61,9 +62,10 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
         server.process.wait()
 
 
-@pytest.mark.parametrize("told", ["both processes", "a closed terminal"])
-def test_running_answers_are_finished_however_it_is_told(told: str):
-    """A service manager tells all processes of a service; whoever closes a terminal tells one, of another signal."""
+@pytest.mark.parametrize("told", ["both processes", "SIGUSR1", "POST /drain"])
+def test_running_answers_are_finished_however_it_is_told(told: str, monkeypatch: pytest.MonkeyPatch):
+    """A service manager signals all processes of a service; an operator may send SIGUSR1 or ask over HTTP."""
+    monkeypatch.setenv("CAROUSEL_OPERATOR_KEY", "op")
     server = Server.start("--max-num-seqs", "4", "--max-model-len", "2048")
     engine = psutil.Process(server.process.pid).children()
     try:
@@ -74,12 +76,21 @@ def test_running_answers_are_finished_however_it_is_told(told: str):
                 pass
             for process in (*engine, server.process) if told == "both processes" else ():
                 process.send_signal(signal.SIGTERM)
-            if told == "a closed terminal":
-                server.process.send_signal(signal.SIGHUP)
+            if told == "SIGUSR1":
+                server.process.send_signal(signal.SIGUSR1)
+            if told == "POST /drain":
+                headers = {"Authorization": "Bearer op"}
+                answer = httpx.post(f"{server.url}/drain", headers=headers)
+                assert (answer.status_code, answer.json()) == (202, {"status": "draining", "in_flight": 1})
+                refused = httpx.get(f"{server.url}/readyz")
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+                assert httpx.get(f"{server.url}/livez").status_code == 200
             data = [line[6:] for line in lines if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
-        server.process.wait(30)
+        status = server.process.wait(30)
+        assert status == (-signal.SIGTERM if told == "both processes" else 0)
         assert psutil.wait_procs(engine, timeout=10)[1] == []
+        server._follower.join(10)
         assert server.log[-1].startswith("Ready: ")
     finally:
         server.process.kill()
@@ -214,3 +225,82 @@ def test_an_answer_that_nobody_reads_does_not_hold_up_the_end(server: Server):
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(30)
     assert stream and not any("Traceback" in line for line in server.log)
+
+
+def test_the_drain_timeout_bounds_the_time_for_running_answers():
+    """With 0, an endless answer ends with an error at once."""
+    server = Server.start("--kernels", "torch", "--max-model-len", "2048", "--drain-timeout", "0")
+    endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
+    try:
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=endless, timeout=60) as response:
+            lines = response.iter_lines()
+            while not next(lines).startswith("data: "):
+                pass
+            server.process.send_signal(signal.SIGUSR1)
+            data = [line[6:] for line in lines if line.startswith("data: ")]
+        assert json.loads(data[-1])["error"]["code"] == "server_shutdown"
+        assert server.process.wait(30) == 0
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_sighup_reads_keys_again_and_keeps_the_old_ones_where_that_fails(tmp_path: Path):
+    """Requests that run go on; a broken file costs one line in the log."""
+    file = tmp_path / "carousel.toml"
+
+    def write(*keys: str) -> None:
+        file.write_text("".join(f'[tenants.{key}]\nkey = "{key}"\n' for key in keys))
+
+    def status(key: str) -> int:
+        return httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
+
+    def reread() -> str:
+        said = len(server.log)
+        server.process.send_signal(signal.SIGHUP)
+        while len(server.log) == said:
+            time.sleep(0.01)
+        return server.log[said]
+
+    write("old")
+    server = Server.start("--config", str(file), "--kernels", "torch", "--max-model-len", "2048")
+    try:
+        asked = {**LONG, "max_tokens": 200, "min_tokens": 200}
+        headers = {"Authorization": "Bearer old"}
+        url = f"{server.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=asked, headers=headers, timeout=60) as response:
+            lines = response.iter_lines()
+            while not next(lines).startswith("data: "):
+                pass
+            write("new")
+            assert "read again: 1 keys" in reread()
+            assert (status("old"), status("new")) == (401, 200)
+            data = [line[6:] for line in lines if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        file.write_text("[tenants.broken")
+        assert str(file) in reread()
+        write()
+        assert "no key is left" in reread()
+        assert (status("old"), status("new")) == (401, 200)
+        file.unlink()
+        assert str(file) in reread()
+        assert status("new") == 200
+    finally:
+        server.stop()
+
+
+def test_nohup_keeps_a_server_from_reading_keys_and_from_stopping():
+    """SIGHUP stays ignored."""
+    command = f"trap '' HUP; exec {sys.executable} -m app serve --port 0"
+    process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        server = Server(process)
+        server._follower.start()
+        assert server._ready.wait(60)
+        process.send_signal(signal.SIGHUP)
+        assert httpx.get(f"{server.url}/livez").status_code == 200
+        assert server.stop() == -signal.SIGTERM
+        assert not [line for line in server.log if "SIGHUP" in line]
+    finally:
+        process.kill()
+        process.wait()

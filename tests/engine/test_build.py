@@ -129,7 +129,7 @@ class SlowUnlessPlain:
 def test_swap_space_becomes_pages_as_far_as_they_are_of_use(gib: float, pages: int):
     """Twice what all slots could hold is as good as endless."""
     config = EngineConfig(model="", page_size=1024, max_num_seqs=1, num_pages=1, swap_space=gib)
-    model = SimpleNamespace(num_layers=1, num_kv_heads=64, head_dim=64)
+    model = SimpleNamespace(device=torch.device("cpu"), num_layers=1, num_kv_heads=64, head_dim=64)
     assert _size_cache(config, model, torch.bfloat16, 100 * 1024) == (1, pages)
 
 

@@ -23,6 +23,20 @@ FAMILIES = {
 
 # Where models of several modalities keep the configuration of their text, as in transformers.
 TEXT_SECTIONS = ("text_config", "decoder", "generator")
+# Upper bounds of the sizes, an order of magnitude beyond any published model: what is larger is a mistake, and is
+# refused before memory is asked for.
+MAX_SIZES = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 13,
+}
+MAX_INTEGER = 2**31 - 1  # of other sizes
+MAX_NUMBER = 1e12  # of rope's numbers; beyond it float32 tables have no meaning
+TEXT_LISTS = ("architectures", "layer_types")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -73,6 +87,8 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
         """config.json as a dict. Raises ModelConfigError naming the key and its value."""
+        for key in TEXT_LISTS:
+            _text_list(config, key)
         family = _family(config)
         _refuse_unsupported(config)
         num_heads = _positive(config, "num_attention_heads")
@@ -116,17 +132,25 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
 
 
+def _text_list(config: Mapping[str, Any], key: str) -> None:
+    value = config.get(key)
+    if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise ModelConfigError(key, value, "a list of texts is needed")
+
+
 def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ModelConfigError(key, value, "a positive integer is needed")
+    if value > (largest := MAX_SIZES.get(key, MAX_INTEGER)):
+        raise ModelConfigError(key, value, f"at most {largest} is supported")
     return value
 
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ModelConfigError(key, value, "a positive number is needed")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
+        raise ModelConfigError(key, value, f"a positive number of at most {MAX_NUMBER:g} is needed")
     return float(value)
 
 
@@ -166,7 +190,7 @@ def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[i
     window = _window(config) if config.get("use_sliding_window", False) else 0
     if layer_types is None:
         first_sliding = config.get("max_window_layers", 28)
-        if not isinstance(first_sliding, int) or first_sliding < 0:
+        if not isinstance(first_sliding, int) or isinstance(first_sliding, bool) or first_sliding < 0:
             raise ModelConfigError("max_window_layers", first_sliding, "an integer of at least 0 is needed")
         return tuple(window if layer >= first_sliding else 0 for layer in range(num_layers))
     if len(layer_types) != num_layers or set(layer_types) - {"full_attention", "sliding_attention"}:
@@ -185,7 +209,7 @@ def _window(config: Mapping[str, Any]) -> int:
 def _dtype(config: Mapping[str, Any]) -> torch.dtype:
     key = "dtype" if "dtype" in config else "torch_dtype"
     name = config.get(key) or "float32"
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise ModelConfigError(key, name, f"one of {', '.join(DTYPES)} is needed")
     return DTYPES[name]
 
@@ -229,8 +253,8 @@ def _rope_entry(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if len(found) == 2:
         new, old = found.values()
         is_nested = any(isinstance(value, Mapping) for value in (*new.values(), *old.values()))
-        kinds = {rope_kind(entry) for entry in (new, old)}
-        if is_nested or len(kinds) > 1 or any(new[name] != old[name] for name in set(new) & set(old)):
+        one, other = rope_kind(new), rope_kind(old)
+        if is_nested or one != other or any(new[name] != old[name] for name in set(new) & set(old)):
             raise ModelConfigError("rope_scaling", old, f"contradicts rope_parameters = {new!r}; keep one of them")
     return next(iter(found.items()), ("rope_scaling", {}))
 
@@ -252,30 +276,47 @@ def rope_config(config: Mapping[str, Any]) -> RopeConfig:
         return RopeConfig(theta)
     required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
     for name in required[kind]:
-        if not isinstance(given.get(name), int | float):
+        if given.get(name) is None:
             raise ModelConfigError(key, given, f"rope type {kind!r} needs the number {name}")
-    return RopeConfig(
+    if theta == 1.0 and kind == "yarn":
+        raise ModelConfigError("rope_theta", theta, "yarn needs a base other than 1")
+    scaled = RopeConfig(
         theta=theta,
         kind=kind,
-        factor=float(given["factor"]),
+        factor=_rope_number(key, given, "factor", 1.0),
         original_max_position=_original_max_position(config, given),
-        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
-        attention_factor=given.get("attention_factor"),
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        mscale=float(given.get("mscale") or 0.0),
-        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
+        low_freq_factor=_rope_number(key, given, "low_freq_factor", 1.0),
+        high_freq_factor=_rope_number(key, given, "high_freq_factor", 4.0),
+        attention_factor=None
+        if given.get("attention_factor") is None
+        else _rope_number(key, given, "attention_factor", 1.0),
+        beta_fast=_rope_number(key, given, "beta_fast", 32.0),
+        beta_slow=_rope_number(key, given, "beta_slow", 1.0),
+        mscale=_rope_number(key, given, "mscale", 0.0),
+        mscale_all_dim=_rope_number(key, given, "mscale_all_dim", 0.0),
         truncate=bool(given.get("truncate", True)),
     )
+    if kind == "llama3" and scaled.low_freq_factor >= scaled.high_freq_factor:
+        raise ModelConfigError(key, given, "low_freq_factor must be less than high_freq_factor")
+    return scaled
+
+
+def _rope_number(key: str, rope: Mapping[str, Any], name: str, default: float) -> float:
+    """A number of the rope's entry `key`; null and 0 stand for the default, as in transformers."""
+    value = rope.get(name)
+    if value is None or value is False or value == 0:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 1e-6 <= value <= MAX_NUMBER:
+        raise ModelConfigError(f"{key}.{name}", value, f"a number between 1e-06 and {MAX_NUMBER:g} is needed")
+    return float(value)
 
 
 def _original_max_position(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     """The context a model was trained on before its rope was stretched; a top-level key wins, as in transformers."""
     name = "original_max_position_embeddings"
     value = config.get(name, rope.get(name, config.get("max_position_embeddings", 2048)))
-    if not isinstance(value, int) or value <= 0:
-        raise ModelConfigError(name, value, "a positive integer is needed")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_INTEGER:
+        raise ModelConfigError(name, value, f"a positive integer of at most {MAX_INTEGER} is needed")
     return value
 
 
@@ -285,4 +326,7 @@ def _max_position(config: Mapping[str, Any]) -> int:
     """
     given = _positive(config, "max_position_embeddings", 2048)
     rope = rope_config(config)
-    return max(given, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else given
+    reached = max(given, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else given
+    if reached > MAX_INTEGER:
+        raise ModelConfigError("rope_scaling.factor", rope.factor, f"more than {MAX_INTEGER} positions")
+    return reached

@@ -6,6 +6,8 @@ matrix and the two input projections of the feed-forward layer into another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,12 @@ from kernels.slots import StepState
 class Decoder:
     """Implements `engine.execution.models.interface.Model`."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, on_layer: Callable[[], None] = lambda: None
+    ) -> None:
+        """on_layer: called for each layer that is computed operation by operation."""
         self.config = config
+        self._on_layer = on_layer
         self._weights = weights
         self._scale = config.head_dim**-0.5
         self._kernels: Kernels | None = None  # those that prepared `_in_one_go`
@@ -94,6 +100,7 @@ class Decoder:
             kernels.add_linear(self._attend(index, layer, qkv, attention, rope), layer.out, residual)
             gated = kernels.norm_gated_linear(residual, layer.mlp_norm, config.norm_eps, layer.gate_up)
             kernels.add_linear(gated, layer.down, residual)
+            self._on_layer()
         return kernels.rms_norm(residual, weights.final_norm, config.norm_eps)
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ with explicit positions. Whether a model really computes through that function a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,9 +43,11 @@ class PagedStep:
     """A step over the paged cache."""
 
     attention: StepAttention
+    on_layer: Callable[[], None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """Keys and values go to the cache first: the rows of a chunk attend to each other through it."""
+        self.on_layer()
         cache = self.attention.cache
         slots = self.attention.inputs.slots
         self.attention.kernels.write_cache(k, v, slots, cache.k[layer], cache.v[layer])
@@ -98,7 +101,15 @@ class PackedModule(nn.Module):
 class TransformersModel:
     """Implements `engine.execution.models.interface.Model` around a model of transformers."""
 
-    def __init__(self, causal_lm: Any, shape: AttentionShape, num_parameters: int) -> None:
+    def __init__(
+        self,
+        causal_lm: Any,
+        shape: AttentionShape,
+        num_parameters: int,
+        on_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_layer: called for each layer of a forward pass."""
+        self._on_layer = on_layer
         config = causal_lm.config.get_text_config()
         self._body = causal_lm.get_decoder()
         self._head = causal_lm.get_output_embeddings()
@@ -139,7 +150,7 @@ class TransformersModel:
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
         """-> hidden states [T, H] after the last norm."""
         attention = StepAttention.begin(inputs, cache, kernels, self._shape.num_heads, self._shape.windows)
-        return run_body(self._body, inputs.token_ids, inputs.positions, PagedStep(attention))
+        return run_body(self._body, inputs.token_ids, inputs.positions, PagedStep(attention, self._on_layer))
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -168,6 +179,7 @@ def load_fallback(
     progress: Progress,
     load_format: str,
     kernels: Kernels | None,
+    on_layer: Callable[[], None],
 ) -> TransformersModel:
     """Raises ModelError where transformers cannot load the directory or the model computes what we would not."""
     # Late, because importing transformers takes seconds, which a model the decoder computes need not wait for.
@@ -185,7 +197,7 @@ def load_fallback(
     causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     num_parameters = sum(parameter.numel() for parameter in causal_lm.parameters())
     _pack_linears(causal_lm, kernels or load_kernels(device, causal_lm.dtype))
-    model = TransformersModel(causal_lm, discover_shape(causal_lm, config), num_parameters)
+    model = TransformersModel(causal_lm, discover_shape(causal_lm, config), num_parameters, on_layer)
     check_against_own_attention(model, causal_lm, config)
     progress(total, total)
     return model

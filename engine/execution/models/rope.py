@@ -12,7 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from engine.execution.models.config import RopeConfig
+from engine.execution.models.config import DecoderConfig, RopeConfig
+from engine.execution.models.errors import ModelConfigError
+from engine.host_memory import free_memory
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int) -> Tensor:
@@ -20,6 +22,17 @@ def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int) -> Tensor:
     frequencies, attention_factor = inverse_frequencies(rope, head_dim)
     angles = torch.arange(max_position, dtype=torch.float32).unsqueeze(1) * frequencies
     return torch.cat((angles.cos() * attention_factor, angles.sin() * attention_factor), dim=-1)
+
+
+def check_rope_table(config: DecoderConfig) -> None:
+    """Raise ModelConfigError where the table does not fit into the memory that is free."""
+    needed = 3 * 4 * config.max_position * config.head_dim  # angles, cosines and sines, and both side by side
+    if needed > (free := free_memory()):
+        raise ModelConfigError(
+            "max_position_embeddings",
+            config.max_position,
+            f"its table of rotary embeddings takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+        )
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:

@@ -100,6 +100,17 @@ def list_tensors(directory: Path) -> dict[str, TensorEntry]:
     raise WeightsError(f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; only safetensors are read")
 
 
+def find_not_finite(directory: Path) -> tuple[str, TensorEntry] | None:
+    """Return the first tensor of a checkpoint that contains NaN or infinity, with its name. Reads all of them."""
+    for name, entry in list_tensors(directory).items():
+        if entry.dtype.is_floating_point:
+            tensor = torch.empty(entry.shape, dtype=entry.dtype)
+            entry.read_into(tensor)
+            if not tensor.float().isfinite().all():
+                return name, entry
+    return None
+
+
 def _list_sharded(directory: Path, index_file: Path) -> dict[str, TensorEntry]:
     weight_map = _read_index(index_file)
     tensors: dict[str, TensorEntry] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import have_same_values, list_tensors
+from engine.host_memory import free_memory
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -26,6 +28,10 @@ class WeightSource(Protocol):
 
     def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
         """Return whether both tensors are there and have different values or shapes once loaded in `dtype`."""
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises WeightsError when the tensor `name` is missing, has another shape, or cannot fit into memory. Asked
+        before memory is taken."""
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Fill `out` with the tensor `name`. Raises WeightsError when it is missing or has another shape."""
@@ -52,12 +58,16 @@ class CheckpointSource:
         one, other = self._entries.get(first), self._entries.get(second)
         return one is not None and other is not None and not have_same_values(one, other, dtype)
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        entry = self._entries.pop(name, None)
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        entry = self._entries.get(name)
         if entry is None:
-            raise WeightsError(f"{self._directory}: tensor {name} is missing")
-        if entry.shape != tuple(out.shape):
-            raise WeightsError(f"{entry.file}: tensor {name} is {entry.shape}, config.json asks for {tuple(out.shape)}")
+            raise WeightsError(f"{self._directory}: tensor {name} is missing, and config.json asks for it")
+        if entry.shape != shape:
+            raise WeightsError(f"{entry.file}: tensor {name} is {entry.shape}, config.json asks for {shape}")
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        self.check(name, tuple(out.shape))
+        entry = self._entries.pop(name)
         entry.read_into(out)
         self._done += entry.size
         self._progress(self._done, self._total)
@@ -84,6 +94,11 @@ class DummySource:
 
     def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
         return False  # a tied head has no random weights of its own
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        needed, free = math.prod(shape) * self._dtype.itemsize, free_memory()
+        if needed > free:
+            raise WeightsError(f"config.json asks for {name} of {shape}: {needed} bytes, and {free} are free")
 
     def read_into(self, name: str, out: Tensor) -> None:
         if "norm" in name:

@@ -105,6 +105,8 @@ class _Reader:
 
     def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> Linear:
         """One layer from several of the checkpoint's, stacked: parts are (name, outputs)."""
+        for name, size in parts:
+            self.source.check(f"{name}.weight", (size, inputs))
         outputs = sum(size for _, size in parts)
         held = {self._held(f"{name}.weight") for name, _ in parts}
         weight = self._empty((outputs, inputs), held.pop() if len(held) == 1 else self.dtype)
@@ -125,6 +127,7 @@ class _Reader:
         return self.kernels.activations(self.dtype)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self.source.check(name, shape)
         out = self._empty(shape, dtype)
         self.source.read_into(name, out)
         return out

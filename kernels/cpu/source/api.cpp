@@ -13,6 +13,8 @@ extern "C" {
 
 void carousel_set_threads(int threads) { Pool::instance().set_threads(threads); }
 
+void carousel_count_tasks(uint64_t* counter) { Pool::instance().count_tasks(counter); }
+
 int64_t carousel_has_layout(int64_t layout) { return has_layout(Layout(layout)); }
 
 int64_t carousel_packed_words(int64_t outputs, int64_t inputs, int64_t layout) {

@@ -48,7 +48,10 @@ void Pool::set_threads(int threads) {
 void Pool::run(int64_t count, Task task, void* context) {
     std::unique_lock<std::mutex> lock(caller_, std::defer_lock);
     if (threads_.load(std::memory_order_relaxed) == 1 || count <= 1 || !lock.try_lock()) {
-        for (int64_t index = 0; index < count; index++) task(context, index);
+        for (int64_t index = 0; index < count; index++) {
+            task(context, index);
+            count_one();
+        }
         return;
     }
     const int64_t threads = threads_.load(std::memory_order_relaxed);
@@ -61,8 +64,7 @@ void Pool::run(int64_t count, Task task, void* context) {
         { std::lock_guard<std::mutex> asleep(sleep_); }  // who is about to sleep has looked before, or sees the job
         awake_.notify_all();
     }
-    while (take(0)) {
-    }
+    while (take(0)) count_one();
     for (int spins = 0; !is_done(); spins++) {
         relax();
         if (spins < SPINS) continue;

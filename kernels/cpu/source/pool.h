@@ -18,6 +18,10 @@ class Pool {
     void set_threads(int threads);
     int threads() const { return threads_.load(std::memory_order_relaxed); }  // those
 
+    // From now on the caller of `run` adds to *counter after each task that it has done itself: its progress inside a long
+    // operation, for a watchdog in another process. Null: nothing is counted outside.
+    void count_tasks(uint64_t* counter) { counter_.store(counter ? counter : &uncounted_, std::memory_order_relaxed); }
+
     // Runs task(context, 0..count-1), each once, in any order, and returns when all are done. While one caller is served
     // another one does its tasks by itself.
     void run(int64_t count, Task task, void* context);
@@ -46,6 +50,12 @@ class Pool {
 
     static constexpr int MOST_THREADS = 256;
 
+    // One thread writes, so this is a load and a store without a lock.
+    void count_one() {
+        uint64_t* const counter = counter_.load(std::memory_order_relaxed);
+        __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+    }
+
     bool take(int number);                  // runs one task of the job in hand for this thread; false if there is none
     bool take(int number, Share& share);    // of one share
     bool has_task() const;
@@ -59,6 +69,8 @@ class Pool {
     alignas(APART) std::atomic<int> sleeping_{0};
     std::atomic<int> threads_{1};  // helpers of this number and above rest
     int started_ = 1;
+    uint64_t uncounted_ = 0;
+    std::atomic<uint64_t*> counter_{&uncounted_};
     alignas(APART) std::atomic<bool> waits_{false};  // the caller, for the last tasks
     std::mutex caller_, sleep_, end_;
     std::condition_variable awake_, ended_;

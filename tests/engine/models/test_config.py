@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from app.resources import demo_model
+from engine.execution.models import load_model
 from engine.execution.models.config import DecoderConfig
-from engine.execution.models.errors import ModelConfigError
+from engine.execution.models.errors import ModelConfigError, ModelError
+from engine.execution.models.rope import check_rope_table, inverse_frequencies
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -137,3 +144,67 @@ def test_errors_name_the_key_and_the_value(config: dict[str, Any], changes: dict
         DecoderConfig.from_hf(config | changes)
     assert raised.value.key == key
     assert key in str(raised.value) and repr(raised.value.value) in str(raised.value)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, -1, 1, 10**9, 10**11, 10**400, 2**31, 1e-300, 1e300, float("inf"), float("nan")])
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["yarn", "llama3", "linear", "default", "float32"]),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=8), values, max_size=3),
+    max_leaves=6,
+)
+ROPE = {
+    "rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0, "truncate": True,
+    "original_max_position_embeddings": 64, "rope_theta": 1e4, "partial_rotary_factor": 1.0,
+}  # fmt: skip
+KEYS = (
+    *QWEN3, "head_dim", "rms_norm_eps", "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "dtype",
+    "torch_dtype", "quantization_config", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers",
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
+)  # fmt: skip
+
+
+@given(
+    base=st.sampled_from([LLAMA, MISTRAL, QWEN2, QWEN3]),
+    kind=st.sampled_from(["yarn", "llama3", "linear"]),
+    changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=2),
+    rope=st.none() | st.dictionaries(st.sampled_from(tuple(ROPE)), JSON, max_size=2),
+)
+def test_any_value_of_any_key_is_read_or_named(base, kind, changes: dict[str, Any], rope: dict[str, Any] | None):
+    """Within bounded memory, up to the tables that are made of the numbers."""
+    scaling = {} if rope is None else {"rope_scaling": ROPE | {"rope_type": kind} | rope}
+    try:
+        read = DecoderConfig.from_hf(base | scaling | changes)
+    except ModelConfigError as error:
+        assert error.key.partition(".")[0] in (*KEYS, *ROPE)
+        return
+    assert len(read.windows) == read.num_layers
+    inverse_frequencies(read.rope, read.head_dim)
+
+
+def test_a_table_beyond_the_memory_is_refused_before_it_is_made():
+    """The key, and what there is."""
+    config = DecoderConfig.from_hf(LLAMA | {"max_position_embeddings": 2**31 - 1})
+    with pytest.raises(ModelConfigError, match=r"max_position_embeddings = 2147483647: its table .* GiB are free"):
+        check_rope_table(dataclasses.replace(config, head_dim=8192))
+
+
+DEMO = json.loads((demo_model() / "config.json").read_text())
+
+
+@settings(max_examples=60)
+@given(changes=st.dictionaries(st.sampled_from(sorted(DEMO.keys() - {"architectures"})), JSON, min_size=1, max_size=2))
+def test_a_checkpoint_whose_configuration_has_any_value_is_loaded_or_refused(tmp_path_factory, changes: dict[str, Any]):
+    """Whatever is read, no tensor is made that the checkpoint does not have."""
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "model.safetensors").symlink_to(demo_model() / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(DEMO | changes))
+    try:
+        load_model(folder, torch.float32, torch.device("cpu"), lambda done, total: None)
+    except ModelError as error:
+        assert "config.json" in str(error) or "model.safetensors" in str(error)

@@ -1,0 +1,148 @@
+"""Request IDs and the access log: an X-Request-Id on every answer, and one line for each request. Pure ASGI.
+
+Work is done once a request, not once a token: pieces of a stream that are written straight to the socket
+(`app.following`) do not pass here, so their bytes are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import error_body
+from app.registry import StreamRegistry
+
+log = logging.getLogger("carousel.access")
+
+MAX_ID_CHARACTERS = 128
+MAX_PATH_CHARACTERS = 200
+HEADER = b"x-request-id"
+STREAM_HEADER = b"x-carousel-stream"
+REQUEST_ID = "carousel.request_id"  # key in the scope
+TENANT = "carousel.tenant"  # key in the scope: the name of the tenant that authenticated
+PROBES = ("/health", "/livez", "/readyz", "/metrics")  # logged at level debug: they come every few seconds
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def new_request_id() -> str:
+    """Return an unguessable request ID."""
+    return secrets.token_hex(12)
+
+
+def client_request_id(headers: Headers) -> str | None:
+    """Return the ID that the client sent, if it is printable ASCII of at most 128 characters."""
+    given = _header(headers, HEADER)
+    if given and len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.decode("ascii").isprintable():
+        return given.decode("ascii")
+    return None
+
+
+class RequestLog:
+    """Middleware around all others."""
+
+    def __init__(self, app: ASGIApp, registry: StreamRegistry) -> None:
+        """registry: where the token counts of an answer are found."""
+        self._app = app
+        self._registry = registry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        record = _Record(scope, send)
+        try:
+            await self._app(scope, receive, record.send)
+        except BaseException:
+            record.status = record.status or 500
+            raise
+        finally:
+            self._write(record)
+
+    def _write(self, record: _Record) -> None:
+        level = logging.DEBUG if record.path.endswith(PROBES) else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        fields = record.fields()
+        generation = self._registry.peek(record.stream) if record.stream and record.method == "POST" else None
+        if generation is not None:
+            fields |= {"tokens_in": len(generation.request.prompt), "tokens_out": generation.completion_tokens}
+        rest = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status"))
+        line = "%s %s %s %s", fields["method"], fields["path"], fields["status"], rest
+        log.log(level, *line, extra={"fields": fields})
+
+
+class _Record:
+    """One request and the head of its answer."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.method = scope.get("method", "WEBSOCKET")
+        self.path = scope["path"][:MAX_PATH_CHARACTERS].encode("unicode_escape").decode("ascii")
+        self.status = 0
+        self.stream = ""
+        self._began = time.monotonic()
+        self._bytes = 0
+        self._is_counted = True  # all of its bytes are
+        self._is_accepted = False
+        self._scope = scope
+        self._send = send
+        self._given = client_request_id(scope["headers"])
+        scope[REQUEST_ID] = self._given or new_request_id()
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on, with the ID in the head of the answer."""
+        match message["type"]:
+            case "http.response.start" | "websocket.http.response.start":
+                self.status = message["status"]
+                message["headers"] = self._identified(list(message.get("headers", ())))
+            case "websocket.accept":
+                self.status, self._is_accepted = 101, True
+                message["headers"] = self._identified(list(message.get("headers", ())))
+            case "http.response.body":
+                self._bytes += len(message.get("body", b""))
+            case "websocket.close" if not self._is_accepted and not self.status:
+                await self._refuse(message.get("reason") or "the WebSocket was refused")
+                return
+        await self._send(message)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the access line that the answer's head tells."""
+        fields: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status or 499}
+        if self._is_counted and self.method != "WEBSOCKET":
+            fields["bytes"] = self._bytes
+        fields["seconds"] = round(time.monotonic() - self._began, 4)
+        fields["tenant"] = self._scope.get(TENANT, "-")
+        fields["request_id"] = self._scope[REQUEST_ID]
+        if self.stream and self.stream != fields["request_id"]:
+            fields["stream"] = self.stream
+        return fields
+
+    def _identified(self, headers: Headers) -> Headers:
+        stream = _header(headers, STREAM_HEADER)
+        self.stream = stream.decode("ascii") if stream else ""
+        own = _header(headers, HEADER)
+        if own and self._given is None:  # an answer's own ID, by which its timeline is found
+            self._scope[REQUEST_ID] = own.decode("ascii")
+        self._is_counted = not (_header(headers, b"content-type") or b"").startswith(b"text/event-stream")
+        others = [(name, value) for name, value in headers if name.lower() != HEADER]
+        return [*others, (HEADER, self._scope[REQUEST_ID].encode("ascii"))]
+
+    async def _refuse(self, reason: str) -> None:
+        """Refuse a WebSocket before its upgrade, by an answer that can have headers and a body."""
+        if "websocket.http.response" not in self._scope.get("extensions", {}):
+            self.status = 403
+            await self._send({"type": "websocket.close", "code": 1008, "reason": reason})
+            return
+        body = json.dumps(error_body(403, reason)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self.send({"type": "websocket.http.response.start", "status": 403, "headers": headers})
+        await self.send({"type": "websocket.http.response.body", "body": body})
+
+
+def _header(headers: Headers, name: bytes) -> bytes | None:
+    return next((value for key, value in headers if key.lower() == name), None)

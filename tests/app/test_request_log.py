@@ -1,0 +1,117 @@
+"""Request IDs and access lines, on the real application with a made-up engine."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from starlette.testclient import TestClient, WebSocketDenialResponse
+
+from app.client import EngineClient
+from app.tenants import of_key
+from tests.app.test_http import ASK, CHAT, make, ready
+
+
+@pytest.fixture(scope="module")
+def http():
+    with make() as client:
+        yield ready(client)
+
+
+def access(caplog: pytest.LogCaptureFixture) -> dict:
+    """The fields of the last access line."""
+    return [r for r in caplog.records if r.name == "carousel.access"][-1].fields
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", CHAT, ASK, 200),
+        ("POST", CHAT, {**ASK, "stream": True}, 200),
+        ("POST", CHAT, {}, 400),
+        ("GET", "/nowhere", None, 404),
+        ("GET", CHAT, None, 405),
+        ("GET", "/health", None, 200),
+        ("POST", "/tokenize", {"prompt": "a"}, 200),
+    ],
+)
+def test_every_answer_has_a_request_id_and_a_client_s_own_is_kept(http: TestClient, method, path, body, status):
+    """One header, whatever the answer."""
+    made = http.request(method, path, json=body)
+    own = http.request(method, path, json=body, headers={"X-Request-Id": "my id/7"})
+    assert made.status_code == own.status_code == status
+    assert len(made.headers.get_list("x-request-id")) == 1 and len(made.headers["x-request-id"]) >= 16
+    assert own.headers.get_list("x-request-id") == ["my id/7"]
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 129, b"a\tb", "é".encode()])
+def test_an_id_that_is_not_well_formed_is_replaced(http: TestClient, given: bytes):
+    """Printable ASCII, at most 128 characters."""
+    answer = http.get("/health", headers={b"X-Request-Id": given})
+    assert answer.headers["x-request-id"].encode() != given and len(answer.headers["x-request-id"]) == 24
+
+
+def test_an_internal_error_names_its_request_in_answer_and_log(monkeypatch, caplog: pytest.LogCaptureFixture):
+    """The same ID in header, message, log and access line."""
+    with make() as client:
+        ready(client)
+        monkeypatch.setattr(EngineClient, "check", lambda *_: 1 / 0)
+        with caplog.at_level(logging.INFO):
+            answer = client.post(CHAT, json=ASK, headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+    assert "request ID mine" in answer.json()["error"]["message"]
+    assert "request mine failed" in caplog.text
+    assert access(caplog)["status"] == 500
+
+
+def test_a_refused_handshake_is_answered_in_the_protocol_s_shape_with_an_id(http: TestClient):
+    """Status 403 and a body."""
+    headers = {"Host": "localhost", "Origin": "https://evil.example", "X-Request-Id": "mine"}
+    with pytest.raises(WebSocketDenialResponse) as refused, http.websocket_connect("/v1/realtime", headers=headers):
+        pass
+    assert (refused.value.status_code, refused.value.headers["x-request-id"]) == (403, "mine")
+    assert "evil.example" in refused.value.json()["error"]["message"]
+
+
+def test_an_accepted_handshake_has_an_id_and_an_access_line(http: TestClient, caplog: pytest.LogCaptureFixture):
+    """When the session ends."""
+    with (
+        caplog.at_level(logging.INFO),
+        http.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session,
+    ):
+        assert (b"x-request-id") in dict(session.extra_headers)
+    assert (access(caplog)["method"], access(caplog)["status"]) == ("WEBSOCKET", 101)
+
+
+def test_an_access_line_says_how_a_request_went(caplog: pytest.LogCaptureFixture):
+    """Method, path, status, bytes, seconds, tenant, IDs and tokens."""
+    with make(tenants=(of_key("alice"),)) as client, caplog.at_level(logging.INFO):
+        ready(client)
+        headers = {"Authorization": "Bearer alice", "X-Request-Id": "mine"}
+        answer = client.post(f"{CHAT}?secret=1", json=ASK, headers=headers)
+        fields = access(caplog)
+        usage = answer.json()["usage"]
+        assert fields.pop("seconds") >= 0
+        assert fields == {
+            "method": "POST",
+            "path": CHAT,
+            "status": 200,
+            "bytes": len(answer.content),
+            "tenant": of_key("alice").name,
+            "request_id": "mine",
+            "stream": answer.headers["x-carousel-stream"],
+            "tokens_in": usage["prompt_tokens"],
+            "tokens_out": usage["completion_tokens"],
+        }
+        client.post(CHAT, json=ASK, headers={"Authorization": "Bearer eve"})
+        assert (access(caplog)["status"], access(caplog)["tenant"]) == (401, "-")
+        client.get("/a%0aINFO forged")
+        assert access(caplog)["path"] == "/a\\nINFO forged"
+
+
+def test_probes_write_no_access_line_at_info(http: TestClient, caplog: pytest.LogCaptureFixture):
+    """They come every few seconds."""
+    with caplog.at_level(logging.INFO):
+        http.get("/health")
+        http.get("/metrics")
+    assert [r for r in caplog.records if r.name == "carousel.access"] == []

@@ -1,0 +1,141 @@
+"""Logging through a queue: blocked descriptors, dropped lines, formats, redaction."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from engine.log_queue import MAX_INFO_LOGGERS, LogHandler, LogWriter, start_logging
+
+WAIT = 20.0  # seconds
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """A pipe: (descriptor to read, descriptor to write)."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("carousel.test", logging.WARNING, __file__, 1, message, arguments, None)
+    made.__dict__.update(extra)
+    return made
+
+
+def read_until(descriptor: int, wanted: str) -> str:
+    """Read until `wanted` was read; a timeout of the test run ends it otherwise."""
+    text = ""
+    while wanted not in text:
+        text += os.read(descriptor, 1 << 16).decode()
+    return text
+
+
+def test_a_blocked_descriptor_blocks_no_caller_and_the_dropped_lines_are_counted(pipe: tuple[int, int]):
+    """Lines beyond the bound are dropped; when the pipe drains, a line and the count tell how many."""
+    reading, writing = pipe
+    writer = LogWriter(writing, max_bytes=1 << 18)
+    handler = LogHandler(writer, "text")
+    flood = threading.Thread(target=lambda: [handler.emit(record("x" * 1000)) for _ in range(1000)], daemon=True)
+    flood.start()
+    flood.join(WAIT)
+    assert not flood.is_alive()
+    dropped = writer.dropped
+    assert 0 < dropped < 1000
+    text = read_until(reading, "were dropped")
+    assert f"WARNING carousel.log: {dropped} log lines were dropped" in text
+    assert text.count("x" * 1000) == 1000 - dropped
+    handler.emit(record("after"))
+    assert "after" in read_until(reading, "after")
+    writer.close(WAIT)
+
+
+def test_closing_writes_queued_lines_and_does_not_wait_for_a_blocked_descriptor(pipe: tuple[int, int]):
+    """The timeout bounds the wait."""
+    reading, writing = pipe
+    writer = LogWriter(writing)
+    writer.write("last")
+    writer.close(WAIT)
+    assert os.read(reading, 100) == b"last\n"
+    blocked = LogWriter(writing, max_bytes=1 << 20)
+    blocked.write("y" * (1 << 19))
+    closing = threading.Thread(target=blocked.close, args=(0.05,))
+    closing.start()
+    closing.join(WAIT)
+    assert not closing.is_alive()
+    os.read(reading, 1 << 20)  # the thread ends with the pipe
+    os.set_blocking(reading, False)
+
+
+def test_a_closed_descriptor_counts_as_dropped_lines():
+    """A broken pipe ends no server."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    writer = LogWriter(writing)
+    writer.write("lost")
+    writer.close(WAIT)
+    assert writer.dropped == 1
+    os.close(writing)
+
+
+def test_json_format_writes_one_object_a_line_with_the_record_s_fields(pipe: tuple[int, int]):
+    """Also for lines to the operator, and with the traceback of an exception."""
+    reading, writing = pipe
+    handler = LogHandler(LogWriter(writing), "json")
+    handler.emit(record("two\nlines of %s", "text", fields={"request_id": "abc", "status": 200}))
+    handler.announce("Ready")
+    try:
+        raise ValueError("broken")
+    except ValueError as error:
+        handler.emit(record("failed", exc_info=(ValueError, error, error.__traceback__)))
+    handler.writer.close(WAIT)
+    first, second, third = (json.loads(line) for line in os.read(reading, 1 << 16).decode().splitlines())
+    assert first["message"] == "two\nlines of text" and first["level"] == "warning"
+    assert (first["request_id"], first["status"], first["logger"]) == ("abc", 200, "carousel.test")
+    assert second["message"] == "Ready"
+    assert "ValueError: broken" in third["exception"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_credentials_are_redacted(pipe: tuple[int, int], log_format: str):
+    """Bearer keys and keys in WebSocket subprotocols, in messages and arguments."""
+    reading, writing = pipe
+    handler = LogHandler(LogWriter(writing), log_format)
+    handler.emit(record("> Authorization: Bearer sk-secret1"))
+    handler.emit(record("%r", {"authorization": "bearer sk-secret2", "x": "openai-insecure-api-key.sk-secret3, y"}))
+    handler.writer.close(WAIT)
+    text = os.read(reading, 1 << 16).decode()
+    assert "sk-secret" not in text and text.count("[redacted]") == 3
+
+
+def test_a_record_that_cannot_be_formatted_is_one_line(pipe: tuple[int, int]):
+    """And no traceback on standard error."""
+    reading, writing = pipe
+    handler = LogHandler(LogWriter(writing), "text")
+    handler.emit(record("%d", "no number"))
+    handler.writer.close(WAIT)
+    assert os.read(reading, 1 << 16).decode().startswith("ERROR carousel.log: a record of ")
+
+
+def test_libraries_that_log_the_content_of_messages_stay_at_info():
+    """Whatever the level of the others."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in MAX_INFO_LOGGERS}
+    try:
+        handler = start_logging("debug", "text")
+        assert root.level == logging.DEBUG
+        assert all(not logging.getLogger(name).isEnabledFor(logging.DEBUG) for name in MAX_INFO_LOGGERS)
+        handler.writer.close(WAIT)
+    finally:
+        root.handlers[:], root.level = before
+        logging.captureWarnings(False)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
