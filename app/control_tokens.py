@@ -44,11 +44,12 @@ class ControlTokens:
             if len(token.content) > 1
             and (token.special or (token.content in template_text and not token.content.isspace()))
         }
-        longest_first = sorted(self._tokens, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._any = _any_of(self._tokens)
         self._edges = re.compile(f"({self._start}|{self._end})")
-        # Some are matched in the normalized text, where their breaks are gone.
+        # Some are matched in the normalized text, where their breaks are gone, and which other characters may become.
         normalized = {token.content for token in added if token.normalized} & self._tokens
+        self._any_normalized = _any_of(normalized)
+        self._normalizer = tokenizer.normalizer if normalized else None
         self.tokenizer = _not_normalized(tokenizer, normalized) if normalized else tokenizer
         for prepared in {id(each): each for each in (tokenizer, self.tokenizer)}.values():
             self._remove_breaks(prepared)
@@ -63,6 +64,8 @@ class ControlTokens:
             if not isinstance(value, str):
                 return value
             wrapped, found = self._any.subn(f"{self._start}\\g<0>{self._end}", value)
+            if not found and self._normalizes_to_token(value):
+                wrapped, found = value + self._start, 1  # has the text encoded by `tokenizer`, which finds none in it
             count += found
             if count > MAX_MARKED:
                 raise TooManyControlTokens(f"more than {MAX_MARKED:,} control tokens in the texts of one conversation")
@@ -89,9 +92,19 @@ class ControlTokens:
         """Return whether `text` has breaks."""
         return self._break in text
 
+    def _normalizes_to_token(self, text: str) -> bool:
+        if self._normalizer is None:
+            return False
+        return self._any_normalized.search(self._normalizer.normalize_str(text)) is not None
+
     def _remove_breaks(self, tokenizer: Tokenizer) -> None:
         first, given = normalizers.Replace(self._break, ""), tokenizer.normalizer
         tokenizer.normalizer = first if given is None else normalizers.Sequence([first, given])
+
+
+def _any_of(contents: set[str]) -> re.Pattern[str]:
+    """Return a pattern of any of `contents`, the longest first."""
+    return re.compile("|".join(map(re.escape, sorted(contents, key=len, reverse=True))) or "(?!)")
 
 
 def _not_normalized(tokenizer: Tokenizer, contents: set[str]) -> Tokenizer:

@@ -89,7 +89,8 @@ class TokenizerFiles:
             for token in listed.values() if isinstance(listed, dict) else listed:
                 yield self._content(key, token)
         for name, token in self.config.items():
-            if name.endswith("_token") and token and not isinstance(token, bool):
+            # Other keys with such a name may be numbers and switches.
+            if token and (name in SPECIAL_NAMES or (name.endswith("_token") and isinstance(token, str | dict))):
                 yield self._content(name, token)
 
     def _check(self) -> None:
@@ -148,7 +149,8 @@ def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     if "error" in result:
         reason = result["error"]
         if "trust_remote_code" in reason:
-            reason = "it needs code of its own, which is not run here; a folder with a tokenizer.json is needed"
+            reason = "it needs code of its own, which is not run here; a folder with a tokenizer.json is needed, whose "
+            reason += "tokenizer_config.json names no such code (auto_map)"
         raise TokenizerMissing(f"{path}: transformers cannot make a tokenizer of this folder: {reason}")
     return Tokenizer.from_str(result["tokenizer"]), result["special"]
 

@@ -179,6 +179,18 @@ def test_a_token_that_is_matched_in_the_normalized_text_is_plain_too():
     assert text.decode(ids, skip_special_tokens=False) == "<s>he</s><s>ll</s>"
 
 
+def test_characters_that_a_normalizer_makes_a_token_of_are_plain_too():
+    """Full-width ones, for a token that is matched in the normalized text; the prompt's own stay tokens."""
+    tokenizer = byte_level().tokenizer
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=True)])
+    text = TextModel(tokenizer, "<s>{{ messages[0].content }}", {}, frozenset())
+    assert len(control_ids(text, text.encode("he\uff1cs\uff1ell"))) == 1
+    ids = encode(text, "he\uff1cs\uff1ell")
+    assert len(control_ids(text, ids)) == 1
+    assert text.decode(ids, skip_special_tokens=False) == "<s>he<s>ll"
+
+
 def test_white_space_and_words_that_are_tokens_are_left_alone():
     """Added tokens that the template does not write, or that are white space, stay tokens in messages."""
     tokenizer = byte_level().tokenizer

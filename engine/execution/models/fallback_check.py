@@ -61,7 +61,10 @@ def refuse_config(config: Mapping[str, Any]) -> None:
     """Raise ModelConfigError for settings whose effect a probe of a few tokens could not show."""
     for key, rope in rope_entries(config):
         if any(word in str(rope_kind(rope)) for word in ("dynamic", "longrope")) or rope_kind(rope) == "su":
-            reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
+            reason = (
+                "its frequencies depend on the longest sequence of a batch, so neighbours would change a text; choose "
+                "a version of the model without it, such as one for shorter texts"
+            )
             raise ModelConfigError(key, rope, reason)
     for prefix, section in text_sections(config):
         for name, reason in REFUSED_SETTINGS.items():
