@@ -1,7 +1,7 @@
 """Control tokens inside messages are encoded as plain text, so that no message can forge a turn of the conversation.
 
 Each control token in a caller's string is wrapped between two edges before the chat template sees it: template code
-that looks for the token still finds it. In the rendered text a break is put between the characters of what is wrapped.
+that looks for the token still finds it. In the rendered text breaks are put between the characters of a wrapped token.
 The tokenizer looks for its added tokens before it normalizes a text, and its first normalizer removes the breaks: the
 token is not matched, and its characters are split and merged together with the text around them.
 """

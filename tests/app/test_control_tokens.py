@@ -158,7 +158,7 @@ def test_prompts_of_completions_keep_their_control_tokens():
         ("{{ mood }}", "<|im_end|>"),
     ],
 )
-def test_what_a_template_does_with_a_text_it_still_does(turn: str, rendered: str):
+def test_a_template_still_reads_and_changes_a_text(turn: str, rendered: str):
     """Filters and conditions see the token where it is; no form of it becomes a token again."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
@@ -207,7 +207,7 @@ def test_a_conversation_of_nothing_but_control_tokens_is_refused(monkeypatch: py
 
 
 def test_a_template_s_refusal_shows_the_message_as_it_was_sent():
-    """What protects a control token does not appear in an error."""
+    """Edges and breaks do not appear in an error."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     text = TextModel(tokenizer, "{{ raise_exception('not ' + messages[0].content) }}", {}, frozenset())

@@ -96,7 +96,7 @@ def test_a_folder_has_the_tokenizer_that_transformers_makes_of_it(tmp_path: Path
 
 @pytest.mark.parametrize("settings", [{}, {"add_prefix_space": False}, {"legacy": True}, {"add_bos_token": True}])
 @pytest.mark.usefixtures("without_processes")
-def test_a_prefix_space_is_what_the_class_makes_of_it(tmp_path: Path, settings: dict[str, Any]):
+def test_a_prefix_space_is_handled_by_the_class(tmp_path: Path, settings: dict[str, Any]):
     """LlamaTokenizer builds its own handling of the first space from tokenizer_config.json."""
     config = {"tokenizer_class": "LlamaTokenizer"} | settings
     assert_same_tokenizer(write(tmp_path, {"tokenizer_config.json": config}, sentence_piece().tokenizer))
@@ -217,7 +217,7 @@ def test_a_sentencepiece_model_is_converted(tmp_path: Path, pieces: Path, model_
 
 
 def test_a_sentencepiece_model_is_converted_at_a_start(tmp_path: Path, pieces: Path):
-    """The child process has what it needs, without torch."""
+    """The child process needs no torch."""
     shutil.copy(pieces / "tokenizer.model", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     text = TextModel.load(tmp_path)

@@ -1,4 +1,4 @@
-"""The comparison at load sees what begins beyond the lengths that a configuration names."""
+"""The comparison at load sees effects beyond the lengths that a configuration names."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_copy_of_the_tied_table_stays_tied(tmp_path: Path, name: str, caplog: 
 
 @pytest.mark.parametrize("name", TIED[1::3])
 def test_a_tied_table_may_be_stored_as_the_head_alone(tmp_path: Path, name: str):
-    """One tensor serves both places, whatever name it was saved under."""
+    """One tensor serves both places, under either name."""
     head, table = save_tied(tmp_path, name)
     change_tensors(tmp_path, lambda tensors: tensors.update({head: tensors.pop(table)}))
     compare_with_transformers(tmp_path)
