@@ -32,6 +32,8 @@ VOCABULARIES = (
     "vocab.txt",
     "*.tiktoken",
 )
+# Files that name tokens where tokenizer_config.json has no added_tokens_decoder.
+LEGACY_FILES = ("added_tokens.json", "special_tokens_map.json")
 # Classes for which transformers uses tokenizer.json as it is, and model types for which it accepts them.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 GENERIC_MODEL_TYPES = ("llama", "qwen3")
@@ -77,7 +79,7 @@ class TokenizerFiles:
             listed = self.config["added_tokens_decoder"].items()
             if any(repr(added.get(int(index))) != repr(AddedToken(**token)) for index, token in listed):
                 return True
-        elif any((self.path / name).exists() for name in ("added_tokens.json", "special_tokens_map.json")):
+        elif any((self.path / name).exists() for name in LEGACY_FILES):
             return True
         contents = {token.content for token in added.values()}
         return any(content not in contents for content in self._named_tokens())
@@ -94,7 +96,9 @@ class TokenizerFiles:
                 yield self._content(name, token)
 
     def _check(self) -> None:
-        """Raise `TokenizerMissing` for a list of tokens that cannot be read."""
+        """Raise `TokenizerMissing` for a file or a list of tokens that cannot be read."""
+        for name in LEGACY_FILES:
+            read_json(self.path / name)
         listed = self.config.get("added_tokens_decoder", {})
         try:
             for index, token in listed.items():
