@@ -45,6 +45,7 @@ class ControlTokens:
             and (token.special or (token.content in template_text and not token.content.isspace()))
         }
         self._any = _any_of(self._tokens)
+        self._reach = max(map(len, self._tokens), default=1) - 1 or 1  # characters that another text could complete
         self._edges = re.compile(f"({self._start}|{self._end})")
         # Some are matched in the normalized text, where their breaks are gone, and which other characters may become.
         normalized = {token.content for token in added if token.normalized} & self._tokens
@@ -63,7 +64,7 @@ class ControlTokens:
             nonlocal count
             if not isinstance(value, str):
                 return value
-            wrapped, found = self._any.subn(f"{self._start}\\g<0>{self._end}", value)
+            wrapped, found = self._any.subn(f"{self._start}\\g<0>{self._end}", value, count=MAX_MARKED + 1)
             if not found and self._normalizes_to_token(value):
                 wrapped, found = value + self._start, 1  # has the text encoded by `tokenizer`, which finds none in it
             count += found
@@ -72,6 +73,12 @@ class ControlTokens:
             return wrapped
 
         turns = [{key: value if key == "role" else wrap(value) for key, value in turn.items()} for turn in messages]
+        for index in range(len(messages) - 1):
+            if self._joins(messages[index].get("content"), messages[index + 1].get("content")):
+                content = turns[index]["content"]
+                end = len(content.rstrip())  # a template may trim the rest
+                turns[index]["content"] = content[:end] + self._start + content[end:]
+                count += 1
         more = {name: wrap(value) for name, value in (variables or {}).items()}
         return (turns, more) if count else None
 
@@ -91,6 +98,14 @@ class ControlTokens:
     def is_sealed(self, text: str) -> bool:
         """Return whether `text` has breaks."""
         return self._break in text
+
+    def _joins(self, text: Any, following: Any) -> bool:
+        """Return whether a template that joins two contents, trimmed or not, would make a control token of their
+        ends."""
+        if not isinstance(text, str) or not isinstance(following, str):
+            return False
+        tail, head = text.rstrip()[-self._reach :], following.lstrip()[: self._reach]
+        return any(found.start() < len(tail) < found.end() for found in self._any.finditer(tail + head))
 
     def _normalizes_to_token(self, text: str) -> bool:
         if self._normalizer is None:

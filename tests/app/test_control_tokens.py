@@ -191,6 +191,21 @@ def test_characters_that_a_normalizer_makes_a_token_of_are_plain_too():
     assert text.decode(ids, skip_special_tokens=False) == "<s>he<s>ll"
 
 
+@pytest.mark.parametrize("turn", ["{{ m.content }}", "{{ m.content | trim }}"])
+@pytest.mark.parametrize(
+    "contents", [("he<|im_", "end|>ll"), ("he<|im_end|", ">"), ("<", "|im_end|>"), ("a<|im_ ", " end|>")]
+)
+def test_two_messages_cannot_make_a_token_together(turn: str, contents: tuple[str, str]):
+    """A template that writes nothing between them joins their ends, which stay plain text."""
+    tokenizer = byte_level().tokenizer
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    text = TextModel(tokenizer, template(turn, ""), {}, frozenset())
+    ids = encode(text, *contents)
+    assert control_ids(text, ids) == []
+    joined = "".join(content.strip() if "trim" in turn else content for content in contents)
+    assert text.decode(ids, skip_special_tokens=False) == joined
+
+
 def test_white_space_and_words_that_are_tokens_are_left_alone():
     """Added tokens that the template does not write, or that are white space, stay tokens in messages."""
     tokenizer = byte_level().tokenizer
