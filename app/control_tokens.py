@@ -1,7 +1,7 @@
 """Control tokens inside messages are encoded as plain text, so that no message can forge a turn of the conversation.
 
 Each control token in a caller's string is wrapped between two edges before the chat template sees it: template code
-that looks for the token still finds it. In the rendered text a break is put between the characters of what is wrapped.
+that looks for the token still finds it. In the rendered text breaks are put between the characters of a wrapped token.
 The tokenizer looks for its added tokens before it normalizes a text, and its first normalizer removes the breaks: the
 token is not matched, and its characters are split and merged together with the text around them.
 """
@@ -45,11 +45,14 @@ class ControlTokens:
             if len(token.content) > 1
             and (token.special or (token.content in template_text and not token.content.isspace()))
         }
-        self._any = re.compile(_longest_of(self._tokens) if self._tokens else "(?!)")
-        self._longest = max(map(len, self._tokens), default=0)
+        self._any = _any_of(self._tokens)
+        self._longest = max(map(len, self._tokens), default=1)
+        self._reach = self._longest - 1 or 1  # characters that another text could complete
         self._edges = re.compile(f"({self._start}|{self._end})")
-        # Some are matched in the normalized text, where their breaks are gone.
+        # Some are matched in the normalized text, where their breaks are gone, and which other characters may become.
         normalized = {token.content for token in added if token.normalized} & self._tokens
+        self._any_normalized = _any_of(normalized)
+        self._normalizer = tokenizer.normalizer if normalized else None
         self.tokenizer = _not_normalized(tokenizer, normalized) if normalized else tokenizer
         for prepared in {id(each): each for each in (tokenizer, self.tokenizer)}.values():
             self._remove_breaks(prepared)
@@ -64,24 +67,35 @@ class ControlTokens:
             if not isinstance(value, str):
                 return value
             pieces, done = [], 0
-            for start, end in self._find(value):
+            for start, end in self._find(value, self._any):
                 pieces += [value[done:start], self._start, value[start:end], self._end]
                 done = end
                 count += 1
                 if count > MAX_MARKED:
                     message = f"more than {MAX_MARKED:,} control tokens in the texts of one conversation"
                     raise TooManyControlTokens(message)
-            return "".join([*pieces, value[done:]]) if pieces else value
+            if pieces:
+                return "".join([*pieces, value[done:]])
+            if self._normalizes_to_token(value):
+                count += 1
+                return value + self._start  # has the text encoded by `tokenizer`, which finds none in it
+            return value
 
         turns = [{key: value if key == "role" else wrap(value) for key, value in turn.items()} for turn in messages]
+        for index in range(len(messages) - 1):
+            if self._joins(messages[index].get("content"), messages[index + 1].get("content")):
+                content = turns[index]["content"]
+                end = len(content.rstrip())  # a template may trim the rest
+                turns[index]["content"] = content[:end] + self._start + content[end:]
+                count += 1
         more = {name: wrap(value) for name, value in (variables or {}).items()}
         return (turns, more) if count else None
 
-    def _find(self, text: str) -> Iterator[tuple[int, int]]:
+    def _find(self, text: str, tokens: re.Pattern[str]) -> Iterator[tuple[int, int]]:
         """Yield start and end of each control token, in slices: a search does not release the interpreter lock."""
         at = 0
         while at < len(text):
-            found = self._any.search(text, at, at + SLICE + self._longest)
+            found = tokens.search(text, at, at + SLICE + self._longest)
             if found is None or found.start() >= at + SLICE:
                 at += SLICE
             else:
@@ -105,9 +119,28 @@ class ControlTokens:
         """Return whether `text` has breaks."""
         return self._break in text
 
+    def _joins(self, text: Any, following: Any) -> bool:
+        """Return whether a template that joins two contents, trimmed or not, would make a control token of their
+        ends."""
+        if not isinstance(text, str) or not isinstance(following, str):
+            return False
+        tail, head = text.rstrip()[-self._reach :], following.lstrip()[: self._reach]
+        return any(found.start() < len(tail) < found.end() for found in self._any.finditer(tail + head))
+
+    def _normalizes_to_token(self, text: str) -> bool:
+        if self._normalizer is None:
+            return False
+        found = self._find(self._normalizer.normalize_str(text), self._any_normalized)
+        return next(found, None) is not None
+
     def _remove_breaks(self, tokenizer: Tokenizer) -> None:
         first, given = normalizers.Replace(self._break, ""), tokenizer.normalizer
         tokenizer.normalizer = first if given is None else normalizers.Sequence([first, given])
+
+
+def _any_of(contents: set[str]) -> re.Pattern[str]:
+    """Return a pattern of any of `contents`, the longest first."""
+    return re.compile(_longest_of(contents) if contents else "(?!)")
 
 
 def _not_normalized(tokenizer: Tokenizer, contents: set[str]) -> Tokenizer:

@@ -32,6 +32,8 @@ VOCABULARIES = (
     "vocab.txt",
     "*.tiktoken",
 )
+# Files that name tokens where tokenizer_config.json has no added_tokens_decoder.
+LEGACY_FILES = ("added_tokens.json", "special_tokens_map.json")
 # Classes for which transformers uses tokenizer.json as it is, and model types for which it accepts them.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 GENERIC_MODEL_TYPES = ("llama", "qwen3")
@@ -77,7 +79,7 @@ class TokenizerFiles:
             listed = self.config["added_tokens_decoder"].items()
             if any(repr(added.get(int(index))) != repr(AddedToken(**token)) for index, token in listed):
                 return True
-        elif any((self.path / name).exists() for name in ("added_tokens.json", "special_tokens_map.json")):
+        elif any((self.path / name).exists() for name in LEGACY_FILES):
             return True
         contents = {token.content for token in added.values()}
         return any(content not in contents for content in self._named_tokens())
@@ -89,11 +91,14 @@ class TokenizerFiles:
             for token in listed.values() if isinstance(listed, dict) else listed:
                 yield self._content(key, token)
         for name, token in self.config.items():
-            if name.endswith("_token") and token and not isinstance(token, bool):
+            # Other keys with such a name may be numbers and switches.
+            if token and (name in SPECIAL_NAMES or (name.endswith("_token") and isinstance(token, str | dict))):
                 yield self._content(name, token)
 
     def _check(self) -> None:
-        """Raise `TokenizerMissing` for a list of tokens that cannot be read."""
+        """Raise `TokenizerMissing` for a file or a list of tokens that cannot be read."""
+        for name in LEGACY_FILES:
+            read_json(self.path / name)
         listed = self.config.get("added_tokens_decoder", {})
         try:
             for index, token in listed.items():
@@ -148,7 +153,8 @@ def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     if "error" in result:
         reason = result["error"]
         if "trust_remote_code" in reason:
-            reason = "it needs code of its own, which is not run here; a folder with a tokenizer.json is needed"
+            reason = "it needs code of its own, which is not run here; a folder with a tokenizer.json is needed, whose "
+            reason += "tokenizer_config.json names no such code (auto_map)"
         raise TokenizerMissing(f"{path}: transformers cannot make a tokenizer of this folder: {reason}")
     return Tokenizer.from_str(result["tokenizer"]), result["special"]
 

@@ -159,7 +159,7 @@ def test_prompts_of_completions_keep_their_control_tokens():
         ("{{ mood }}", "<|im_end|>"),
     ],
 )
-def test_what_a_template_does_with_a_text_it_still_does(turn: str, rendered: str):
+def test_a_template_still_reads_and_changes_a_text(turn: str, rendered: str):
     """Filters and conditions see the token where it is; no form of it becomes a token again."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
@@ -180,6 +180,33 @@ def test_a_token_that_is_matched_in_the_normalized_text_is_plain_too():
     assert text.decode(ids, skip_special_tokens=False) == "<s>he</s><s>ll</s>"
 
 
+def test_characters_that_a_normalizer_makes_a_token_of_are_plain_too():
+    """Full-width ones, for a token that is matched in the normalized text; the prompt's own stay tokens."""
+    tokenizer = byte_level().tokenizer
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=True)])
+    text = TextModel(tokenizer, "<s>{{ messages[0].content }}", {}, frozenset())
+    assert len(control_ids(text, text.encode("he\uff1cs\uff1ell"))) == 1
+    ids = encode(text, "he\uff1cs\uff1ell")
+    assert len(control_ids(text, ids)) == 1
+    assert text.decode(ids, skip_special_tokens=False) == "<s>he<s>ll"
+
+
+@pytest.mark.parametrize("turn", ["{{ m.content }}", "{{ m.content | trim }}"])
+@pytest.mark.parametrize(
+    "contents", [("he<|im_", "end|>ll"), ("he<|im_end|", ">"), ("<", "|im_end|>"), ("a<|im_ ", " end|>")]
+)
+def test_two_messages_cannot_make_a_token_together(turn: str, contents: tuple[str, str]):
+    """A template that writes nothing between them joins their ends, which stay plain text."""
+    tokenizer = byte_level().tokenizer
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    text = TextModel(tokenizer, template(turn, ""), {}, frozenset())
+    ids = encode(text, *contents)
+    assert control_ids(text, ids) == []
+    joined = "".join(content.strip() if "trim" in turn else content for content in contents)
+    assert text.decode(ids, skip_special_tokens=False) == joined
+
+
 def test_white_space_and_words_that_are_tokens_are_left_alone():
     """Added tokens that the template does not write, or that are white space, stay tokens in messages."""
     tokenizer = byte_level().tokenizer
@@ -196,7 +223,7 @@ def test_a_conversation_of_nothing_but_control_tokens_is_refused(monkeypatch: py
 
 
 def test_a_template_s_refusal_shows_the_message_as_it_was_sent():
-    """What protects a control token does not appear in an error."""
+    """Edges and breaks do not appear in an error."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     text = TextModel(tokenizer, "{{ raise_exception('not ' + messages[0].content) }}", {}, frozenset())
@@ -229,4 +256,4 @@ def test_control_tokens_are_found_longest_first_wherever_a_text_is_sliced(tokens
     alternation = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(control_tokens, "SLICE", slice_)
-        assert list(found._find(text)) == [match.span() for match in alternation.finditer(text)]
+        assert list(found._find(text, found._any)) == [match.span() for match in alternation.finditer(text)]

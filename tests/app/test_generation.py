@@ -38,7 +38,7 @@ def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_t
 
 
 @pytest.mark.parametrize(
-    ("said", "stop", "shown", "offsets"),
+    ("generated", "stop", "shown", "offsets"),
     [
         ("a dog and", ("dog",), "a ", [0, 1]),
         ("a dog and", (" dog",), "a", [0]),
@@ -52,18 +52,18 @@ def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_t
     ],
 )
 def test_log_probabilities_end_with_the_text_that_a_stop_string_cuts(
-    said: str, stop: tuple[str, ...], shown: str, offsets: list[int] | None
+    generated: str, stop: tuple[str, ...], shown: str, offsets: list[int] | None
 ):
     """Tokens of which nothing is shown are left out; one that is shown in part stays."""
-    choice = answer(MODEL, MODEL.encode(said), stop=stop)
+    choice = answer(MODEL, MODEL.encode(generated), stop=stop)
     assert choice["text"] == shown
     assert (choice["logprobs"] or {}).get("text_offset") == offsets
 
 
 @given(st.text(alphabet="ab é", max_size=12), st.lists(st.text(alphabet="ab é", min_size=1, max_size=4), max_size=3))
-def test_every_token_begins_in_the_text(said: str, stops: list[str]):
+def test_every_token_begins_in_the_text(generated: str, stops: list[str]):
     """With any stop strings, offsets ascend and none lies beyond the text; without a match no token is lost."""
-    ids = MODEL.encode(said) or MODEL.encode("a")
+    ids = MODEL.encode(generated) or MODEL.encode("a")
     choice = answer(MODEL, ids, stop=tuple(stops))
     offsets = (choice["logprobs"] or {"text_offset": []})["text_offset"]
     assert offsets == sorted(offsets) and all(offset <= len(choice["text"]) for offset in offsets)

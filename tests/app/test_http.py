@@ -441,7 +441,7 @@ def test_a_completion_without_a_limit_has_sixteen_tokens(http):
         assert answer["usage"]["completion_tokens"] == 16
 
 
-def test_a_completion_without_a_limit_has_what_fits(http):
+def test_a_completion_without_a_limit_has_as_many_tokens_as_fit(http):
     """Fewer than sixteen tokens near the end of the context, more where `min_tokens` asks for them."""
     context = http.get("/v1/models").json()["data"][0]["max_model_len"]
     for prompt, fields, count in ((context - 3, {}, 3), (context - 1, {}, 1), (4, {"min_tokens": 20}, 20)):

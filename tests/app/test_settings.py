@@ -212,6 +212,6 @@ def test_a_model_that_is_no_folder_of_safetensors_is_refused_with_a_way_out(
 
 
 def test_a_hub_name_of_gguf_files_is_refused_with_a_way_out(tmp_path: Path):
-    """What was downloaded has none of the files that are read."""
+    """The downloaded folder has none of the files that are read."""
     with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files"):
         resolve({"model": "owner/model-GGUF"}, {}, download=lambda name: tmp_path)

@@ -46,12 +46,13 @@ def test_token_bytes_of_a_broken_character_are_its_bytes():
     assert b"".join(MODEL.token_bytes(i) for i in ids) == "é🎠 w".encode()
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
 @pytest.mark.parametrize("content", ['{"a":', "[]"])
-def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, content: str):
+def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, name: str, content: str):
     """One line, at the start."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(content)
-    with pytest.raises(TokenizerMissing, match=r"tokenizer_config\.json: not"):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerMissing, match=rf"{name}: not"):
         TextModel.load(tmp_path)
 
 

@@ -50,6 +50,9 @@ FOLDERS: dict[str, dict[str, Any]] = {
     },
     "extra tokens by name": {"tokenizer_config.json": GENERIC | {"extra_special_tokens": {"image_token": "<image>"}}},
     "a token of the model's own": {"tokenizer_config.json": GENERIC | {"image_token": "<image>"}},
+    "numbers and switches with the name of a token": {
+        "tokenizer_config.json": GENERIC | {"num_image_token": 256, "add_bos_token": True, "split_by_token": []}
+    },
     "special tokens as plain text": {
         "tokenizer_config.json": GENERIC | {"eos_token": "<|end|>", "split_special_tokens": True}
     },
@@ -93,7 +96,7 @@ def test_a_folder_has_the_tokenizer_that_transformers_makes_of_it(tmp_path: Path
 
 @pytest.mark.parametrize("settings", [{}, {"add_prefix_space": False}, {"legacy": True}, {"add_bos_token": True}])
 @pytest.mark.usefixtures("without_processes")
-def test_a_prefix_space_is_what_the_class_makes_of_it(tmp_path: Path, settings: dict[str, Any]):
+def test_a_prefix_space_is_handled_by_the_class(tmp_path: Path, settings: dict[str, Any]):
     """LlamaTokenizer builds its own handling of the first space from tokenizer_config.json."""
     config = {"tokenizer_class": "LlamaTokenizer"} | settings
     assert_same_tokenizer(write(tmp_path, {"tokenizer_config.json": config}, sentence_piece().tokenizer))
@@ -141,7 +144,7 @@ def test_the_classes_that_use_a_tokenizer_json_as_it_is_are_those_of_transformer
         ({"added_tokens_decoder": {"300": "<x>"}}, "added_tokens_decoder"),
         ({"additional_special_tokens": "<x>"}, "additional_special_tokens"),
         ({"extra_special_tokens": [5]}, "extra_special_tokens"),
-        ({"image_token": 5}, "image_token"),
+        ({"image_token": {"a": 5}}, "image_token"),
     ],
 )
 def test_a_list_of_tokens_that_cannot_be_read_is_named(tmp_path: Path, config: dict[str, Any], named: str):
@@ -156,6 +159,13 @@ def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
     with pytest.raises(TokenizerMissing, match=r"transformers cannot make a tokenizer of this folder: \S"):
         load_tokenizer(tmp_path)
+
+
+def test_code_of_a_tokenizer_s_own_is_not_needed_beside_a_complete_file(tmp_path: Path):
+    """transformers asks whether to run it; its tokenizer.json is used without."""
+    config = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    tokenizer, _ = load_tokenizer(write(tmp_path, {"tokenizer_config.json": config}))
+    assert tokenizer.get_vocab() == MODEL.tokenizer.get_vocab()
 
 
 def test_a_tokenizer_with_code_of_its_own_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -207,7 +217,7 @@ def test_a_sentencepiece_model_is_converted(tmp_path: Path, pieces: Path, model_
 
 
 def test_a_sentencepiece_model_is_converted_at_a_start(tmp_path: Path, pieces: Path):
-    """The child process has what it needs, without torch."""
+    """The child process needs no torch."""
     shutil.copy(pieces / "tokenizer.model", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     text = TextModel.load(tmp_path)

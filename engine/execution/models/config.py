@@ -244,8 +244,8 @@ def rope_kind(entry: Mapping[str, Any]) -> Any:
 
 
 def _rope_entry(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the key of one section's description, and its value. Two that disagree, say because one was added by
-    hand, are an error: transformers silently drops parts of one."""
+    """Return the key of one section's description, and its value. Two that disagree, for example because one was
+    added by hand, are an error: transformers silently drops parts of one."""
     found = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
     for key, value in found.items():
         if not isinstance(value, Mapping):

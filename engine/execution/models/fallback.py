@@ -28,6 +28,7 @@ from kernels.interface import load as load_kernels
 from kernels.slots import StepState
 
 ATTENTION = "carousel_paged"
+MAX_REASON = 300  # characters of an error of transformers
 STEP = "carousel_step"  # the keyword argument that travels through a model's forward to the attention function
 
 
@@ -244,7 +245,10 @@ def _reason(error: Exception) -> str:
             f"its model_type is not known to transformers {transformers.__version__}; install a version that knows it, "
             "or choose another model"
         )
-    return message.splitlines()[0] if message else type(error).__name__
+    line = " ".join(message.split())[:MAX_REASON]
+    if isinstance(error, KeyError | TypeError | AttributeError):
+        return f"its config.json does not fit its architecture ({line}); compare it with that of the original model"
+    return line or type(error).__name__
 
 
 def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:

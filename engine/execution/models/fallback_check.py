@@ -61,7 +61,10 @@ def refuse_config(config: Mapping[str, Any]) -> None:
     """Raise ModelConfigError for settings whose effect a probe of a few tokens could not show."""
     for key, rope in rope_entries(config):
         if any(word in str(rope_kind(rope)) for word in ("dynamic", "longrope")) or rope_kind(rope) == "su":
-            reason = "its frequencies depend on the longest sequence of a batch, so neighbours would change a text"
+            reason = (
+                "its frequencies depend on the longest sequence of a batch, so neighbours would change a text; choose "
+                "a version of the model without it, such as one for shorter texts"
+            )
             raise ModelConfigError(key, rope, reason)
     for prefix, section in text_sections(config):
         for name, reason in REFUSED_SETTINGS.items():
@@ -165,9 +168,25 @@ def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: 
     """Compare the logits after two rows of tokens. offset: the first position of the second row."""
     vocab_size, name = model.vocab_size, type(causal_lm).__name__
     tokens = torch.arange(1, 2 * num_tokens + 1, device=model.device).view(2, -1) * 37 % vocab_size
-    ours = _paged_logits(model, tokens, offset)
+    try:
+        ours, expected = _paged_logits(model, tokens, offset), _own_logits(causal_lm, tokens, offset)
+    except Exception as error:  # each model's code raises errors of its own
+        raise cannot_serve(name, f"it fails on {num_tokens} tokens from position {offset}") from error
+    difference = float((ours - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+    limit = TOLERANCE[model.dtype]
+    if not difference <= limit:  # NaN is a difference too
+        where = f"{num_tokens} tokens" + (f" from position {offset}" if offset else "")
+        raise cannot_serve(
+            name,
+            f"over a paged cache its logits after {where} differ from its own by {difference:.3g} of the largest "
+            f"(limit {limit}), so its attention or its positions are not computed as this server does",
+        )
+
+
+def _own_logits(causal_lm: Any, tokens: Tensor, offset: int) -> Tensor:
+    """tokens[2, n] -> logits [2, V] after each row alone, with transformers' attention."""
     own = causal_lm.config._attn_implementation
-    positions = torch.arange(num_tokens, device=model.device)
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
     # Logits of all tokens of a long probe would take gigabytes.
     takes_less = "logits_to_keep" in inspect.signature(causal_lm.forward).parameters
     options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_less else {})
@@ -179,16 +198,7 @@ def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: 
         ]
     finally:
         causal_lm.set_attn_implementation(own)
-    expected = torch.stack([output.logits[0, -1] for output in outputs]).float()
-    difference = float((ours - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
-    limit = TOLERANCE[model.dtype]
-    if not difference <= limit:  # NaN is a difference too
-        where = f"{num_tokens} tokens" + (f" from position {offset}" if offset else "")
-        raise cannot_serve(
-            name,
-            f"over a paged cache its logits after {where} differ from its own by {difference:.3g} of the largest "
-            f"(limit {limit}), so its attention or its positions are not computed as this server does",
-        )
+    return torch.stack([output.logits[0, -1] for output in outputs]).float()
 
 
 def _paged_logits(model: TransformersModel, tokens: Tensor, offset: int) -> Tensor:

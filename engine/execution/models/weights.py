@@ -47,7 +47,7 @@ def load_weights(
 
 
 def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
-    """Return whether a checkpoint whose embeddings are said to be tied has an output projection of its own, which is
+    """Return whether a checkpoint with tie_word_embeddings has an output projection of its own, which is
     then used, as transformers 5 does."""
     if not source.differ(EMBEDDING, HEAD, dtype):
         return False

@@ -119,6 +119,25 @@ def test_a_refused_setting_is_found_wherever_it_stands(section: str, settings: d
     assert raised.value.key == (f"{section}.{key}" if section else key)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_attention_heads": "four"}, "num_attention_heads"),
+        ({"hidden_act": "none such"}, "does not fit its architecture .*none such.*; compare it with"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused_in_one_line(
+    tmp_path: Path, checkpoints: Checkpoints, change: dict[str, Any], reason: str
+):
+    """Errors of a model's own code are put into a sentence that names the setting."""
+    path = Path(shutil.copytree(checkpoints["olmo2"].path, tmp_path / "unfit"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=reason) as raised:
+        load_model(path, torch.float32, CPU, lambda done, total: None)
+    assert "\n" not in str(raised.value) and "Error(" not in str(raised.value)
+
+
 def test_the_check_notices_a_difference(checkpoints: Checkpoints):
     """A model whose paged logits are off, here by a factor, does not pass."""
     checkpoint = checkpoints["olmo2"]

@@ -1,4 +1,4 @@
-"""The comparison at load sees what begins beyond the lengths that a configuration names."""
+"""The comparison at load sees effects beyond the lengths that a configuration names."""
 
 from __future__ import annotations
 
@@ -78,6 +78,22 @@ def test_frequencies_that_change_somewhere_in_the_context_are_seen(
 
     monkeypatch.setattr(modeling_olmo2.Olmo2RotaryEmbedding, "forward", switching)
     with pytest.raises(ModelError, match=r"after 24 tokens from position 488 differ"):
+        checkpoint.load()
+
+
+def test_a_model_that_fails_at_the_end_of_its_context_is_refused(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    """In one sentence, instead of with a traceback."""
+    forward = modeling_olmo2.Olmo2RotaryEmbedding.forward
+
+    def failing(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        if int(position_ids.max()) > 500:
+            raise IndexError("index out of range in self")
+        return forward(self, x, position_ids)
+
+    monkeypatch.setattr(modeling_olmo2.Olmo2RotaryEmbedding, "forward", failing)
+    with pytest.raises(ModelError, match="cannot be served: it fails on 24 tokens from position 488; choose"):
         checkpoint.load()
 
 

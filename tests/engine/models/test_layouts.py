@@ -14,10 +14,10 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from engine.types import Request, TokenEvent
-from tests.engine.models.checkpoints import DECODERS, FALLBACKS, LLAMA3, VOCAB, YARN, save
+from tests.engine.models.checkpoints import DECODERS, FALLBACKS, LLAMA3, SMALL, VOCAB, YARN, save
 from tests.engine.same import alone, make_engine, requests, run
 
 LENGTHS = (1, 2, 7, 19, 23, 38, 61, 90)
@@ -142,7 +142,7 @@ def test_a_copy_of_the_tied_table_stays_tied(tmp_path: Path, name: str, caplog: 
 
 @pytest.mark.parametrize("name", TIED[1::3])
 def test_a_tied_table_may_be_stored_as_the_head_alone(tmp_path: Path, name: str):
-    """One tensor serves both places, whatever name it was saved under."""
+    """One tensor serves both places, under either name."""
     head, table = save_tied(tmp_path, name)
     change_tensors(tmp_path, lambda tensors: tensors.update({head: tensors.pop(table)}))
     compare_with_transformers(tmp_path)
@@ -184,6 +184,17 @@ def test_rope_parameters_for_each_type_of_layer(tmp_path: Path, scaling: dict[st
     local = {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0}
     nested = {"sliding_attention": local, "full_attention": scaling}
     save(tmp_path, family, changes | {"rope_parameters": nested, "head_dim": 16})
+    compare_with_transformers(tmp_path)
+
+
+def test_a_model_of_several_modalities_keeps_its_text_in_a_section(tmp_path: Path):
+    """The configuration and the weights of Gemma 3's text are found beside those of its images."""
+    text = SMALL | FALLBACKS["gemma3-nested"][1] | {"head_dim": 16}
+    images = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    images |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=1)
+    torch.manual_seed(11)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
     compare_with_transformers(tmp_path)
 
 
