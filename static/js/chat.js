@@ -54,15 +54,22 @@ export class Chat {
     this.show();
   }
 
-  /** Another tab wrote this conversation. What is being written here is this tab's own. @param {string} id */
+  /** Another tab wrote or deleted this conversation; an answer that is written here goes on, if it is still there. @param {string} id */
   changedElsewhere(id) {
-    const record = this.store.get(id);
-    if (id !== this.current.id || this.runs.running.has(id)) return this.show();
-    if (!record) return this.open();
-    this.current = record;
-    this.thread.sync(record.messages);
+    this.runs.dropRemoved(id);
+    if (id !== this.current.id) return this.show();
+    const conversation = this.store.get(id);
+    if (!conversation) return this.#removedElsewhere();
+    this.current = conversation;
+    this.thread.sync(conversation.messages);
     this.#inherit();
     return this.show();
+  }
+
+  #removedElsewhere() {
+    history.replaceState(null, "", "#/");
+    this.open();
+    toast("Another tab deleted this conversation.");
   }
 
   #inherit() {
@@ -87,12 +94,11 @@ export class Chat {
     const { current } = this;
     if (this.isBusy) return;
     if (!current.messages.length) {
-      current.title = titleFrom(text);
+      this.change((conversation) => (conversation.title = titleFrom(text)));
       this.composer.forget("new");
       history.pushState(null, "", `#/c/${current.id}`);
     }
-    this.#add({ id: newId(), role: "user", content: text, created: Date.now() });
-    this.#answer();
+    this.#answer(this.#add({ id: newId(), role: "user", content: text, created: Date.now() }));
     if (current.messages.length === 2) this.composer.open(current.id);
   }
 
@@ -102,13 +108,14 @@ export class Chat {
     return message;
   }
 
-  #answer() {
+  /** Asks for the answer to the messages there are. @param {import("./store.js").Message[]} added messages that are not kept yet */
+  #answer(...added) {
     const { current } = this;
     const now = Date.now();
     const body = requestFor(current, current.messages, current.model, this.tier);
     const message = this.#add({ id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: current.model });
     current.updated = now;
-    this.store.put(current);
+    this.store.append(current, [...added, message]);
     this.thread.follow.toEnd();
     this.runs.start(current, message, body);
   }
@@ -119,7 +126,8 @@ export class Chat {
     this.runs.stop(current.id);
     const before = [...current.messages];
     const at = before.findIndex((message) => message.id === id);
-    const dropped = current.messages.splice(at);
+    const dropped = before.slice(at);
+    this.store.cut(current.id, id);
     this.thread.show(current.messages);
     const isMore = dropped.length > (before[at].role === "user" ? 2 : 1);
     const hasText = dropped.some(({ role, content, thinking }) => role === "assistant" && (content || thinking));
@@ -139,7 +147,7 @@ export class Chat {
     if (conversation.messages.length > kept + 2) return toast("The conversation has gone on since.");
     this.runs.stop(id);
     conversation.messages = messages;
-    this.store.put(conversation);
+    this.store.restore(conversation);
     if (id === this.current.id) this.open(id);
   }
 
@@ -176,22 +184,19 @@ export class Chat {
 
   /** @param {string} model */
   setModel(model) {
-    this.current.model = model;
-    this.changed();
+    this.change((conversation) => (conversation.model = model));
   }
 
-  /** The open conversation's own data changed. One without messages is not worth keeping yet. */
-  changed() {
-    if (this.current.messages.length) this.store.put(this.current);
+  /** Changes fields of the open conversation. One that was never sent is not worth keeping yet. @param {(conversation: any) => void} apply */
+  change(apply) {
+    if (this.store.get(this.current.id)) this.store.change(this.current.id, apply);
+    else apply(this.current);
     this.show();
   }
 
   /** @param {string} id @param {string} title */
   rename(id, title) {
-    const conversation = this.store.get(id);
-    if (!conversation) return;
-    conversation.title = title;
-    this.store.put(conversation);
+    this.store.change(id, (conversation) => (conversation.title = title));
     this.show();
   }
 
@@ -205,7 +210,7 @@ export class Chat {
     if (id === this.current.id) location.hash = "#/";
     else this.show();
     toast(`Deleted “${titleFrom(conversation.title)}”`, { action: "Undo", run: () => {
-      this.store.put(conversation);
+      this.store.restore(conversation);
       location.hash = `#/c/${id}`;
       this.show();
     } });
@@ -225,7 +230,11 @@ export class Chat {
       for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {
         const isFresh = !message.stream || Date.now() - (message.lastAt ?? message.created) < FRESH;
         if (isFresh && message === conversation.messages.at(-1)) this.runs.pickUp(conversation, message);
-        else Object.assign(message, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
+        else this.#interrupted(conversation, message);
       }
+  }
+  #interrupted(conversation, message) {
+    Object.assign(message, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
+    this.store.save(conversation, message);
   }
 }

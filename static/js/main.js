@@ -23,7 +23,6 @@ const store = new Store(
 const runs = new Runs(store, {
   lookAt: (message) => thread.answer(message),
   changed: () => show(),
-  adopted: ({ id }) => chat.changedElsewhere(id),
   said: (text, conversation) => conversation === chat.current && say(text),
   failed: (error) => error.status === 401 && askKey(error.message),
 });
@@ -46,7 +45,7 @@ const sidebar = new Sidebar({
   exportAs: (id, form) => chat.exportAs(id, form),
 });
 const chat = new Chat({ store, runs, thread, composer, show: () => show() });
-const settings = new SettingsSheet(() => chat.changed());
+const settings = new SettingsSheet((apply) => chat.change(apply));
 
 /** Everything outside the column, brought up to date with the open conversation. */
 function show() {

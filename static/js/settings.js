@@ -8,7 +8,7 @@ import { FIELDS, fault, stopsFrom, stopsTo } from "./sampling.js";
 export class SettingsSheet {
   #conversation = /** @type {import("./store.js").Conversation | null} */ (null);
 
-  /** @param {() => void} onChange the open conversation was changed */
+  /** @param {(apply: (conversation: any) => void) => void} onChange changes the open conversation by `apply` */
   constructor(onChange) {
     this.onChange = onChange;
     this.dialog = byId("settings");
@@ -34,8 +34,8 @@ export class SettingsSheet {
     const area = h("textarea", { id: "system-prompt", placeholder: "How the model should behave in this conversation" });
     area.value = system;
     area.addEventListener("input", () => {
-      /** @type {any} */ (this.#conversation).system = area.value;
-      this.onChange();
+      const text = area.value;
+      this.onChange((conversation) => (conversation.system = text));
     });
     const groups = Map.groupBy ? Map.groupBy(FIELDS, ({ group }) => group) : groupBy(FIELDS);
     this.body.replaceChildren(
@@ -100,16 +100,15 @@ export class SettingsSheet {
   }
 
   #set(field, value) {
-    const { sampling } = /** @type {any} */ (this.#conversation);
-    if (value === undefined) delete sampling[field.name];
-    else sampling[field.name] = value;
-    this.onChange();
+    this.onChange(({ sampling }) => {
+      if (value === undefined) delete sampling[field.name];
+      else sampling[field.name] = value;
+    });
   }
 
   #reset() {
-    Object.assign(/** @type {any} */ (this.#conversation), { system: "", sampling: {} });
+    this.onChange((conversation) => Object.assign(conversation, { system: "", sampling: {} }));
     this.#draw();
-    this.onChange();
   }
 
   #keep() {
