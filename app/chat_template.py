@@ -26,6 +26,11 @@ class VariableTaken(Exception):
     """A variable of the caller's has the name of something that a template is told already; the message says which."""
 
 
+# Appended to a message that is to be continued, to find its end in the rendered text. Its space shows whether the
+# template trims messages (as transformers does for `continue_final_message`).
+END_MARK = "CAROUSEL-END-OF-FINAL-MESSAGE "
+
+
 class ChatTemplate:
     """One template, compiled. Safe to use from several threads."""
 
@@ -39,10 +44,21 @@ class ChatTemplate:
         except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
             raise TemplateBroken(f"chat template: {error}") from None
 
-    def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The text of a conversation, ready for an answer. variables: what else this template looks at, such as
         `enable_thinking`. Raises `TemplateRefused` when it does not take them, and `VariableTaken`."""
-        given = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
+        given = {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+        }
         told = self._special | given
         for name in variables or {}:
             if name in told or name in self._template.globals:
@@ -57,6 +73,19 @@ class ChatTemplate:
         except Exception as error:  # a template computes: it may raise whatever Python can
             raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
         return text
+
+    def render_open(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """Return the text of a conversation up to the end of its last message, which the model is to continue. A
+        template that trims messages trims that end too. Raises as `render` does."""
+        *before, last = messages
+        content = str(last["content"])
+        marked = [*before, {**last, "content": content + END_MARK}]
+        text = self.render(marked, variables, add_generation_prompt=False)
+        end = text.rfind(END_MARK.strip())
+        if end < 0 or content.strip() not in text:
+            raise TemplateRefused("the chat template changes the last message, so that it cannot be continued")
+        is_trimmed = not text.startswith(END_MARK, end)
+        return text[:end].rstrip() if is_trimmed else text[:end]
 
 
 class _Generation(Extension):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from app.metering import Metering
 
 ENGINE_GONE = "the engine is not available; the server's log says why"
-MAX_GRACE = 120.0  # seconds an answer may go on without a reader
+MAX_GRACE = 600.0  # seconds an answer may go on without a reader
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -137,10 +137,22 @@ class Service:
         except ContextExceeded as error:
             raise _renamed(error, names) from None
 
-    def render_chat(self, turns: list[dict[str, str]], variables: dict[str, Any] | None = None) -> str:
+    def render_chat(
+        self,
+        turns: list[dict[str, str]],
+        variables: dict[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """The text of a conversation. Raises `ApiError` when its template refuses it."""
         try:
-            return self.text.render_chat(turns, variables)
+            return self.text.render_chat(
+                turns,
+                variables,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
         except VariableTaken as error:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None

@@ -87,12 +87,22 @@ class TextModel:
         """The text of all of `token_ids`."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """The text of a conversation, ready for an answer. variables: see `ChatTemplate.render`. Raises
-        `TemplateRefused` when the template does not take it, and `VariableTaken`."""
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The text of a conversation, ready for an answer, or for more of the answer that is its last message.
+        variables: see `ChatTemplate.render`. Raises `TemplateRefused` when the template does not take it, and
+        `VariableTaken`."""
         if self._template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
-        return self._template.render(messages, variables)
+        if continue_final_message:
+            return self._template.render_open(messages, variables)
+        return self._template.render(messages, variables, add_generation_prompt=add_generation_prompt)
 
     def alone(self, token_id: int) -> tuple[str, bool]:
         """The text of one token, and whether it adds just that to any whole characters before it."""

@@ -27,7 +27,12 @@ async def chat_completions(request: Request) -> Response:
     asked.check()
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
-    text = service.render_chat(asked.turns, asked.chat_template_kwargs)
+    text = service.render_chat(
+        asked.turns,
+        asked.chat_template_kwargs,
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        continue_final_message=bool(asked.continue_final_message),
+    )
     work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
     prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]
@@ -43,6 +48,7 @@ async def chat_completions(request: Request) -> Response:
         service_class=service_class,
         intake=intake,
         names=asked.names,
+        goes_on=bool(asked.continue_final_message),
         grace=resume_grace(request),
     )
     if asked.stream:

@@ -9,6 +9,7 @@ from starlette.templating import Jinja2Templates
 from app import __version__
 from app.resources import fingerprint, static_dir, templates_dir
 from app.routes import service_of
+from app.service import MAX_GRACE
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -33,6 +34,7 @@ def _page(request: Request, name: str) -> Response:
         "model": settings.model_name,
         "base": base,
         "page": name,
+        "resume_seconds": int(MAX_GRACE),
         "asset": lambda path: f"{base}/static/{path}?v={fingerprint(path)}",
     }
     return _templates.TemplateResponse(request, f"{name}.html", context, headers=SECURITY_HEADERS)
