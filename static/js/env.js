@@ -6,6 +6,8 @@ const meta = (name) => document.querySelector(`meta[name="carousel-${name}"]`)?.
 export const BASE = meta("base").replace(/\/$/, "");
 export const MODEL = meta("model");
 export const VERSION = meta("version");
+/** Seconds that the server lets an answer go on without a reader. */
+export const RESUME_SECONDS = Number(meta("resume"));
 export const ICONS = meta("icons") || `${BASE}/static/icons.svg`;
 export const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
 

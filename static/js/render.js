@@ -20,6 +20,11 @@ export class MarkdownStream {
     this.root = root;
   }
 
+  /** Whether no text has come. */
+  get isEmpty() {
+    return !this.#queue && !this.root.firstChild;
+  }
+
   /** More text; painted with the next frame. @param {string} text */
   write(text) {
     this.#queue += text;

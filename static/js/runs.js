@@ -10,7 +10,7 @@ const SILENCE = 4000; // of a tab that writes; one that is queued for longer sha
 /**
  * @typedef {import("./store.js").Conversation} Conversation
  * @typedef {import("./store.js").Message} Message
- * @typedef {{ write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void,
+ * @typedef {{ write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void, offline(): void,
  *   retrying(error: any, at: number): void, settle(): void }} Look
  */
 
@@ -21,7 +21,7 @@ export class Runs {
 
   /**
    * @param {import("./store.js").Store} store
-   * @param {{ lookAt(message: Message): Look | null, changed(): void, said(text: string, conversation: Conversation): void, failed(error: ApiError): void }} page
+   * @param {{ lookAt(message: Message): Look | null, changed(): void, ended(conversation: Conversation, message: Message): void, said(text: string, conversation: Conversation): void, failed(error: ApiError): void }} page
    */
   constructor(store, page) {
     this.store = store;
@@ -104,7 +104,7 @@ export class Runs {
     this.#runs.set(conversation.id, { answer, message });
     this.store.written.add(message.id);
     this.page.changed();
-    this.page.said("Answering", conversation);
+    this.page.said("Reading your message", conversation);
     let savedAt = 0;
     let pausedAt = 0;
     for await (const event of answer.events()) {
@@ -146,6 +146,7 @@ export class Runs {
         message.pieces = (message.pieces ?? 0) + 1;
         this.#say(message, { text: "", thinking: event.thinking });
         this.#say(message, sort(message, event.text));
+        this.page.said(message.content ? "Answering" : "Thinking", conversation);
         return null;
       case "finish":
         message.finish = event.reason;
@@ -156,6 +157,10 @@ export class Runs {
       case "reconnecting":
         look?.reconnecting();
         this.page.said("Reconnecting", conversation);
+        return null;
+      case "offline":
+        look?.offline();
+        this.page.said("The server cannot be reached", conversation);
         return null;
       case "retry":
         look?.retrying(event.error, event.at);
@@ -171,7 +176,12 @@ export class Runs {
 
   #say(message, { text, thinking }) {
     const look = this.page.lookAt(message);
-    if (thinking) message.thinking = (message.thinking ?? "") + thinking;
+    if (thinking) {
+      message.thinking = (message.thinking ?? "") + thinking;
+      message.thinkingAt ??= Date.now();
+    } else if (text && message.thinkingAt) {
+      message.thoughtMs ??= Date.now() - message.thinkingAt;
+    }
     if (thinking) look?.think(thinking);
     if (text) message.content += text;
     if (text) look?.write(text);
@@ -186,6 +196,7 @@ export class Runs {
     this.store.written.delete(message.id);
     this.page.lookAt(message)?.settle();
     this.page.changed();
+    this.page.ended(conversation, message);
     this.page.said({ done: "Done", stopped: "Stopped", error: `Problem: ${error?.message}` }[state], conversation);
     if (error) this.page.failed(error);
   }

@@ -7,10 +7,10 @@ import { asPromise, committed, CONVERSATIONS, MESSAGES, messagesOf, openDatabase
  * @typedef {{ id: string, role: "user" | "assistant", content: string, created: number, thinking?: string,
  *   stage?: "thinking" | "answering" | "speaking", held?: string,
  *   state?: "streaming" | "done" | "stopped" | "error", stream?: string | null, last?: string | null, model?: string,
- *   sentAt?: number, firstAt?: number, lastAt?: number, pieces?: number, pausedMs?: number, resumed?: boolean, usage?: any, finish?: string,
+ *   thinkingAt?: number, thoughtMs?: number, sentAt?: number, firstAt?: number, lastAt?: number, pieces?: number, pausedMs?: number, resumed?: boolean, usage?: any, finish?: string,
  *   error?: { message: string, code?: string | null, status?: number } | null }} Message
  * @typedef {{ id: string, title: string, created: number, updated: number, system: string, model: string,
- *   sampling: Record<string, any>, revision?: number, messages: Message[] }} Conversation
+ *   sampling: Record<string, any>, first?: string, revision?: number, messages: Message[] }} Conversation
  */
 
 const TOMBSTONE_MS = 90 * 86_400_000; // longer than a tab stays open that does not know of the deletion

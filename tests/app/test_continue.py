@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
+from app.text import TextModel
 from tests.app.test_http import CHAT, make, ready
 
 QUESTION = {"role": "user", "content": "hi"}
@@ -47,18 +48,11 @@ def test_an_answer_that_cannot_be_continued_is_refused_by_name(http, messages, f
     assert message in error["message"]
 
 
-def test_a_conversation_may_be_given_without_a_generation_prompt(http):
+def test_a_conversation_may_be_given_without_a_generation_prompt(http, monkeypatch):
     """The default of the template's flag is true."""
-    service = http.app.state.service
-    from app.text import TextModel
-
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'hell' if add_generation_prompt }}"
-    text = TextModel(service.text.tokenizer, template, {}, frozenset())
-    before, service.text = service.text, text
-    try:
-        counts = [
-            ask(http, QUESTION, **fields)["usage"]["prompt_tokens"] for fields in ({}, {"add_generation_prompt": False})
-        ]
-    finally:
-        service.text = before
-    assert counts[0] == counts[1] + 1
+    service = http.app.state.service
+    monkeypatch.setattr(service, "text", TextModel(service.text.tokenizer, template, {}, frozenset()))
+    flags = ({}, {"add_generation_prompt": True}, {"add_generation_prompt": False})
+    counts = [ask(http, QUESTION, **flag)["usage"]["prompt_tokens"] for flag in flags]
+    assert counts[0] == counts[1] == counts[2] + 1

@@ -175,11 +175,13 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
 
 
 def test_a_proxy_with_nothing_behind_it_is_a_server_that_cannot_be_reached(chat: Chat) -> None:
-    """What a proxy says by itself is no answer of the server's; a new try is offered."""
+    """An error page of the proxy is no answer of the server's: the question is asked again when the server is back."""
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=504, body="upstream timed out"))
     chat.send("Count")
-    expect(chat.answers.last.locator(".trouble")).to_contain_text("The server cannot be reached.")
-    expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
+    expect(chat.answers.last.locator(".wait")).to_contain_text("The server cannot be reached")
+    answer_with(chat.page, delta("One two."), "id: s.0.9\ndata: [DONE]")
+    expect(chat.text()).to_have_text("One two.")
+    expect(chat.answers).to_have_count(1)
 
 
 def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
@@ -195,7 +197,7 @@ def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
 
 
 def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
-    """410 on resume: what had arrived stays, the reason is shown, a new try is offered."""
+    """410 on resume: the text so far stays, the reason is given in plain words, and the answer can be continued."""
     answer_with(chat.page, delta("Half an"))
     chat.page.route(
         "**/v1/streams/s",
@@ -212,9 +214,20 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
         ),
     )
     chat.send("Count")
-    expect(chat.answers.last.locator(".trouble")).to_contain_text("This answer is gone.")
-    expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("The server no longer has this answer")
+    expect(chat.answers.last.locator(".trouble")).not_to_contain_text("This answer is gone.")
     expect(chat.text()).to_have_text("Half an")
+    answer_with(chat.page, delta(" answer."), "id: t.0.9\ndata: [DONE]")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.answers.last.get_by_role("button", name="Continue").click()
+    body = sent.value.post_data_json
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert body["messages"][-1] == {"role": "assistant", "content": "Half an"}
+    expect(chat.text()).to_have_text("Half an answer.")
+    expect(chat.answers.last.locator(".trouble")).to_be_hidden()
+    chat.wait_done()
+    chat.page.reload()
+    expect(chat.text()).to_have_text("Half an answer.")
 
 
 def test_what_a_model_thinks_first_is_folded_away(chat: Chat) -> None:
@@ -363,7 +376,7 @@ def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -
     body = sent.value.post_data_json
     assert (body["max_tokens"], body["temperature"], body["stream"], body["service_tier"]) == (5, 0.3, True, "priority")
     assert "top_p" not in body
-    assert sent.value.headers["x-carousel-resume"] == "30"
+    assert sent.value.headers["x-carousel-resume"] == "600"
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("5 tokens")
     expect(chat.answers.last.locator(".figures")).to_contain_text("cut at the token limit")
