@@ -130,7 +130,11 @@ export class AnswerView {
 
   /** The text of each block, for a screen reader. @returns {string[]} */
   spoken() {
-    return [...this.body.children].map((block) => /** @type {HTMLElement} */ (block).innerText.trim()).filter(Boolean);
+    return [...this.body.children].map((block) => {
+      const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
+      for (const math of copied.querySelectorAll(".math")) math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
+      return (copied.textContent ?? "").trim();
+    }).filter(Boolean);
   }
 
   #showThoughts() {
