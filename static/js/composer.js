@@ -64,7 +64,8 @@ export class Composer {
 
   /** Keeps a keyboard in the conversation when the button that was pressed is gone. */
   catchFocus() {
-    if (document.activeElement && document.activeElement !== document.body) return;
+    const active = document.activeElement;
+    if (active && active !== document.body && active.getClientRects().length) return;
     if (matchMedia("(hover: hover)").matches) this.focus();
     else byId("scroller").focus({ preventScroll: true });
   }

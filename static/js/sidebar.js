@@ -7,6 +7,8 @@ import { openMenu } from "./menu.js";
  *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
  */
 
+const DRAWER = "(max-width: 820px)"; // as in shell.css
+
 export class Sidebar {
   #list = /** @type {import("./store.js").Conversation[]} */ ([]);
   #current = "";
@@ -26,6 +28,7 @@ export class Sidebar {
     byId("drawer-open").addEventListener("click", () => this.drawer(true));
     byId("drawer-close").addEventListener("click", () => this.drawer(false));
     byId("scrim").addEventListener("click", () => this.drawer(false));
+    matchMedia(DRAWER).addEventListener("change", ({ matches }) => matches || this.drawer(false));
     this.node.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !this.isDrawer) return;
       event.stopPropagation();
@@ -56,7 +59,7 @@ export class Sidebar {
   }
 
   focusSearch() {
-    if (matchMedia("(max-width: 820px)").matches) this.drawer(true);
+    if (matchMedia(DRAWER).matches) this.drawer(true);
     this.search.focus();
     this.search.select();
   }
@@ -138,6 +141,7 @@ export class Sidebar {
       this.search.value = "";
       this.#draw();
     } else if (event.key === "Enter" && !event.isComposing) {
+      event.preventDefault(); // the focus moves to the message box, where the key would write a new line
       /** @type {any} */ (this.items.querySelector(".row-open"))?.click();
     } else if (event.key === "ArrowDown") {
       event.preventDefault();
