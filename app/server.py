@@ -16,9 +16,9 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.staticfiles import StaticFiles
 
 from app.admission import Admission
+from app.assets import Assets
 from app.client import EngineClient
 from app.collectors import AdmissionCollector, EnergyCollector, MeteringCollector
 from app.energy import Energy
@@ -26,7 +26,6 @@ from app.errors import ApiError, error_body
 from app.metrics import Metrics
 from app.prefix import Prefix
 from app.registry import StreamRegistry
-from app.resources import static_dir
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
 from app.security import HostGuard, cross_origin
 from app.service import Service
@@ -74,7 +73,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel) -> Sta
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Route("/favicon.ico", pages.icon),
-            Mount("/static", _Assets(directory=static_dir())),
+            Mount("/static", Assets()),
             Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
             Route("/v1/requests/{request_id}", requests.account_of),
             Route("/v1/models", ops.models),
@@ -119,17 +118,6 @@ def _collect(service: Service) -> None:
     registry.register(EnergyCollector(service.energy, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
-
-
-class _Assets(StaticFiles):
-    """Static files; those whose URL carries their hash never change."""
-
-    async def get_response(self, path: str, scope: dict) -> Response:  # type: ignore[override,type-arg]
-        response = await super().get_response(path, scope)
-        hashed = b"v=" in scope.get("query_string", b"")
-        response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if hashed else "no-cache"
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        return response
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 // Owns what a person can do with conversations: open, send, answer again, edit, stop, remove. Holds which one is open.
 import { stopAnswer } from "./api.js";
 import { firstThatFits } from "./context.js";
-import { MODEL } from "./env.js";
+import { MODEL, SYSTEM_PROMPT } from "./env.js";
 import { toast } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
 import { requestFor } from "./sampling.js";
@@ -45,7 +45,7 @@ export class Chat {
   }
 
   #blank() {
-    const { system = "", sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
+    const { system = SYSTEM_PROMPT, sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
     const now = Date.now();
     return { id: newId(), title: "New conversation", created: now, updated: now, model: this.#models[0], system, sampling: { ...sampling }, messages: [] };
   }

@@ -30,7 +30,7 @@ export class Library {
     this.chat.composer.forget(id);
     if (id === this.chat.current.id) location.hash = "#/";
     else this.chat.show();
-    toast(`Deleted “${titleFrom(conversation.title)}”`, { action: "Undo", run: () => {
+    toast(`Deleted “${titleFrom(conversation.title, 60)}”`, { action: "Undo", run: () => {
       this.store.restore(conversation);
       location.hash = `#/c/${id}`;
       this.chat.show();

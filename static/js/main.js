@@ -5,7 +5,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { askKey, setUpHelp, setUpKey, showHelp } from "./dialogs.js";
 import { byId, h } from "./dom.js";
-import { MODEL } from "./env.js";
+import { MODEL, TITLE } from "./env.js";
 import { untilReady } from "./health.js";
 import { setUpKeys } from "./keys.js";
 import { Library } from "./library.js";
@@ -63,7 +63,7 @@ function show() {
   composer.setBusy(chat.isBusy);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
-  document.title = current.messages.length ? `${current.title} · Carousel` : "Carousel";
+  document.title = current.messages.length ? `${current.title} · ${TITLE}` : TITLE;
   showModels();
   showContext();
 }

@@ -1,6 +1,7 @@
 // Owns the list of conversations and, on a phone, the drawer it lives in.
 import { byId, h, iconButton } from "./dom.js";
 import { openMenu } from "./menu.js";
+import { SearchIndex } from "./search.js";
 
 /**
  * @typedef {{ open(id: string): void, rename(id: string, title: string): void, remove(id: string): void,
@@ -14,6 +15,7 @@ export class Sidebar {
   #current = "";
   #running = new Set();
   #renaming = false;
+  index = new SearchIndex();
 
   /** @param {Actions} actions */
   constructor(actions) {
@@ -22,6 +24,7 @@ export class Sidebar {
     this.node = byId("sidebar");
     this.items = byId("conversations");
     this.search = byId("search");
+    this.search.addEventListener("focus", () => this.index.prepare(this.#list));
     this.search.addEventListener("input", () => this.#draw());
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
     byId("new").addEventListener("click", () => this.actions.create());
@@ -64,17 +67,8 @@ export class Sidebar {
     this.search.select();
   }
 
-  #found() {
-    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    if (!words.length) return this.#list;
-    return this.#list.filter(({ title, messages }) => {
-      const text = `${title}\n${messages.map(({ content }) => content).join("\n")}`.toLowerCase();
-      return words.every((word) => text.includes(word));
-    });
-  }
-
   #draw() {
-    const found = this.#found();
+    const found = this.index.find(this.#list, this.search.value);
     let day = "";
     const rows = [];
     for (const conversation of found) {

@@ -219,9 +219,9 @@ const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 /** Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** The first line of what was asked, short enough for the list. @param {string} text */
-export function titleFrom(text) {
+/** The first line of a question; the list and the top bar show as much of it as they have room for. @param {string} text @param {number} [most] characters */
+export function titleFrom(text, most = 160) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
   const letters = [...line]; // not halves of a pair of surrogates
-  return letters.length > 60 ? `${letters.slice(0, 57).join("").trimEnd()}…` : line || "Untitled";
+  return letters.length > most ? `${letters.slice(0, most - 1).join("").trimEnd()}…` : line || "Untitled";
 }
