@@ -7,6 +7,7 @@ export class Follow {
   #following = true;
   #leads = true; // somewhere: there are messages, and a latest one
   #top = 0;
+  #height = 0;
   #frame = 0;
 
   /** @param {HTMLElement} scroller @param {HTMLElement} content @param {HTMLElement} jump */
@@ -63,8 +64,10 @@ export class Follow {
   }
 
   #scrolled() {
-    const up = this.scroller.scrollTop < this.#top - 1;
+    // A column that changes its height moves by itself.
+    const up = this.scroller.scrollTop < this.#top - 1 && this.scroller.scrollHeight === this.#height;
     this.#top = this.scroller.scrollTop;
+    this.#height = this.scroller.scrollHeight;
     // Growth also changes the gap; only a move upward is the reader's wish, only the very end is consent.
     if (this.#gap < 4) this.#following = true;
     else if (up) this.#following = false;

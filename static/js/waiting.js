@@ -32,7 +32,7 @@ export class WaitLine {
   }
 
   offline() {
-    this.#show("offline", "The server cannot be reached", "your message is sent as soon as it is back", true);
+    this.#show("offline", "The server cannot be reached", "Your message is sent as soon as it is back", true);
   }
 
   /** @param {{ message: string }} error @param {number} at */

@@ -94,3 +94,30 @@ def test_settings_show_the_defaults_of_the_server(slow_server: Server, new_page:
     expect(field).to_have_attribute("placeholder", "0.6")
     expect(field).to_have_value("")
     expect(chat.page.get_by_role("slider", name="Temperature")).to_have_value("0.6")
+
+
+def test_a_column_that_moves_by_itself_is_still_followed(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """Content that shrinks and grows between two frames is no wish of the reader to stay where he is."""
+    chat = Chat(new_page(), slow_server.url).open()
+    gap = chat.page.evaluate(
+        """async (base) => {
+            const { Follow } = await import(`${base}/static/js/scroll.js`);
+            const scroller = document.createElement("div"), content = document.createElement("div");
+            Object.assign(scroller.style, { height: "300px", overflow: "auto" });
+            content.style.height = "2000px";
+            scroller.append(content);
+            document.body.append(scroller);
+            const frames = async (n) => { while (n--) await new Promise(requestAnimationFrame); };
+            const follow = new Follow(scroller, content, document.createElement("button"));
+            follow.toEnd();
+            await frames(6);
+            content.style.height = "1500px";
+            void scroller.scrollTop;
+            content.style.height = "2500px";
+            scroller.dispatchEvent(new Event("scroll"));
+            await frames(6);
+            return scroller.scrollHeight - scroller.clientHeight - scroller.scrollTop;
+        }""",
+        slow_server.url,
+    )
+    assert gap < 4
