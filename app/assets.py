@@ -71,7 +71,7 @@ def _gzipped(path: str, size: int, modified: int) -> tuple[bytes, str]:
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Whether a client takes gzip (RFC 9110, 12.5.3)."""
+    """Return true if a client takes gzip (RFC 9110, 12.5.3)."""
     for part in headers.get("accept-encoding", "").split(","):
         coding, _, weight = part.partition(";")
         if coding.strip().lower() in ("gzip", "x-gzip"):

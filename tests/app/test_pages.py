@@ -1,4 +1,4 @@
-"""What the operator sets for the pages arrives in them, and cannot break them."""
+"""The options for the pages arrive in the pages, and cannot break them."""
 
 from __future__ import annotations
 
