@@ -31,6 +31,11 @@ class VariableTaken(Exception):
     """A variable of the caller's has the name of something that a template is told already; the message says which."""
 
 
+# Appended to a message that is to be continued, to find its end in the rendered text. Its space shows whether the
+# template trims messages (as transformers does for `continue_final_message`).
+END_MARK = "CAROUSEL-END-OF-FINAL-MESSAGE "
+
+
 class ChatTemplate:
     """One template, compiled. Safe to use from several threads. literal_text: all text that stands in it."""
 
@@ -50,12 +55,18 @@ class ChatTemplate:
             if self._loses_text(role, before, after):
                 self._reads_parts |= {role}
 
-    def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The text of a conversation, ready for an answer. variables: what else this template looks at, such as
         `enable_thinking`. Raises `TemplateRefused` when it does not take them, and `VariableTaken`."""
         given = {
             "messages": [self._shaped(message) for message in messages],
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
             "tools": None,
             "documents": None,
         }
@@ -73,6 +84,19 @@ class ChatTemplate:
         except Exception as error:  # a template computes: it may raise whatever Python can
             raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
         return text
+
+    def render_open(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """Return the text of a conversation up to the end of its last message, which the model is to continue. A
+        template that trims messages trims that end too. Raises as `render` does."""
+        *before, last = messages
+        content = str(last["content"])
+        marked = [*before, {**last, "content": content + END_MARK}]
+        text = self.render(marked, variables, add_generation_prompt=False)
+        end = text.rfind(END_MARK.strip())
+        if end < 0 or content.strip() not in text:
+            raise TemplateRefused("the chat template changes the last message, so that it cannot be continued")
+        is_trimmed = not text.startswith(END_MARK, end)
+        return text[:end].rstrip() if is_trimmed else text[:end]
 
     def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with its content in the form that the template reads for its role."""

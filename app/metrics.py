@@ -169,18 +169,23 @@ class Metrics:
         self._e2e.labels(*labels).observe(time.monotonic() - timing.complete)
         if timing.started is not None:
             self._queue.labels(*labels).observe(timing.started - timing.submitted)
-        failed, ended = False, 0
+        failed, has_left, ended = False, False, 0
         for record in generation.log.records:
             if isinstance(record, Finished):
                 self._success.labels(*labels, record.reason).inc()
+                has_left = has_left or record.reason == "abort"
                 ended += 1
             elif isinstance(record, Failure):
                 failed = True
-                reason = "abort" if record.code == ABANDONED else "error"
+                has_left = record.code == ABANDONED
+                reason = "abort" if has_left else "error"
                 self._success.labels(*labels, reason).inc(request.n - ended)
         is_good = not failed and self._is_within_slo(generation)
         self._good.labels(*labels).inc(is_good)
-        self.recent.ended(request.service_class, is_good)
+        if not has_left:
+            self.recent.ended(request.service_class, is_good)
+        elif timing.first_token is not None:  # judged by its pace until its client left
+            self.recent.ended(request.service_class, self._is_within_slo(generation))
 
     def _is_within_slo(self, generation: Generation) -> bool:
         timing, (ttft, itl) = generation.timing, self._slo

@@ -58,7 +58,8 @@ class Recent:
             everything[bucket] += 1
 
     def ended(self, service_class: ServiceClass, is_good: bool) -> None:
-        """A request ended, within the objectives or not."""
+        """Count a request that ended, within the objectives or not. A client that left before the first token is no
+        failure of the server, and its request is not counted."""
         for counts in (self._now(), self._all):
             counts.ended[service_class][0] += 1
             counts.ended[service_class][1] += is_good

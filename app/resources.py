@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -29,9 +28,3 @@ def templates_dir() -> Path:
 def demo_model() -> Path:
     """The model that ships with Carousel."""
     return root() / "models" / "demo"
-
-
-@cache
-def fingerprint(path: str) -> str:
-    """A short hash of a static file's content: a changed file gets a changed URL, so browsers may cache for ever."""
-    return hashlib.sha256((static_dir() / path).read_bytes()).hexdigest()[:12]

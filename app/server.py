@@ -16,10 +16,10 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
-from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from app.admission import Admission
+from app.assets import Assets
 from app.client import EngineClient
 from app.collectors import AdmissionCollector, EnergyCollector, LogCollector, MeteringCollector
 from app.energy import Energy
@@ -29,7 +29,6 @@ from app.metrics import Metrics
 from app.prefix import Prefix
 from app.registry import StreamRegistry
 from app.request_log import REQUEST_ID, RequestLog
-from app.resources import static_dir
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
 from app.security import HostGuard, cross_origin
 from app.service import Service
@@ -81,7 +80,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
             Route("/", pages.chat_page),
             Route("/engine", pages.engine_page),
             Route("/favicon.ico", pages.icon),
-            Mount("/static", _Assets(directory=static_dir())),
+            Mount("/static", Assets()),
             Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
             Route("/v1/requests/{request_id}", requests.account_of),
             Route("/v1/models", ops.models),
@@ -146,17 +145,6 @@ def _collect(service: Service, logs: LogWriter | None) -> None:
     registry.register(LogCollector(logs))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
-
-
-class _Assets(StaticFiles):
-    """Static files; those whose URL carries their hash never change."""
-
-    async def get_response(self, path: str, scope: dict) -> Response:  # type: ignore[override,type-arg]
-        response = await super().get_response(path, scope)
-        hashed = b"v=" in scope.get("query_string", b"")
-        response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if hashed else "no-cache"
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        return response
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

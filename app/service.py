@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ENGINE_GONE = "the engine is not available; the server's log says why"
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us for each
 CHARACTERS_PER_TOKEN = 16  # of a context, in the longest text that /tokenize takes
-MAX_GRACE = 120.0  # seconds an answer may go on without a reader
+MAX_GRACE = 600.0  # seconds an answer may go on without a reader
 Turns = list[dict[str, Any]]  # of a conversation, as chat templates take them
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -164,13 +164,27 @@ class Service:
 
         return await self.bodies.run(work, intake=intake)
 
-    async def render_chat(self, turns: Turns, variables: dict[str, Any] | None = None) -> str:
+    async def render_chat(
+        self,
+        turns: Turns,
+        variables: dict[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
         """Return the text of a conversation. Raises `ApiError` when its template refuses it."""
         is_short = len(turns) <= MAX_INLINE_TURNS and sum(len(turn["content"]) for turn in turns) <= MAX_INLINE_BYTES
+
+        def work() -> str:
+            return self.text.render_chat(
+                turns,
+                variables,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+
         try:
-            if is_short:
-                return self.text.render_chat(turns, variables)
-            return await self.bodies.run(lambda: self.text.render_chat(turns, variables))
+            return work() if is_short else await self.bodies.run(work)
         except VariableTaken as error:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None

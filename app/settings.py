@@ -60,6 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slo_itl: float = 0.1
     metering: str | None = None  # a file; none: no rows are kept
     price_per_hour: float = 0.0
+    page_title: str = "Carousel"
+    page_examples: str | None = None  # a line each; none: those that the demo model is good at
+    page_system_prompt: str = ""  # of new conversations
     log_level: str = "info"
     log_format: str = "text"
 
@@ -137,6 +140,19 @@ OPTIONS = (
         "metering", str, "SQLite file for a row of every request, to bill from (see `carousel usage`); default: none"
     ),
     Option("price-per-hour", float, "of the whole machine, for the cost in /metrics"),
+    Option("page-title", str, "name that the chat page shows for this server"),
+    Option(
+        "page-examples",
+        str,
+        "questions that an empty conversation on the chat page offers, one a line; an empty text offers nothing; "
+        "default: some that the demo model can answer",
+    ),
+    Option(
+        "page-system-prompt",
+        str,
+        "system prompt that new conversations on the chat page begin with; each person can change it there; default: "
+        "none",
+    ),
     Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
     Option("log-format", str, "json writes each log line as a JSON object", choices=("text", "json")),
     Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),

@@ -108,21 +108,36 @@ class TextModel:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
         return str(self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])  # as in `encode`
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the text of a conversation for `encode`, ready for an answer. variables: see `ChatTemplate.render`.
-        Raises `TemplateRefused` when the template does not take it, and `VariableTaken`."""
-        if self._template is None:
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the text of a conversation for `encode`, ready for an answer, or for more of the answer that is its
+        last message. variables: see `ChatTemplate.render`. Raises `TemplateRefused` when the template does not take it,
+        and `VariableTaken`."""
+        template = self._template
+        if template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
+
+        def render(messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
+            if continue_final_message:
+                return template.render_open(messages, variables)
+            return template.render(messages, variables, add_generation_prompt=add_generation_prompt)
+
         if self._control is None:
-            return self._template.render(messages, variables)
+            return render(messages, variables)
         try:
             marked = self._control.mark(messages, variables)
         except TooManyControlTokens as error:
             raise TemplateRefused(str(error)) from None
         if marked is None:
-            return self._template.render(messages, variables)
+            return render(messages, variables)
         try:
-            return self._control.seal(self._template.render(*marked))
+            return self._control.seal(render(*marked))
         except TemplateRefused as error:
             raise TemplateRefused(self._control.plain(str(error))) from error
 

@@ -25,7 +25,12 @@ async def chat_completions(request: Request) -> Response:
     asked = await service.parse(chat.ChatRequest, body, intake)
     service.check_model(asked.model)
     service_class = service.admit(tenant, asked.asked_class)
-    text = await service.render_chat(asked.turns, asked.chat_template_kwargs)
+    text = await service.render_chat(
+        asked.turns,
+        asked.chat_template_kwargs,
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        continue_final_message=bool(asked.continue_final_message),
+    )
     work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
     prompt = await done_for(request.receive, work)
     tier = TIER_OF_CLASS[service_class]
@@ -41,6 +46,7 @@ async def chat_completions(request: Request) -> Response:
         service_class=service_class,
         intake=intake,
         names=asked.names,
+        goes_on=bool(asked.continue_final_message),
         grace=resume_grace(request),
     )
     if asked.stream:

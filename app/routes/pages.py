@@ -7,8 +7,11 @@ from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
-from app.resources import fingerprint, static_dir, templates_dir
+from app.assets import modules_of, version
+from app.resources import static_dir, templates_dir
 from app.routes import service_of
+from app.schemas.common import effective_defaults
+from app.service import MAX_GRACE
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -26,16 +29,28 @@ _templates = Jinja2Templates(templates_dir())
 
 
 def _page(request: Request, name: str) -> Response:
-    settings = service_of(request).settings
+    service = service_of(request)
+    settings = service.settings
     base = settings.root_path
     context = {
         "version": __version__,
         "model": settings.model_name,
         "base": base,
         "page": name,
-        "asset": lambda path: f"{base}/static/{path}?v={fingerprint(path)}",
+        "title": settings.page_title,
+        "examples": _examples(settings.page_examples),
+        "system_prompt": settings.page_system_prompt,
+        "sampling": effective_defaults(service.text.sampling_defaults),
+        "resume_seconds": int(MAX_GRACE),
+        "asset": lambda path: f"{base}/static/{version()}/{path}",
+        "modules_of": modules_of,
     }
     return _templates.TemplateResponse(request, f"{name}.html", context, headers=SECURITY_HEADERS)
+
+
+def _examples(lines: str | None) -> list[str] | None:
+    """The operator's examples; None leaves the page its own."""
+    return None if lines is None else [line.strip() for line in lines.splitlines() if line.strip()]
 
 
 async def chat_page(request: Request) -> Response:

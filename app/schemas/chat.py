@@ -55,6 +55,8 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Empty | None = None
     tool_choice: Annotated[Any, only("none")] | None = None
     parallel_tool_calls: Off | None = None
@@ -81,6 +83,18 @@ class ChatRequest(SamplingFields):
                 param="max_completion_tokens",
                 code="invalid_value",
             )
+        if self.continue_final_message:
+            self._check_continued()
+
+    def _check_continued(self) -> None:
+        last = self.messages[-1].role
+        fault = None
+        if self.add_generation_prompt:
+            fault = "continue_final_message and add_generation_prompt cannot both be true: set one of them to false"
+        elif last != "assistant":
+            fault = f"continue_final_message needs a last message with the role 'assistant', got {last!r}"
+        if fault is not None:
+            raise ApiError(400, fault, param="continue_final_message", code="invalid_value")
 
     @property
     def token_limit(self) -> int | None:

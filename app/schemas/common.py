@@ -150,27 +150,35 @@ class SamplingFields(Strict):
         """The engine's view. `defaults` is what the checkpoint recommends; without that, the protocol's. Without a seed
         a random one is drawn."""
 
-        def value(name: str, otherwise: float) -> float:
+        values = effective_defaults(defaults)
+
+        def value(name: str) -> float:
             asked: float | None = getattr(self, name)
-            return defaults.get(name, otherwise) if asked is None else asked
+            return values[name] if asked is None else asked
 
         stop_ids = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos)
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
-            temperature=value("temperature", 1.0),
-            top_k=max(0, int(value("top_k", 0))),
-            top_p=value("top_p", 1.0),
-            min_p=value("min_p", 0.0),
+            temperature=value("temperature"),
+            top_k=max(0, int(value("top_k"))),
+            top_p=value("top_p"),
+            min_p=value("min_p"),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
-            repetition_penalty=value("repetition_penalty", 1.0),
+            repetition_penalty=value("repetition_penalty"),
             logit_bias=_bias(self.logit_bias),
             stop_token_ids=tuple(sorted(stop_ids)),
             has_stop_strings=bool(self.stops),
             seed=secrets.randbits(64) if self.seed is None else self.seed % 2**64,
             logprobs=logprobs,
         )
+
+
+def effective_defaults(recommended: dict[str, float]) -> dict[str, float]:
+    """The sampling parameters of a request that sets none: a checkpoint's recommendations, else the protocol's."""
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    return neutral | recommended
 
 
 def _bias(bias: dict[str, float] | None) -> dict[int, float]:

@@ -1,10 +1,7 @@
 // Owns HTTP towards the server: URLs, the key, and the shape of errors. Knows nothing about what is shown.
-import { url } from "./env.js";
+import { RESUME_SECONDS, url } from "./env.js";
 
 const KEY = "carousel.key";
-
-/** Seconds the server lets an answer run on without a reader, so that a reload or a lost network can pick it up. */
-export const RESUME_SECONDS = 30;
 
 export class ApiError extends Error {
   /** @param {{ message: string, status?: number, type?: string, code?: string | null, param?: string | null, retryAfter?: number | null, body?: any }} fault */
@@ -53,6 +50,7 @@ export async function call(path, init = {}) {
   const response = await fetch(url(path), { ...init, headers, cache: "no-store", credentials: "same-origin" });
   if (response.ok) return response;
   const error = await readError(response);
+  if (error.status === 401) error.message = apiKey() ? "The server refused this API key." : "The server needs an API key.";
   if (AWAY.has(error.status) && !error.body?.error && error.retryAfter === null) throw new TypeError(error.message);
   throw error;
 }
@@ -101,6 +99,10 @@ export const resumeAnswer = (stream, last, signal) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, {
     signal, headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
   });
+
+/** How many tokens a conversation has, and how many the model can take. @param {object[]} messages @returns {Promise<{ count: number, max_model_len: number }>} */
+export const countTokens = async (messages) =>
+  (await call("/tokenize", { method: "POST", body: JSON.stringify({ messages }), headers: { "Content-Type": "application/json" } })).json();
 
 /** Where an answer's time went. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
 export const accountOf = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();

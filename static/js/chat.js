@@ -1,13 +1,17 @@
 // Owns what a person can do with conversations: open, send, answer again, edit, stop, remove. Holds which one is open.
 import { stopAnswer } from "./api.js";
-import { MODEL } from "./env.js";
-import { asJson, asMarkdown, download, fileName } from "./export.js";
+import { firstThatFits } from "./context.js";
+import { MODEL, SYSTEM_PROMPT } from "./env.js";
 import { toast } from "./notices.js";
-import { readPref } from "./prefs.js";
+import { readPref, writePref } from "./prefs.js";
 import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 
-const FRESH = 10 * 60_000; // an answer left longer ago than this has certainly been let go by the server
+/** Of an answer that goes on: its text stays, the rest is that of the new request. */
+const FROM_HERE = {
+  state: "streaming", error: null, finish: undefined, usage: undefined, stream: null, last: null, resumed: false,
+  firstAt: undefined, lastAt: undefined, pieces: 0, pausedMs: 0,
+};
 const COMPARE = 12_000; // for what was dropped: which answer is better is seen only when the new one has grown
 
 export class Chat {
@@ -17,13 +21,14 @@ export class Chat {
 
   /**
    * @param {{ store: import("./store.js").Store, runs: import("./runs.js").Runs, thread: import("./thread.js").Thread,
-   *   composer: import("./composer.js").Composer, show: () => void }} parts
+   *   composer: import("./composer.js").Composer, queue: import("./queue.js").Queue, show: () => void }} parts
    */
-  constructor({ store, runs, thread, composer, show }) {
+  constructor({ store, runs, thread, composer, queue, show }) {
     this.store = store;
     this.runs = runs;
     this.thread = thread;
     this.composer = composer;
+    this.queued = queue;
     this.show = show;
     this.current = this.#blank();
   }
@@ -40,7 +45,7 @@ export class Chat {
   }
 
   #blank() {
-    const { system = "", sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
+    const { system = SYSTEM_PROMPT, sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
     const now = Date.now();
     return { id: newId(), title: "New conversation", created: now, updated: now, model: this.#models[0], system, sampling: { ...sampling }, messages: [] };
   }
@@ -48,21 +53,30 @@ export class Chat {
   /** Shows a conversation, or a blank one when there is none of that id. @param {string} [id] */
   open(id = "") {
     this.current = this.store.get(id) ?? this.#blank();
-    this.thread.show(this.current.messages);
+    this.thread.show(this.current.messages, this.current.first);
     this.composer.open(this.current.messages.length ? this.current.id : "new");
+    this.queued.show(this.current.id);
+    if (!this.isBusy) this.takeBack(this.current.id);
     this.#inherit();
     this.show();
   }
 
-  /** Another tab wrote this conversation. What is being written here is this tab's own. @param {string} id */
+  /** Another tab wrote or deleted this conversation; an answer that is written here goes on, if it is still there. @param {string} id */
   changedElsewhere(id) {
-    const record = this.store.get(id);
-    if (id !== this.current.id || this.runs.running.has(id)) return this.show();
-    if (!record) return this.open();
-    this.current = record;
-    this.thread.sync(record.messages);
+    this.runs.dropRemoved(id);
+    if (id !== this.current.id) return this.show();
+    const conversation = this.store.get(id);
+    if (!conversation) return this.#removedElsewhere();
+    this.current = conversation;
+    this.thread.sync(conversation.messages, conversation.first);
     this.#inherit();
     return this.show();
+  }
+
+  #removedElsewhere() {
+    history.replaceState(null, "", "#/");
+    this.open();
+    toast("Another tab deleted this conversation.");
   }
 
   #inherit() {
@@ -82,35 +96,91 @@ export class Chat {
     return this.runs.running.has(this.current.id) || this.isWrittenElsewhere;
   }
 
-  /** @param {string} text */
-  send(text) {
-    const { current } = this;
-    if (this.isBusy) return;
-    if (!current.messages.length) {
-      current.title = titleFrom(text);
+  /** @param {string} text @param {import("./store.js").Conversation} [conversation] */
+  send(text, conversation = this.current) {
+    if (this.runs.running.has(conversation.id) || this.#isForeign(conversation)) return;
+    if (!conversation.messages.length) {
+      this.change((conversation) => (conversation.title = titleFrom(text)));
       this.composer.forget("new");
-      history.pushState(null, "", `#/c/${current.id}`);
+      history.pushState(null, "", `#/c/${conversation.id}`);
     }
-    this.#add({ id: newId(), role: "user", content: text, created: Date.now() });
-    this.#answer();
-    if (current.messages.length === 2) this.composer.open(current.id);
+    this.#answer(conversation, this.#add(conversation, { id: newId(), role: "user", content: text, created: Date.now() }));
+    if (conversation.messages.length === 2) this.composer.open(conversation.id);
   }
 
-  #add(message) {
-    this.current.messages.push(message);
-    this.thread.append(message);
+  /** Keeps a message until the running answer is complete. Whether it was taken. @param {string} text */
+  queue(text) {
+    if (this.#isTaken()) return false;
+    this.queued.put(this.current.id, text);
+    return true;
+  }
+
+  /** Puts the queued message of a conversation back where it was typed. @param {string} id */
+  takeBack(id) {
+    const text = this.queued.take(id);
+    if (!text) return;
+    if (id === this.current.id) this.composer.giveBack(text);
+    else writePref(`draft.${id}`, [text, readPref(`draft.${id}`, "")].filter(Boolean).join("\n\n"));
+  }
+
+  /** An answer ended: a complete one lets the queued message go. @param {import("./store.js").Conversation} conversation @param {import("./store.js").Message} message */
+  answered(conversation, { state }) {
+    if (state !== "done") return this.takeBack(conversation.id);
+    const text = this.queued.take(conversation.id);
+    if (text) this.send(text, conversation);
+  }
+
+  #add(conversation, message) {
+    conversation.messages.push(message);
+    if (conversation === this.current) this.thread.append(message);
     return message;
   }
 
-  #answer() {
-    const { current } = this;
+  /** Asks for the answer to the messages there are. @param {import("./store.js").Message[]} added messages that are not kept yet */
+  #answer(conversation, ...added) {
     const now = Date.now();
-    const body = requestFor(current, current.messages, current.model, this.tier);
-    const message = this.#add({ id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: current.model });
-    current.updated = now;
-    this.store.put(current);
+    const body = requestFor(conversation, conversation.messages, conversation.model, this.tier);
+    const message = this.#add(conversation, { id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: conversation.model });
+    conversation.updated = now;
+    this.store.append(conversation, [...added, message]);
+    this.runs.start(conversation, message, body);
+    if (conversation !== this.current) return;
     this.thread.follow.toEnd();
+    this.composer.catchFocus();
+  }
+
+  /** Has the model go on with the last answer, from the text that is there. @param {string} id */
+  resume(id) {
+    if (this.#isTaken() || this.isBusy) return;
+    const { current } = this;
+    const message = current.messages.at(-1);
+    if (message?.id !== id) return;
+    const body = requestFor(current, current.messages, current.model, this.tier, true);
+    Object.assign(message, { ...FROM_HERE, sentAt: Date.now(), stage: message.thinking ? "answering" : "speaking" });
+    this.store.save(current, message);
+    this.thread.answer(message)?.begin();
     this.runs.start(current, message, body);
+    this.composer.catchFocus();
+  }
+
+  /** Asks again without the oldest messages, after a conversation did not fit. @param {string} id the answer that failed */
+  async leaveOut(id) {
+    const { current } = this;
+    const first = await firstThatFits(current);
+    if (current !== this.current) return;
+    if (!first) return toast("Your last message alone does not fit. Shorten it, or begin a new conversation.");
+    this.change((conversation) => (conversation.first = first));
+    this.thread.markFirst(first);
+    if (current.messages.at(-1)?.content) this.resume(id);
+    else this.regenerate(id);
+  }
+
+  /** The text that did not fit is there to be sent in a new conversation. */
+  startOver() {
+    const last = this.current.messages.at(-1);
+    const text = last?.content ? "" : this.current.messages.findLast(({ role }) => role === "user")?.content;
+    if (text) writePref("draft.new", text);
+    location.hash = "#/";
   }
 
   /** Drops this message and all after it; an answer's text, and what was more than one question or answer, can be had back. */
@@ -119,8 +189,9 @@ export class Chat {
     this.runs.stop(current.id);
     const before = [...current.messages];
     const at = before.findIndex((message) => message.id === id);
-    const dropped = current.messages.splice(at);
-    this.thread.show(current.messages);
+    const dropped = before.slice(at);
+    this.store.cut(current.id, id);
+    this.thread.show(current.messages, current.first);
     const isMore = dropped.length > (before[at].role === "user" ? 2 : 1);
     const hasText = dropped.some(({ role, content, thinking }) => role === "assistant" && (content || thinking));
     const text = isMore ? "What came after it is gone." : "The earlier answer was replaced.";
@@ -139,7 +210,7 @@ export class Chat {
     if (conversation.messages.length > kept + 2) return toast("The conversation has gone on since.");
     this.runs.stop(id);
     conversation.messages = messages;
-    this.store.put(conversation);
+    this.store.restore(conversation);
     if (id === this.current.id) this.open(id);
   }
 
@@ -147,15 +218,16 @@ export class Chat {
   regenerate(id) {
     if (this.#isTaken()) return;
     this.#truncate(id);
-    this.#answer();
+    this.#answer(this.current);
   }
 
-  /** @param {string} id a person's message @param {string} text */
+  /** Asks a changed question in place of one. Whether it did. @param {string} id @param {string} text */
   edit(id, text) {
-    if (this.#isTaken()) return;
+    if (this.#isTaken()) return false;
     this.#truncate(id);
     this.send(text.trim());
     this.composer.focusIfDesk();
+    return true;
   }
 
   #isTaken() {
@@ -176,56 +248,13 @@ export class Chat {
 
   /** @param {string} model */
   setModel(model) {
-    this.current.model = model;
-    this.changed();
+    this.change((conversation) => (conversation.model = model));
   }
 
-  /** The open conversation's own data changed. One without messages is not worth keeping yet. */
-  changed() {
-    if (this.current.messages.length) this.store.put(this.current);
+  /** Changes fields of the open conversation. One that was never sent is not worth keeping yet. @param {(conversation: any) => void} apply */
+  change(apply) {
+    if (this.store.get(this.current.id)) this.store.change(this.current.id, apply);
+    else apply(this.current);
     this.show();
-  }
-
-  /** @param {string} id @param {string} title */
-  rename(id, title) {
-    const conversation = this.store.get(id);
-    if (!conversation) return;
-    conversation.title = title;
-    this.store.put(conversation);
-    this.show();
-  }
-
-  /** @param {string} id */
-  remove(id) {
-    const conversation = this.store.get(id);
-    if (!conversation) return;
-    this.runs.stop(id);
-    this.store.remove(id);
-    this.composer.forget(id);
-    if (id === this.current.id) location.hash = "#/";
-    else this.show();
-    toast(`Deleted “${titleFrom(conversation.title)}”`, { action: "Undo", run: () => {
-      this.store.put(conversation);
-      location.hash = `#/c/${id}`;
-      this.show();
-    } });
-  }
-
-  /** @param {string} id @param {"md" | "json"} form */
-  exportAs(id, form) {
-    const conversation = this.store.get(id);
-    if (!conversation) return;
-    const text = form === "md" ? asMarkdown(conversation) : asJson(conversation);
-    download(`${fileName(conversation.title)}.${form}`, text, form === "md" ? "text/markdown" : "application/json");
-  }
-
-  /** Answers that were being written when the page went away are picked up; before anything is shown. */
-  pickUp() {
-    for (const conversation of this.store.list())
-      for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {
-        const isFresh = !message.stream || Date.now() - (message.lastAt ?? message.created) < FRESH;
-        if (isFresh && message === conversation.messages.at(-1)) this.runs.pickUp(conversation, message);
-        else Object.assign(message, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
-      }
   }
 }

@@ -7,7 +7,7 @@ export class Composer {
   #busy = false;
   #ready = true;
 
-  /** @param {{ send(text: string): void, stop(): void, editLast(): void }} actions */
+  /** @param {{ send(text: string): void, queue(text: string): boolean, stop(): void, editLast(): void }} actions */
   constructor(actions) {
     this.actions = actions;
     this.form = byId("composer");
@@ -29,6 +29,12 @@ export class Composer {
   open(id) {
     this.#draftKey = `draft.${id}`;
     this.area.value = readPref(this.#draftKey, "");
+    this.#changed();
+  }
+
+  /** Puts text before what is typed. @param {string} text */
+  giveBack(text) {
+    this.area.value = [text, this.area.value].filter(Boolean).join("\n\n");
     this.#changed();
   }
 
@@ -54,6 +60,14 @@ export class Composer {
 
   focus() {
     this.area.focus({ preventScroll: true });
+  }
+
+  /** Keeps a keyboard in the conversation when the button that was pressed is gone. */
+  catchFocus() {
+    const active = document.activeElement;
+    if (active && active !== document.body && active.getClientRects().length) return;
+    if (matchMedia("(hover: hover)").matches) this.focus();
+    else byId("scroller").focus({ preventScroll: true });
   }
 
   /** On a phone the keyboard would cover what the reader came for. */
@@ -87,9 +101,10 @@ export class Composer {
 
   #send() {
     const text = this.area.value.trim();
-    if (!text || this.#busy || !this.#ready) return;
+    if (!text || !this.#ready) return;
+    if (this.#busy && !this.actions.queue(text)) return;
     this.area.value = "";
     this.#changed();
-    this.actions.send(text);
+    if (!this.#busy) this.actions.send(text);
   }
 }

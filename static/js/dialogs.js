@@ -43,10 +43,10 @@ export function setUpKey(onSaved) {
   });
 }
 
-/** @param {string} [why] */
-export function askKey(why) {
+/** @param {string} [why] the reason why a key is asked for */
+export function askKey(why = "This server may ask for a key.") {
   const dialog = byId("key-dialog");
-  if (why) byId("key-why").textContent = why;
+  byId("key-why").textContent = `${why} A key stays in this tab and is forgotten when you close it.`;
   byId("key-input").value = apiKey();
   if (!dialog.open) dialog.showModal();
   byId("key-input").focus();

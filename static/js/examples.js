@@ -1,7 +1,9 @@
-// Owns what an empty conversation offers. Worded for the small model that ships with the server; change it here, nowhere else.
+// Owns what an empty conversation offers. The operator's own, or these, worded for the model that ships.
+
+import { OFFERED } from "./env.js";
 
 /** @type {string[]} */
-export const EXAMPLES = [
+export const EXAMPLES = OFFERED ?? [
   "Tell me a story about a fox",
   "How does continuous batching work?",
   "Write a table of the planets",

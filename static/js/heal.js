@@ -1,6 +1,8 @@
 // Owns the look of an unfinished block: closes what the model opened and has not closed yet, hides what cannot be judged yet,
 // so that stars, brackets and half a table do not flash up and vanish. Pure; a finished block never passes here.
 
+import { formulaAt } from "./math.js";
+
 const UNDECIDED = /^[ \t]*(?:[-*+]|\d{1,9}[.)]?|#{1,6}|>+|[`~]{1,2}|(?:`{3,}|~{3,})[^`]*|=+|-{2,}|\*{2,}|_{1,})[ \t]*$/;
 const LONGEST = 6_000; // healing is looks only; a longer tail is shown as it is
 
@@ -28,15 +30,41 @@ function healTable(tail) {
   return (tail.match(/\n/g) ?? []).length < 2 ? "" : tail;
 }
 
+/** A formula without an end stands as it is; all before it is healed. */
 function healInline(tail) {
+  const at = openFormula(tail);
+  return at < 0 ? healMarks(tail) : healMarks(tail.slice(0, at)) + tail.slice(at);
+}
+
+/** Where a formula begins that has no end yet; -1 if none does. */
+function openFormula(text) {
+  let at = 0;
+  while (at < text.length) {
+    if (text[at] === "`") {
+      const run = /^`+/.exec(text.slice(at))?.[0] ?? "`";
+      const end = text.indexOf(run, at + run.length);
+      if (end < 0) return -1;
+      at = end + run.length;
+      continue;
+    }
+    const formula = text[at] === "$" || text[at] === "\\" ? formulaAt(text, at) : null;
+    if (formula === "open") return at;
+    at += formula?.raw.length ?? (text[at] === "\\" ? 2 : 1);
+  }
+  return -1;
+}
+
+function healMarks(tail) {
   const text = tail
-    .replace(/!?\[([^[\]\n]*)\]\([^)\n]*$/, "$1")
-    .replace(/!?\[([^[\]\n]*)\]?$/, "$1");
+    .replace(/(?<!\\)!?\[([^[\]\n]*)\]\([^)\n]*$/, "$1")
+    .replace(/(?<!\\)!?\[([^[\]\n]*)\]?$/, "$1");
   const open = /** @type {string[]} */ ([]);
   let at = 0;
   while (at < text.length) {
     const char = text[at];
-    if (char === "\\") at += 2;
+    const formula = char === "$" || char === "\\" ? formulaAt(text, at) : null;
+    if (formula && formula !== "open") at += formula.raw.length;
+    else if (char === "\\") at += 2;
     else if (char === "`") {
       const run = /^`+/.exec(text.slice(at))?.[0] ?? "`";
       const end = text.indexOf(run, at + run.length);

@@ -5,11 +5,13 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { askKey, setUpHelp, setUpKey, showHelp } from "./dialogs.js";
 import { byId, h } from "./dom.js";
-import { MODEL } from "./env.js";
+import { MODEL, TITLE } from "./env.js";
 import { untilReady } from "./health.js";
 import { setUpKeys } from "./keys.js";
+import { Library } from "./library.js";
 import { openMenu } from "./menu.js";
-import { say, toast } from "./notices.js";
+import { announce, say, toast } from "./notices.js";
+import { Queue } from "./queue.js";
 import { Runs } from "./runs.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -23,30 +25,36 @@ const store = new Store(
 const runs = new Runs(store, {
   lookAt: (message) => thread.answer(message),
   changed: () => show(),
-  adopted: ({ id }) => chat.changedElsewhere(id),
+  ended: (conversation, message) => ended(conversation, message),
   said: (text, conversation) => conversation === chat.current && say(text),
   failed: (error) => error.status === 401 && askKey(error.message),
 });
 const thread = new Thread({
   send: (text) => chat.send(text),
   regenerate: (id) => chat.regenerate(id),
+  resume: (id) => chat.resume(id),
+  leaveOut: (id) => chat.leaveOut(id),
+  startOver: () => chat.startOver(),
   edit: (id, text) => chat.edit(id, text),
   retryNow: () => runs.now(chat.current.id),
-  stop: () => chat.stop(),
   askKey: () => askKey(),
-  create,
   account: accountOf,
 });
-const composer = new Composer({ send: (text) => chat.send(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
+const composer = new Composer({ send: (text) => chat.send(text), queue: (text) => chat.queue(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
 const sidebar = new Sidebar({
   open: (id) => (location.hash = `#/c/${id}`),
   create,
-  rename: (id, title) => chat.rename(id, title),
-  remove: (id) => chat.remove(id),
-  exportAs: (id, form) => chat.exportAs(id, form),
+  rename: (id, title) => library.rename(id, title),
+  remove: (id) => library.remove(id),
+  exportAs: (id, form) => library.exportAs(id, form),
 });
-const chat = new Chat({ store, runs, thread, composer, show: () => show() });
-const settings = new SettingsSheet(() => chat.changed());
+const queue = new Queue((id) => {
+  chat.takeBack(id);
+  composer.focus();
+});
+const chat = new Chat({ store, runs, thread, composer, queue, show: () => show() });
+const library = new Library({ store, runs, chat });
+const settings = new SettingsSheet((apply) => chat.change(apply));
 
 /** Everything outside the column, brought up to date with the open conversation. */
 function show() {
@@ -55,9 +63,15 @@ function show() {
   composer.setBusy(chat.isBusy);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
-  document.title = current.messages.length ? `${current.title} · Carousel` : "Carousel";
+  document.title = current.messages.length ? `${current.title} · ${TITLE}` : TITLE;
   showModels();
   showContext();
+}
+
+/** A screen reader hears a complete answer; a queued message goes out. */
+function ended(conversation, message) {
+  if (conversation === chat.current && message.state === "done") announce(thread.answer(message)?.spoken() ?? []);
+  chat.answered(conversation, message);
 }
 
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
@@ -99,7 +113,7 @@ async function loadModels() {
     chat.tier = models[0]?.service_tiers?.[0] ?? "priority";
     if (models.length) chat.setModels(models.map(({ id }) => id));
   } catch (error) {
-    if (/** @type {any} */ (error).status === 401) askKey("This server asks for an API key. It stays in this tab and is forgotten when you close it.");
+    if (/** @type {any} */ (error).status === 401) askKey(/** @type {any} */ (error).message);
     else toast(`The list of models could not be read: ${/** @type {Error} */ (error).message}`, { action: "Retry", run: loadModels });
   }
 }
@@ -126,16 +140,16 @@ byId("model").addEventListener("change", (event) => chat.setModel(event.target.v
 byId("more").addEventListener("click", () => {
   const { id } = chat.current;
   openMenu(byId("more"), [
-    { label: "Export as Markdown", icon: "download", run: () => chat.exportAs(id, "md") },
-    { label: "Export as JSON", icon: "download", run: () => chat.exportAs(id, "json") },
-    { label: "Delete", icon: "trash", danger: true, run: () => chat.remove(id) },
+    { label: "Export as Markdown", icon: "download", run: () => library.exportAs(id, "md") },
+    { label: "Export as JSON", icon: "download", run: () => library.exportAs(id, "json") },
+    { label: "Delete", icon: "trash", danger: true, run: () => library.remove(id) },
   ]);
 });
 addEventListener("hashchange", route);
 addEventListener("popstate", route);
 
 await store.open();
-chat.pickUp();
+library.pickUp();
 route();
 untilReady((ready) => {
   composer.setReady(ready);

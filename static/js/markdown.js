@@ -4,6 +4,8 @@ import DOMPurify from "../vendor/dompurify/purify.es.mjs";
 import { Marked } from "../vendor/marked/marked.esm.js";
 import { codeFrame } from "./code.js";
 import { h } from "./dom.js";
+import { formula } from "./formula.js";
+import { formulaAt } from "./math.js";
 
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
 const CLEAN = {
@@ -53,6 +55,44 @@ const parser = new Marked({
   },
 });
 
+let growing = false; // whether the text being parsed may still grow
+
+const mathToken = ({ raw, tex, display }) => ({ type: "math", raw, tex, display });
+
+/** Formulas are taken before Markdown sees them, as TeX is full of its marks; code is taken before formulas. */
+parser.use({
+  extensions: [
+    {
+      name: "mathBlock",
+      level: "block",
+      start: (source) => /^ {0,3}(?:\$\$|\\\[)/m.exec(source)?.index,
+      tokenizer(source) {
+        const indent = /^ {0,3}(?=\$\$|\\\[)/.exec(source)?.[0].length;
+        const found = indent === undefined ? null : formulaAt(source, indent, "");
+        if (!found || found === "open") return undefined;
+        const rest = /^[ \t]*[.,;]?[ \t]*(?:\n+|$)/.exec(source.slice(indent + found.raw.length));
+        return rest ? { ...mathToken(found), type: "mathBlock", raw: source.slice(0, indent + found.raw.length + rest[0].length) } : undefined;
+      },
+      renderer: ({ tex }) => `<p>${codeOf(tex, true)}</p>`,
+    },
+    {
+      name: "math",
+      level: "inline",
+      start: (source) => /\$|\\[[(]/.exec(source)?.index,
+      tokenizer(source, tokens) {
+        const found = formulaAt(source, 0, tokens.at(-1)?.raw.at(-1) ?? "");
+        if (found === "open") return growing ? plainToken(source) : plainToken(source.slice(0, 2));
+        if (!found) return /^\\[[(]/.test(source) ? plainToken(source.slice(0, 2)) : undefined;
+        return mathToken(found);
+      },
+      renderer: ({ tex, display }) => codeOf(tex, display),
+    },
+  ],
+});
+
+const plainToken = (text) => ({ type: "text", raw: text, text });
+const codeOf = (tex, display) => `<code class="math${display ? " display" : ""}">${escape(tex)}</code>`;
+
 /** Shapes that cost a Markdown parser its stack or its minute: deep nesting, seas of brackets, stars or pipes. */
 function tooWild(source) {
   if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source)) return true;
@@ -69,10 +109,11 @@ export function renderPlain(source) {
   return fragment;
 }
 
-/** One block of Markdown. @param {string} source @returns {DocumentFragment} */
-export function renderMarkdown(source) {
+/** One block of Markdown. @param {string} source @param {boolean} [mayGrow] its end may not have come @returns {DocumentFragment} */
+export function renderMarkdown(source, mayGrow = false) {
   if (tooWild(source)) return renderPlain(source);
   let fragment;
+  growing = mayGrow;
   try {
     fragment = DOMPurify.sanitize(/** @type {string} */ (parser.parse(source)), CLEAN);
   } catch {
@@ -82,12 +123,17 @@ export function renderMarkdown(source) {
   return fragment;
 }
 
-/** Links open outside and tell nobody where from; tables get a frame to scroll in; code gets its own. */
+/** Links open outside without a referrer; lists and tables run in the direction of their text; formulas are drawn; tables get
+ *  a frame to scroll in; code gets its own. */
 function dress(fragment) {
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
+  for (const code of fragment.querySelectorAll("code.math")) {
+    code.replaceWith(formula(code.textContent ?? "", code.classList.contains("display")));
+  }
+  for (const list of fragment.querySelectorAll("ul, ol, table, blockquote")) list.setAttribute("dir", "auto");
   for (const table of fragment.querySelectorAll("table")) {
     const frame = h("div", { class: "table-frame" });
     table.replaceWith(frame);
@@ -97,5 +143,5 @@ function dress(fragment) {
     const lang = /^language-(.*)$/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "";
     pre.replaceWith(codeFrame(lang, (pre.textContent ?? "").replace(/\n$/, "")));
   }
-  for (const marked of fragment.querySelectorAll("[class]:not(.table-frame, .code, .code *)")) marked.removeAttribute("class");
+  for (const marked of fragment.querySelectorAll("[class]:not(.table-frame, .code, .code *, .math, .math *)")) marked.removeAttribute("class");
 }

@@ -1,112 +1,69 @@
-// Owns the DOM of one message: a bubble for what a person wrote, an answer with its waiting line, trouble, tools and figures.
-import { h, icon, iconButton, svg } from "./dom.js";
+// Owns the DOM of one answer: thoughts, text, the waiting line, trouble and the ways on, tools and figures.
+import { AccountView } from "./account.js";
+import { h, icon, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
-import { because, describe, ending, figures, spent } from "./words.js";
+import { WaitLine } from "./waiting.js";
+import { ending, figures, isUnfinished, thinkingTime } from "./words.js";
 
 /**
- * @typedef {{ regenerate(id: string): void, edit(id: string, text: string): void, retryNow(id: string): void, stop(): void, askKey(): void, create(): void, account(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
+ * @typedef {{ regenerate(id: string): void, resume(id: string): void, edit(id: string, text: string): boolean, retryNow(id: string): void,
+ *   leaveOut(id: string): void, startOver(): void, askKey(): void, account(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
  * @typedef {import("./store.js").Message} Message
  */
 
-export class UserView {
-  /** @param {Message} message @param {Actions} actions */
-  constructor(message, actions) {
-    this.message = message;
-    this.actions = actions;
-    this.node = h("article", { class: "message message-user", "aria-label": "You wrote", "data-role": "user" });
-    this.show();
-  }
-
-  show() {
-    this.node.replaceChildren(
-      h("div", { class: `bubble${this.message.content.length > 3000 ? " long" : ""}`, dir: "auto" }, this.message.content),
-      h("div", { class: "tools" },
-        iconButton("edit", "Edit and send again", () => this.edit()),
-        iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget))));
-  }
-
-  /** Shows a newer copy of its message, if that only repeats it. @param {Message} message */
-  adopt(message) {
-    const same = message.id === this.message.id && message.content === this.message.content;
-    if (same) this.message = message;
-    return same;
-  }
-
-  edit() {
-    const area = h("textarea", { "aria-label": "Edit message", rows: "1", dir: "auto" });
-    area.value = this.message.content;
-    const size = () => {
-      area.style.setProperty("height", "auto");
-      area.style.setProperty("height", `${area.scrollHeight}px`);
-    };
-    const cancel = () => {
-      this.show();
-      this.node.querySelector("button")?.focus();
-    };
-    const send = () => area.value.trim() && this.actions.edit(this.message.id, area.value);
-    area.addEventListener("input", size);
-    area.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") {
-        event.stopPropagation();
-        cancel();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
-        event.preventDefault();
-        send();
-      }
-    });
-    this.node.replaceChildren(h("div", { class: "edit" }, area, h("div", { class: "edit-foot" },
-      h("button", { class: "button small quiet", type: "button", onclick: cancel }, "Cancel"),
-      h("button", { class: "button small primary", type: "button", onclick: send }, "Send"))));
-    size();
-    area.focus();
-    area.setSelectionRange(area.value.length, area.value.length);
-  }
-}
-
 export class AnswerView {
-  #stream = /** @type {MarkdownStream | null} */ (null);
-  #ticking = 0;
+  #text = /** @type {MarkdownStream | null} */ (null);
+  #thinking = /** @type {MarkdownStream | null} */ (null);
 
   /** @param {Message} message @param {Actions} actions */
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Thoughts"), h("p"));
+    this.summary = h("summary");
+    this.thinking = h("div", { class: "prose" });
+    this.thoughts = h("details", { class: "thoughts", hidden: true }, this.summary, this.thinking);
     this.body = h("div", { class: "body prose" });
-    this.wait = h("div", { class: "wait", hidden: true });
+    this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });
+    this.resume = h("button", { class: "button small resume", type: "button", onclick: () => this.actions.resume(this.message.id) }, "Continue");
     this.tools = h("div", { class: "tools" },
       iconButton("copy", "Copy answer", ({ currentTarget }) => copy(this.message.content, currentTarget)),
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
-      this.figures);
-    this.account = h("details", { class: "account", hidden: true, ontoggle: () => this.account.open && this.#explain() });
+      this.figures, this.resume);
+    this.account = new AccountView((stream) => this.actions.account(stream));
     this.node = h("article", { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
-      this.thoughts, this.body, this.wait, this.trouble, this.tools, this.account);
-    this.#begin();
+      this.thoughts, this.body, this.wait.node, this.trouble, this.tools, this.account.node);
+    this.begin();
   }
 
-  #begin() {
+  /** Shows the message anew, as it is now. */
+  begin() {
     const { message } = this;
+    this.#text?.finish();
+    this.#thinking?.finish();
     this.body.replaceChildren();
-    this.#stream = new MarkdownStream(this.body);
+    this.thinking.replaceChildren();
+    this.thoughts.hidden = true;
+    this.trouble.hidden = true;
+    this.#text = new MarkdownStream(this.body);
+    this.#thinking = new MarkdownStream(this.thinking);
     if (message.thinking) this.think(message.thinking);
-    if (message.state === "streaming") {
-      this.#setLive(true);
-      if (message.content) this.write(message.content);
-      else this.status({ state: "running" });
-    } else {
-      this.#stream.write(message.content);
-      this.settle();
-    }
+    if (message.content) this.#text.write(message.content);
+    if (message.state !== "streaming") return this.settle();
+    this.#setLive(true);
+    this.#showFigures();
+    if (!message.pieces) this.status({ state: "running" });
   }
 
   /** @param {string} text */
   write(text) {
-    if (!this.wait.hidden) this.#clearWait();
+    if (this.wait.isShown) this.#clearWait();
+    if (this.#text?.isEmpty) this.thoughts.open = false;
+    this.#showThoughts();
     this.trouble.hidden = true;
-    this.#stream?.write(text);
+    this.#text?.write(text);
     this.#showFigures();
   }
 
@@ -116,84 +73,108 @@ export class AnswerView {
     if (message.id !== before.id || !message.content.startsWith(before.content)) return false;
     this.message = message;
     if (before.state !== "streaming") return message.state === before.state;
+    const thought = message.thinking?.slice(before.thinking?.length ?? 0);
+    if (thought) this.think(thought);
     if (message.content.length > before.content.length) this.write(message.content.slice(before.content.length));
     if (message.state !== "streaming") this.settle();
     return true;
   }
 
-  /** @param {string} text */
+  /** Thoughts stand open while they come, and fold when the answer begins. @param {string} text */
   think(text) {
+    const { message } = this;
+    const comes = message.state === "streaming" && !message.content;
+    if (this.thoughts.hidden) this.thoughts.open = comes;
     this.thoughts.hidden = false;
-    this.thoughts.lastChild.append(text);
+    this.#thinking?.write(text);
+    this.#showThoughts();
+    if (comes) this.wait.thinking(message);
   }
 
-  /** Why nothing moves. @param {Parameters<typeof describe>[0]} status */
+  /** The reason why nothing moves. @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status */
   status(status) {
-    if (status.state === "running" && this.message.content) return this.#clearWait();
-    const { kind, head, why } = describe(status);
-    this.#showWait(kind, head, why);
+    const { message } = this;
+    if (status.state === "running" && message.pieces) {
+      this.#clearWait();
+      if (message.thinking && !message.content) this.wait.thinking(message);
+      return;
+    }
+    this.#wait(() => this.wait.status(status));
   }
 
   reconnecting() {
-    this.#showWait("reconnecting", "Reconnecting…", "the answer goes on where it was");
+    this.#wait(() => this.wait.reconnecting());
+  }
+
+  offline() {
+    this.#wait(() => this.wait.offline());
   }
 
   /** @param {{ message: string }} error @param {number} at */
   retrying(error, at) {
-    const tick = () => {
-      const left = Math.max(0, Math.ceil((at - Date.now()) / 1000));
-      this.#showWait("retry", left ? `Trying again in ${left} s` : "Trying again", error.message.replace(/\.$/, ""), true);
-      if (left) this.#ticking = window.setTimeout(tick, 250);
-    };
-    tick();
+    this.#wait(() => this.wait.retrying(error, at));
   }
 
-  /** The answer ended, one way or another: what remains is text, figures and perhaps trouble. */
+  /** The answer ended, one way or another: text and figures remain, and perhaps trouble. */
   settle() {
     this.#clearWait();
     this.#setLive(false);
-    this.#stream?.finish();
+    this.#text?.finish();
+    this.#thinking?.finish();
+    this.#showThoughts();
     const { error, state } = this.message;
     this.trouble.hidden = state !== "error" || !error;
     if (state === "error" && error) this.#showTrouble(error);
     this.#showFigures();
   }
 
-  #setLive(live) {
-    this.body.classList.toggle("live", live);
-    this.node.setAttribute("aria-busy", String(live));
-    // An empty answer has nothing to copy, and its trouble already offers the way on.
-    for (const button of this.tools.querySelectorAll("button")) button.hidden = live || (this.message.state === "error" && !this.message.content);
+  /** The text of each block, for a screen reader. @returns {string[]} */
+  spoken() {
+    return [...this.body.children].map((block) => {
+      const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
+      for (const math of copied.querySelectorAll(".math")) math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
+      return (copied.textContent ?? "").trim();
+    }).filter(Boolean);
   }
 
-  #showWait(kind, head, why, retry = false) {
-    clearTimeout(this.#ticking);
-    if (this.wait.dataset.kind !== kind || this.wait.hidden) {
-      this.wait.dataset.kind = kind;
-      this.wait.replaceChildren(waitRing(), h("span", { class: "wait-text" }, h("b"), h("span", { class: "wait-why" })));
-      if (retry) this.wait.append(h("button", { class: "button small", type: "button", onclick: () => this.actions.retryNow(this.message.id) }, "Try now"));
-    }
-    this.wait.hidden = false;
-    this.wait.querySelector("b").textContent = head;
-    this.wait.querySelector(".wait-why").textContent = why && `${retry ? ". " : ", "}${why}`;
+  #showThoughts() {
+    const { message } = this;
+    this.summary.textContent = message.state === "streaming" && !message.content ? "Thoughts" : thinkingTime(message, 0).replace(/^Thinking.*/, "Thoughts");
+  }
+
+  #wait(show) {
+    show();
     this.body.classList.remove("live"); // the lamp burns only while words come
   }
 
   #clearWait() {
-    clearTimeout(this.#ticking);
-    this.wait.hidden = true;
+    this.wait.hide();
     this.body.classList.toggle("live", this.message.state === "streaming");
   }
 
+  #setLive(live) {
+    const { message } = this;
+    this.body.classList.toggle("live", live);
+    this.node.setAttribute("aria-busy", String(live));
+    // An empty answer has nothing to copy, and its trouble already offers the way on.
+    for (const button of this.tools.querySelectorAll(".icon-button")) button.hidden = live || (message.state === "error" && !message.content);
+    this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
+  }
+
   #showTrouble(error) {
-    // What does not fit will not fit the next time either.
-    const [way, label] = error.code === "context_length_exceeded" ? [this.actions.create, "New conversation"] : [() => this.actions.regenerate(this.message.id), "Try again"];
-    const retry = h("button", { class: "button small", type: "button", onclick: () => way() }, label);
-    const key = error.status === 401 && h("button", { class: "button small", type: "button", onclick: () => this.actions.askKey() }, "Enter key");
+    const { id } = this.message;
+    const button = (label, run) => h("button", { class: "button small", type: "button", onclick: () => run() }, label);
+    const again = isUnfinished(this.message)
+      ? button("Continue", () => this.actions.resume(id))
+      : button("Try again", () => this.actions.regenerate(id));
+    // A conversation that does not fit will not fit the next time either.
+    const ways = error.code === "context_length_exceeded"
+      ? [button("Leave out the oldest messages", () => this.actions.leaveOut(id)), button("New conversation", () => this.actions.startOver())]
+      : [error.status === 401 && button("Enter key", () => this.actions.askKey()), again];
     const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
     this.trouble.replaceChildren(icon("warn"),
       h("div", { class: "trouble-text" }, error.message, code && h("span", { class: "trouble-code" }, code)),
-      h("div", { class: "trouble-tools" }, key, retry));
+      h("div", { class: "trouble-tools" }, ...ways));
   }
 
   #showFigures() {
@@ -201,45 +182,6 @@ export class AnswerView {
     const end = ending(this.message);
     if (end) parts.push(h("span", { class: "note" }, end));
     this.figures.replaceChildren(...parts);
-    this.#showAccount();
+    this.account.show(this.message);
   }
-
-  /** The timeline under a finished answer: a bar of its phases, and on demand each interval with its reason. */
-  #showAccount() {
-    const totals = Object.entries(this.message.usage?.time_ms ?? {});
-    this.account.hidden = this.message.state === "streaming" || !totals.length;
-    if (this.account.hidden || this.account.firstChild) return;
-    const bar = h("span", { class: "account-bar", "aria-hidden": "true" });
-    for (const [phase, ms] of totals) {
-      const part = h("span", { "data-phase": phase });
-      part.style.setProperty("flex-grow", String(ms));
-      bar.append(part);
-    }
-    const words = totals.filter(([, ms]) => ms >= 0.5).map(([phase, ms]) => spent(phase, ms)).join(", ");
-    const label = h("span", { class: "account-label" }, icon("chevron"), "Where the time went");
-    this.account.append(h("summary", { "aria-label": `Where the time went: ${words}`, title: words }, label, bar), h("ol"));
-  }
-
-  async #explain() {
-    const list = this.account.lastChild;
-    if (list.firstChild) return;
-    const line = (phase, words, why) => h("li", {}, h("i", { "data-phase": phase }), words, why && h("span", { class: "account-why" }, `, ${why}`));
-    try {
-      const { choices } = await this.actions.account(this.message.stream);
-      const worth = choices[0].intervals.filter(({ ms }) => ms >= 0.5);
-      list.replaceChildren(...worth.map((interval) => line(interval.phase, spent(interval.phase, interval.ms), because(interval))));
-    } catch {
-      // The server has forgotten it, or is away: what the answer itself brought is still true.
-      list.replaceChildren(...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, spent(phase, ms), "")));
-    }
-  }
-}
-
-/** The brand's ring, small: it turns while an answer waits and stands still while it is paused. */
-function waitRing() {
-  const seats = Array.from({ length: 8 }, (_, i) => {
-    const angle = (i / 8) * 2 * Math.PI - Math.PI / 2;
-    return svg("circle", { cx: 12 + 8.2 * Math.cos(angle), cy: 12 + 8.2 * Math.sin(angle), r: 1.9, class: i ? null : "lit" });
-  });
-  return svg("svg", { class: "wait-ring", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("g", {}, ...seats));
 }

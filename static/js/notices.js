@@ -7,6 +7,16 @@ export function say(text) {
   if (status && status.textContent !== text) status.textContent = text;
 }
 
+const LONGEST_SPOKEN = 6000; // characters
+
+/** Reads an answer to a screen reader, block after block. @param {string[]} blocks */
+export function announce(blocks) {
+  let left = LONGEST_SPOKEN;
+  const read = blocks.filter((block) => (left -= block.length) > 0);
+  if (read.length < blocks.length) read.push("The rest of the answer is in the conversation.");
+  byId("spoken").replaceChildren(...read.map((block) => h("p", {}, block)));
+}
+
 /**
  * @param {string} text
  * @param {{ action?: string, run?: () => void, ms?: number }} [options]
@@ -15,6 +25,7 @@ export function toast(text, { action, run, ms = 6000 } = {}) {
   const node = h("div", { class: "toast" }, h("span", {}, text));
   const close = () => node.remove();
   if (action) node.append(h("button", { type: "button", onclick: () => (close(), run?.()) }, action));
+  for (const shown of byId("toasts").children) if (shown.firstChild.textContent === text) shown.remove();
   byId("toasts").append(node);
   while (byId("toasts").children.length > 3) byId("toasts").firstElementChild.remove();
   setTimeout(close, ms);

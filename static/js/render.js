@@ -20,6 +20,11 @@ export class MarkdownStream {
     this.root = root;
   }
 
+  /** Whether no text has come. */
+  get isEmpty() {
+    return !this.#queue && !this.root.firstChild;
+  }
+
   /** More text; painted with the next frame. @param {string} text */
   write(text) {
     this.#queue += text;
@@ -69,7 +74,7 @@ export class MarkdownStream {
     if (!this.#live) this.root.append((this.#live = h("div", { class: "block" })));
     this.#live.classList.toggle("cut", block.cut);
     if (block.kind === "code") return drawCode(this.#live, block, closed);
-    const fragment = block.kind === "plain" ? renderPlain(block.source) : renderMarkdown(closed ? block.source : heal(block.source));
+    const fragment = block.kind === "plain" ? renderPlain(block.source) : renderMarkdown(closed ? block.source : heal(block.source), !closed);
     patch(this.#live, fragment);
     if (closed) for (const frame of this.#live.querySelectorAll(".code")) colour(/** @type {HTMLElement} */ (frame));
   }

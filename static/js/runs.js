@@ -10,7 +10,7 @@ const SILENCE = 4000; // of a tab that writes; one that is queued for longer sha
 /**
  * @typedef {import("./store.js").Conversation} Conversation
  * @typedef {import("./store.js").Message} Message
- * @typedef {{ write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void,
+ * @typedef {{ write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void, offline(): void,
  *   retrying(error: any, at: number): void, settle(): void }} Look
  */
 
@@ -21,7 +21,7 @@ export class Runs {
 
   /**
    * @param {import("./store.js").Store} store
-   * @param {{ lookAt(message: Message): Look | null, changed(): void, adopted(conversation: Conversation): void, said(text: string, conversation: Conversation): void, failed(error: ApiError): void }} page
+   * @param {{ lookAt(message: Message): Look | null, changed(): void, ended(conversation: Conversation, message: Message): void, said(text: string, conversation: Conversation): void, failed(error: ApiError): void }} page
    */
   constructor(store, page) {
     this.store = store;
@@ -41,11 +41,10 @@ export class Runs {
   /** Picks up what a reload or a closed tab left; if another tab still drives it, waits for its end first. */
   async pickUp(conversation, message) {
     await this.#alone(message.id, async () => {
-      await this.store.refresh(conversation.id);
+      await this.store.refresh({ id: conversation.id });
       const now = this.store.get(conversation.id);
       const left = now?.messages.at(-1);
       if (!now || left?.id !== message.id || left.state !== "streaming" || this.#runs.has(now.id)) return;
-      this.page.adopted(now);
       if (left.usage) return this.#end(now, left, "done"); // all was said, only the goodbye was missed
       left.resumed = true;
       if (left.stream) return this.#run(now, left, new Answer(null, left.stream, left.last));
@@ -82,6 +81,16 @@ export class Runs {
     return true;
   }
 
+  /** Ends an answer that another tab has removed, with its conversation or alone; nothing of it is written back. @param {string} id */
+  dropRemoved(id) {
+    const run = this.#runs.get(id);
+    if (!run || this.store.get(id)?.messages.includes(run.message)) return;
+    run.answer.stop();
+    this.#runs.delete(id);
+    this.store.written.delete(run.message.id);
+    this.page.changed();
+  }
+
   /** @param {string} id */
   now(id) {
     this.#runs.get(id)?.answer.now();
@@ -93,8 +102,9 @@ export class Runs {
 
   async #run(conversation, message, answer) {
     this.#runs.set(conversation.id, { answer, message });
+    this.store.written.add(message.id);
     this.page.changed();
-    this.page.said("Answering", conversation);
+    this.page.said("Reading your message", conversation);
     let savedAt = 0;
     let pausedAt = 0;
     for await (const event of answer.events()) {
@@ -112,7 +122,7 @@ export class Runs {
       const begins = event.kind === "open" || (event.kind === "delta" && message.pieces === 1);
       if (Date.now() - savedAt < SAVE_EVERY && !begins) continue;
       savedAt = Date.now();
-      this.store.put(conversation);
+      this.store.save(conversation, message);
     }
   }
 
@@ -136,6 +146,7 @@ export class Runs {
         message.pieces = (message.pieces ?? 0) + 1;
         this.#say(message, { text: "", thinking: event.thinking });
         this.#say(message, sort(message, event.text));
+        this.page.said(message.content ? "Answering" : "Thinking", conversation);
         return null;
       case "finish":
         message.finish = event.reason;
@@ -146,6 +157,10 @@ export class Runs {
       case "reconnecting":
         look?.reconnecting();
         this.page.said("Reconnecting", conversation);
+        return null;
+      case "offline":
+        look?.offline();
+        this.page.said("The server cannot be reached", conversation);
         return null;
       case "retry":
         look?.retrying(event.error, event.at);
@@ -161,7 +176,12 @@ export class Runs {
 
   #say(message, { text, thinking }) {
     const look = this.page.lookAt(message);
-    if (thinking) message.thinking = (message.thinking ?? "") + thinking;
+    if (thinking) {
+      message.thinking = (message.thinking ?? "") + thinking;
+      message.thinkingAt ??= Date.now();
+    } else if (text && message.thinkingAt) {
+      message.thoughtMs ??= Date.now() - message.thinkingAt;
+    }
     if (thinking) look?.think(thinking);
     if (text) message.content += text;
     if (text) look?.write(text);
@@ -172,9 +192,11 @@ export class Runs {
     message.state = state;
     message.error = error && { message: error.message, code: error.code, status: error.status };
     conversation.updated = Date.now();
-    this.#ended = this.store.put(conversation);
+    this.#ended = this.store.save(conversation, message);
+    this.store.written.delete(message.id);
     this.page.lookAt(message)?.settle();
     this.page.changed();
+    this.page.ended(conversation, message);
     this.page.said({ done: "Done", stopped: "Stopped", error: `Problem: ${error?.message}` }[state], conversation);
     if (error) this.page.failed(error);
   }

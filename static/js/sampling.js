@@ -40,15 +40,19 @@ export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n
 /** Half of a pair of surrogates is no text that could be sent. @param {string} text */
 const wellFormed = (text) => text.toWellFormed?.() ?? text;
 
+/** Without the oldest, where those were left out. @param {{ first?: string }} conversation @param {import("./store.js").Message[]} messages */
+export const sentMessages = ({ first }, messages) => messages.slice(Math.max(0, messages.findIndex(({ id }) => id === first)));
+
 /**
  * The request for the answer that follows these messages. What was not set is not sent: the server's own default holds.
  * @param {import("./store.js").Conversation} conversation
  * @param {import("./store.js").Message[]} messages
  * @param {string} model
  * @param {string} tier the best that the key may ask for
+ * @param {boolean} [continues] the last message is an answer, and the model is to continue it
  */
-export function requestFor(conversation, messages, model, tier) {
-  const turns = messages.filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content: wellFormed(content) }));
+export function requestFor(conversation, messages, model, tier, continues = false) {
+  const turns = sentMessages(conversation, messages).filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content: wellFormed(content) }));
   const system = wellFormed(conversation.system.trim());
   return {
     model,
@@ -56,6 +60,7 @@ export function requestFor(conversation, messages, model, tier) {
     stream: true,
     stream_options: { include_usage: true },
     service_tier: tier,
+    ...(continues ? { continue_final_message: true, add_generation_prompt: false } : {}),
     ...conversation.sampling,
   };
 }

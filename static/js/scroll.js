@@ -1,11 +1,14 @@
 // Owns where the column is scrolled to: it follows what is written until the reader scrolls up, and then leaves it alone.
 
 const NEAR = 40;
+const FRAMES = 3; // after which nothing comes into view any more
 
 export class Follow {
   #following = true;
   #leads = true; // somewhere: there are messages, and a latest one
   #top = 0;
+  #height = 0;
+  #frame = 0;
 
   /** @param {HTMLElement} scroller @param {HTMLElement} content @param {HTMLElement} jump */
   constructor(scroller, content, jump) {
@@ -38,6 +41,17 @@ export class Follow {
 
   #stick() {
     this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.#settle(FRAMES);
+  }
+
+  /** Messages that come into view are laid out only then, and may be taller than was assumed. @param {number} frames */
+  #settle(frames) {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = requestAnimationFrame(() => {
+      if (!this.#following) return;
+      if (this.#gap > 1) this.#stick();
+      else if (frames) this.#settle(frames - 1);
+    });
   }
 
   #grown() {
@@ -50,8 +64,10 @@ export class Follow {
   }
 
   #scrolled() {
-    const up = this.scroller.scrollTop < this.#top - 1;
+    // A column that changes its height moves by itself.
+    const up = this.scroller.scrollTop < this.#top - 1 && this.scroller.scrollHeight === this.#height;
     this.#top = this.scroller.scrollTop;
+    this.#height = this.scroller.scrollHeight;
     // Growth also changes the gap; only a move upward is the reader's wish, only the very end is consent.
     if (this.#gap < 4) this.#following = true;
     else if (up) this.#following = false;

@@ -1,6 +1,7 @@
 // Owns the settings sheet: draws the fields of sampling.js and writes what is chosen into the open conversation.
 import { closeByClick } from "./dialogs.js";
 import { byId, h } from "./dom.js";
+import { SAMPLING } from "./env.js";
 import { toast } from "./notices.js";
 import { writePref } from "./prefs.js";
 import { FIELDS, fault, stopsFrom, stopsTo } from "./sampling.js";
@@ -8,7 +9,7 @@ import { FIELDS, fault, stopsFrom, stopsTo } from "./sampling.js";
 export class SettingsSheet {
   #conversation = /** @type {import("./store.js").Conversation | null} */ (null);
 
-  /** @param {() => void} onChange the open conversation was changed */
+  /** @param {(apply: (conversation: any) => void) => void} onChange changes the open conversation by `apply` */
   constructor(onChange) {
     this.onChange = onChange;
     this.dialog = byId("settings");
@@ -34,8 +35,8 @@ export class SettingsSheet {
     const area = h("textarea", { id: "system-prompt", placeholder: "How the model should behave in this conversation" });
     area.value = system;
     area.addEventListener("input", () => {
-      /** @type {any} */ (this.#conversation).system = area.value;
-      this.onChange();
+      const text = area.value;
+      this.onChange((conversation) => (conversation.system = text));
     });
     const groups = Map.groupBy ? Map.groupBy(FIELDS, ({ group }) => group) : groupBy(FIELDS);
     this.body.replaceChildren(
@@ -64,14 +65,14 @@ export class SettingsSheet {
   #numberField(field, value) {
     const describedBy = `note-${field.name} error-${field.name}`;
     const number = h("input", { type: "text", inputmode: field.whole ? "numeric" : "decimal", id: `set-${field.name}`, name: field.name,
-      placeholder: "default", autocomplete: "off", "aria-describedby": describedBy });
+      placeholder: SAMPLING[field.name] === undefined ? "default" : String(SAMPLING[field.name]), autocomplete: "off", "aria-describedby": describedBy });
     const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
     const node = h("div", { class: "field" },
       h("div", { class: "field-head" }, h("label", { class: "field-label", for: `set-${field.name}` }, field.label), number));
     const range = field.slider ? h("input", { type: "range", min: field.min, max: field.max, step: field.step, "aria-label": field.label }) : null;
     const show = (now) => {
       node.toggleAttribute("data-auto", now === undefined);
-      if (range) range.value = String(now ?? field.neutral);
+      if (range) range.value = String(now ?? SAMPLING[field.name] ?? field.neutral);
     };
     number.value = value ?? "";
     show(value);
@@ -100,16 +101,15 @@ export class SettingsSheet {
   }
 
   #set(field, value) {
-    const { sampling } = /** @type {any} */ (this.#conversation);
-    if (value === undefined) delete sampling[field.name];
-    else sampling[field.name] = value;
-    this.onChange();
+    this.onChange(({ sampling }) => {
+      if (value === undefined) delete sampling[field.name];
+      else sampling[field.name] = value;
+    });
   }
 
   #reset() {
-    Object.assign(/** @type {any} */ (this.#conversation), { system: "", sampling: {} });
+    this.onChange((conversation) => Object.assign(conversation, { system: "", sampling: {} }));
     this.#draw();
-    this.onChange();
   }
 
   #keep() {

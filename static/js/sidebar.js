@@ -1,17 +1,21 @@
 // Owns the list of conversations and, on a phone, the drawer it lives in.
 import { byId, h, iconButton } from "./dom.js";
 import { openMenu } from "./menu.js";
+import { SearchIndex } from "./search.js";
 
 /**
  * @typedef {{ open(id: string): void, rename(id: string, title: string): void, remove(id: string): void,
  *   exportAs(id: string, form: "md" | "json"): void, create(): void }} Actions
  */
 
+const DRAWER = "(max-width: 820px)"; // as in shell.css
+
 export class Sidebar {
   #list = /** @type {import("./store.js").Conversation[]} */ ([]);
   #current = "";
   #running = new Set();
   #renaming = false;
+  index = new SearchIndex();
 
   /** @param {Actions} actions */
   constructor(actions) {
@@ -20,12 +24,14 @@ export class Sidebar {
     this.node = byId("sidebar");
     this.items = byId("conversations");
     this.search = byId("search");
+    this.search.addEventListener("focus", () => this.index.prepare(this.#list));
     this.search.addEventListener("input", () => this.#draw());
     this.search.addEventListener("keydown", (event) => this.#searchKey(event));
     byId("new").addEventListener("click", () => this.actions.create());
     byId("drawer-open").addEventListener("click", () => this.drawer(true));
     byId("drawer-close").addEventListener("click", () => this.drawer(false));
     byId("scrim").addEventListener("click", () => this.drawer(false));
+    matchMedia(DRAWER).addEventListener("change", ({ matches }) => matches || this.drawer(false));
     this.node.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !this.isDrawer) return;
       event.stopPropagation();
@@ -56,22 +62,13 @@ export class Sidebar {
   }
 
   focusSearch() {
-    if (matchMedia("(max-width: 820px)").matches) this.drawer(true);
+    if (matchMedia(DRAWER).matches) this.drawer(true);
     this.search.focus();
     this.search.select();
   }
 
-  #found() {
-    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    if (!words.length) return this.#list;
-    return this.#list.filter(({ title, messages }) => {
-      const text = `${title}\n${messages.map(({ content }) => content).join("\n")}`.toLowerCase();
-      return words.every((word) => text.includes(word));
-    });
-  }
-
   #draw() {
-    const found = this.#found();
+    const found = this.index.find(this.#list, this.search.value);
     let day = "";
     const rows = [];
     for (const conversation of found) {
@@ -138,6 +135,7 @@ export class Sidebar {
       this.search.value = "";
       this.#draw();
     } else if (event.key === "Enter" && !event.isComposing) {
+      event.preventDefault(); // the focus moves to the message box, where the key would write a new line
       /** @type {any} */ (this.items.querySelector(".row-open"))?.click();
     } else if (event.key === "ArrowDown") {
       event.preventDefault();

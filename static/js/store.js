@@ -1,37 +1,49 @@
-// Owns the conversations: all in memory, each written through to IndexedDB, other tabs told. Knows nothing about the page.
-// A record is written whole, so an answer's text and the id of its last event always match and a resume never skips a word.
+// Owns the conversations: all in memory, each change written through to IndexedDB, other tabs notified. Knows nothing about
+// the page. A write reads the stored row in the same transaction and changes only its own fields, so it never undoes the
+// write of another tab; a deleted conversation leaves a tombstone, so a tab that missed the deletion cannot write it back.
+import { asPromise, committed, CONVERSATIONS, MESSAGES, messagesOf, openDatabase } from "./database.js";
 
 /**
  * @typedef {{ id: string, role: "user" | "assistant", content: string, created: number, thinking?: string,
  *   stage?: "thinking" | "answering" | "speaking", held?: string,
  *   state?: "streaming" | "done" | "stopped" | "error", stream?: string | null, last?: string | null, model?: string,
- *   sentAt?: number, firstAt?: number, lastAt?: number, pieces?: number, pausedMs?: number, resumed?: boolean, usage?: any, finish?: string,
+ *   thinkingAt?: number, thoughtMs?: number, sentAt?: number, firstAt?: number, lastAt?: number, pieces?: number, pausedMs?: number, resumed?: boolean, usage?: any, finish?: string,
  *   error?: { message: string, code?: string | null, status?: number } | null }} Message
  * @typedef {{ id: string, title: string, created: number, updated: number, system: string, model: string,
- *   sampling: Record<string, any>, messages: Message[] }} Conversation
+ *   sampling: Record<string, any>, first?: string, revision?: number, messages: Message[] }} Conversation
  */
 
-const TABLE = "conversations";
+const TOMBSTONE_MS = 90 * 86_400_000; // longer than a tab stays open that does not know of the deletion
 
 export class Store {
   #all = /** @type {Map<string, Conversation>} */ (new Map());
   #db = /** @type {IDBDatabase | null} */ (null);
   #channel = "BroadcastChannel" in window ? new BroadcastChannel("carousel") : null;
   #faulted = false;
+  #writes = /** @type {Map<string, number>} */ (new Map()); // begun for each conversation, so that a read knows that it is late
+  /** Ids of the messages that this tab writes: their state in memory is newer than their row. */
+  written = /** @type {Set<string>} */ (new Set());
 
   /**
-   * @param {(reason: string) => void} onFault storage does not work; told once
-   * @param {(id: string) => void} onForeignChange another tab wrote or removed this conversation
+   * @param {(reason: string) => void} onFault storage does not work; called once
+   * @param {(id: string) => void} onForeignChange another tab wrote or deleted this conversation; memory is up to date
    */
   constructor(onFault, onForeignChange) {
     this.onFault = onFault;
-    if (this.#channel) this.#channel.onmessage = ({ data }) => this.refresh(data).then(() => onForeignChange(data));
+    this.onForeignChange = onForeignChange;
+    if (this.#channel) this.#channel.onmessage = ({ data }) => this.refresh(data);
+    document.addEventListener("visibilitychange", () => document.hidden || this.#catchUp());
   }
 
   async open() {
     try {
-      this.#db = await openDatabase();
-      for (const record of await asPromise(this.#db.transaction(TABLE).objectStore(TABLE).getAll())) this.#all.set(record.id, record);
+      this.#db = await openDatabase(() => this.#fault(new Error("a newer version of this page is open in another tab; reload this one")));
+      const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
+      const [rows, messages] = await Promise.all([CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())));
+      const groups = new Map(rows.filter(({ deleted }) => !deleted).map(({ id }) => [id, []]));
+      for (const message of messages) groups.get(message.conversation)?.push(message);
+      for (const row of rows) if (!row.deleted) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id)) });
+      this.#forget(rows.filter(({ deleted }) => deleted < Date.now() - TOMBSTONE_MS));
     } catch (error) {
       this.#fault(error);
     }
@@ -47,34 +59,151 @@ export class Store {
     return this.#all.get(id) ?? null;
   }
 
-  /** @param {Conversation} conversation */
-  put(conversation) {
+  /** Keeps messages that were appended to a conversation, which may be new. @param {Conversation} conversation @param {Message[]} added */
+  append(conversation, added) {
+    const isNew = !this.#all.has(conversation.id);
     this.#all.set(conversation.id, conversation);
-    return this.#write((table) => table.put(conversation), conversation.id);
+    const { messages: _, ...fields } = conversation;
+    return this.#write(conversation.id, async (conversations, messages, stored) => {
+      if (stored ? stored.deleted : !isNew) return false;
+      const row = stored ?? { ...fields, revision: 0, next: 0 };
+      for (const message of added) messages.put({ ...message, conversation: row.id, position: row.next++ });
+      conversations.put({ ...row, updated: fields.updated, revision: row.revision + 1 });
+      return true;
+    });
   }
 
-  /** @param {string} id */
+  /** Keeps a message that has changed. @param {Conversation} conversation @param {Message} message */
+  save({ id, updated }, message) {
+    const now = { ...message };
+    return this.#write(id, async (conversations, messages, row) => {
+      const stored = row && (await asPromise(messages.get([id, message.id])));
+      if (!stored) return false;
+      messages.put({ ...now, conversation: id, position: stored.position });
+      conversations.put({ ...row, updated: Math.max(row.updated, updated), revision: row.revision + 1 });
+      return true;
+    }, message.id);
+  }
+
+  /** Changes fields of a conversation, here and in its row. @param {string} id @param {(conversation: any) => void} apply */
+  change(id, apply) {
+    const conversation = this.#all.get(id);
+    if (!conversation) return Promise.resolve();
+    apply(conversation);
+    return this.#write(id, async (conversations, _, row) => {
+      if (!row || row.deleted) return false;
+      apply(row);
+      conversations.put({ ...row, revision: row.revision + 1 });
+      return true;
+    });
+  }
+
+  /** Removes a message and all that follow it. @param {string} id @param {string} from */
+  cut(id, from) {
+    const conversation = this.#all.get(id);
+    if (!conversation) return Promise.resolve();
+    conversation.messages.splice(conversation.messages.findIndex((message) => message.id === from));
+    return this.#write(id, async (conversations, messages, row) => {
+      const stored = await asPromise(messages.getAll(messagesOf(id)));
+      const first = stored.find((message) => message.id === from);
+      if (!row || row.deleted || !first) return false;
+      for (const message of stored) if (message.position >= first.position) messages.delete([id, message.id]);
+      conversations.put({ ...row, revision: row.revision + 1 });
+      return true;
+    });
+  }
+
+  /** Deletes a conversation: its messages at once, of its row a tombstone remains. @param {string} id */
   remove(id) {
     this.#all.delete(id);
-    return this.#write((table) => table.delete(id), id);
+    return this.#write(id, async (conversations, messages, row) => {
+      messages.delete(messagesOf(id));
+      conversations.put({ id, deleted: Date.now(), revision: (row?.revision ?? 0) + 1 });
+      return true;
+    });
   }
 
-  async #write(change, id) {
+  /** Undoes a deletion or a cut: the conversation has these messages again. @param {Conversation} conversation */
+  restore(conversation) {
+    const { messages: list, ...fields } = conversation;
+    this.#all.set(conversation.id, conversation);
+    return this.#write(conversation.id, async (conversations, messages, row) => {
+      const kept = row && !row.deleted ? row : fields;
+      messages.delete(messagesOf(conversation.id));
+      list.forEach((message, position) => messages.put({ ...message, conversation: conversation.id, position }));
+      conversations.put({ ...kept, next: list.length, revision: (row?.revision ?? 0) + 1 });
+      return true;
+    });
+  }
+
+  /**
+   * Runs `change` on the stored row of a conversation in one transaction. Where it finds that the row or message is gone
+   * it returns false: another tab has removed it, and memory follows.
+   * @param {string} id
+   * @param {(conversations: IDBObjectStore, messages: IDBObjectStore, row: any) => Promise<boolean>} change
+   * @param {string} [message] the only message that it touches
+   */
+  async #write(id, change, message) {
     if (!this.#db) return;
+    this.#writes.set(id, (this.#writes.get(id) ?? 0) + 1);
     try {
-      await asPromise(change(this.#db.transaction(TABLE, "readwrite").objectStore(TABLE)));
-      this.#channel?.postMessage(id);
+      const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES], "readwrite");
+      const done = committed(transaction);
+      done.catch(() => {}); // awaited below, unless the change itself fails first
+      const conversations = transaction.objectStore(CONVERSATIONS);
+      const row = await asPromise(conversations.get(id));
+      const isKept = await change(conversations, transaction.objectStore(MESSAGES), row);
+      await done;
+      if (!isKept) return this.refresh({ id });
+      const conversation = this.#all.get(id);
+      if (conversation) conversation.revision = (row?.revision ?? 0) + 1;
+      this.#channel?.postMessage({ id, message });
     } catch (error) {
       this.#fault(error);
     }
   }
 
-  /** Reads one conversation anew: another tab may have written it. @param {string} id */
-  async refresh(id) {
+  /** Reads a conversation anew, or one message of it. @param {{ id: string, message?: string }} changed */
+  async refresh({ id, message }) {
     if (!this.#db) return;
-    const record = await asPromise(this.#db.transaction(TABLE).objectStore(TABLE).get(id)).catch(() => null);
-    if (record) this.#all.set(id, record);
-    else this.#all.delete(id);
+    const before = this.#writes.get(id);
+    try {
+      const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
+      const messages = transaction.objectStore(MESSAGES);
+      const held = this.#all.get(id)?.messages.some((one) => one.id === message);
+      const read = held && message ? messages.get([id, message]) : messages.getAll(messagesOf(id));
+      const [row, stored] = await Promise.all([asPromise(transaction.objectStore(CONVERSATIONS).get(id)), asPromise(read)]);
+      if (this.#writes.get(id) !== before) return this.refresh({ id });
+      if (!row || row.deleted) this.#all.delete(id);
+      else if (Array.isArray(stored)) this.#merge(row, inOrder(stored));
+      else this.#merge(row, this.#all.get(id)?.messages.map((one) => (one.id === message && stored ? stored : one)) ?? []);
+      this.onForeignChange(id);
+    } catch (error) {
+      this.#fault(error);
+    }
+  }
+
+  /** The conversation stays the same object, and so do the messages that this tab writes. */
+  #merge(row, messages) {
+    const conversation = this.#all.get(row.id) ?? { ...row, messages: [] };
+    const own = new Map(conversation.messages.filter(({ id }) => this.written.has(id)).map((message) => [message.id, message]));
+    Object.assign(conversation, row, { messages: messages.map((message) => own.get(message.id) ?? message) });
+    this.#all.set(row.id, conversation);
+  }
+
+  /** A frozen tab may have missed messages of the others: the revisions show which conversations they wrote. */
+  async #catchUp() {
+    if (!this.#db) return;
+    const rows = await asPromise(this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS).getAll()).catch(() => []);
+    for (const { id, revision, deleted } of rows) {
+      const known = this.#all.get(id);
+      if (deleted ? known : known?.revision !== revision) this.refresh({ id });
+    }
+  }
+
+  #forget(rows) {
+    const table = rows.length ? this.#db?.transaction(CONVERSATIONS, "readwrite").objectStore(CONVERSATIONS) : null;
+    for (const { id } of rows) table?.delete(id);
   }
 
   #fault(error) {
@@ -84,28 +213,15 @@ export class Store {
   }
 }
 
-/** @returns {Promise<IDBDatabase>} */
-function openDatabase() {
-  const request = indexedDB.open("carousel", 1);
-  request.onupgradeneeded = () => request.result.createObjectStore(TABLE, { keyPath: "id" });
-  return asPromise(request);
-}
-
-/** @param {IDBRequest} request @returns {Promise<any>} */
-const asPromise = (request) =>
-  new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error ?? new Error("storage refused"));
-    // An open blocked by an older tab must not keep the page from starting.
-    if ("onblocked" in request) request.onblocked = () => reject(new Error("storage is held by another tab"));
-  });
+/** @param {any[]} rows */
+const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 
 /** Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** The first line of what was asked, short enough for the list. @param {string} text */
-export function titleFrom(text) {
+/** The first line of a question; the list and the top bar show as much of it as they have room for. @param {string} text @param {number} [most] characters */
+export function titleFrom(text, most = 160) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
   const letters = [...line]; // not halves of a pair of surrogates
-  return letters.length > 60 ? `${letters.slice(0, 57).join("").trimEnd()}…` : line || "Untitled";
+  return letters.length > most ? `${letters.slice(0, most - 1).join("").trimEnd()}…` : line || "Untitled";
 }

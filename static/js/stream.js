@@ -1,6 +1,7 @@
 // Owns one answer's life on the wire: start, resume after a loss, wait when told to, stop. Yields events; touches no DOM.
 import { ApiError, resumeAnswer, startAnswer, stopAnswer } from "./api.js";
-import { readParts } from "./sse.js";
+import { RESUME_SECONDS } from "./env.js";
+import { readParts, SseTooLong } from "./sse.js";
 
 /**
  * @typedef {{ kind: "open", stream: string }
@@ -9,13 +10,15 @@ import { readParts } from "./sse.js";
  *   | { kind: "finish", reason: string, id: string }
  *   | { kind: "usage", usage: any, id: string }
  *   | { kind: "reconnecting", attempt: number }
+ *   | { kind: "offline" }
  *   | { kind: "retry", error: ApiError, at: number }
  *   | { kind: "error", error: ApiError }
  *   | { kind: "done" }} AnswerEvent
  */
 
 const PATIENCE = 45_000; // the server pings every 15 s: three missed pings are a dead connection
-const GIVE_UP = 40_000; // a little more than the server keeps an answer without a reader
+const GIVE_UP = (RESUME_SECONDS + 10) * 1000; // a little more than the server keeps an answer without a reader
+const SLOWEST = 8000; // between two tries
 const MOST_RETRIES = 5;
 
 export class Answer {
@@ -74,16 +77,18 @@ export class Answer {
         } catch (error) {
           if (this.#stopped) return;
           if (this.#complete) return yield { kind: "done" };
+          if (error instanceof SyntaxError || error instanceof SseTooLong) return yield { kind: "error", error: this.#unreadable() };
           if (error instanceof ApiError) {
             const wait = waitFor(error);
-            if (wait === null || ++retries > MOST_RETRIES) return yield { kind: "error", error };
+            if (wait === null || ++retries > MOST_RETRIES) return yield { kind: "error", error: this.stream ? lost(error) : error };
             yield { kind: "retry", error, at: Date.now() + wait };
             await this.#sleep(wait);
           } else {
             lostAt ||= Date.now();
-            if (!this.stream || Date.now() - lostAt > GIVE_UP) return yield { kind: "error", error: unreachable(this.stream) };
-            yield { kind: "reconnecting", attempt: ++attempt };
-            await this.#sleep(Math.min(4000, 200 * 2 ** attempt));
+            if (Date.now() - lostAt > GIVE_UP) return yield { kind: "error", error: unreachable(this.stream) };
+            attempt++;
+            yield this.stream ? { kind: "reconnecting", attempt } : { kind: "offline" };
+            await this.#sleep(Math.min(SLOWEST, 200 * 2 ** attempt));
           }
           if (this.#stopped) return;
         }
@@ -124,6 +129,11 @@ export class Answer {
     return events;
   }
 
+  #unreadable() {
+    if (this.stream) stopAnswer(this.stream);
+    return new ApiError({ code: "unreadable", message: "This page could not read the rest of the answer. The text so far is kept." });
+  }
+
   /**
    * A replay's repetitions are dropped. Within one connection a number may come twice: one record can make two events
    * (usage and [DONE]). Ids are `<stream>.<epoch>.<seq>`.
@@ -156,6 +166,12 @@ export class Answer {
 
 /** Only a full or throttled server that names a time is asked again by itself. @param {any} error */
 const waitFor = (error) => ((error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null);
+
+/** After a restart the server does not know the answer any more. @param {ApiError} error */
+const lost = (error) =>
+  error.status === 404 || error.status === 410
+    ? new ApiError({ status: error.status, code: error.code, message: "The server no longer has this answer, as after a restart. The text so far is kept." })
+    : error;
 
 const unreachable = (stream) =>
   new ApiError({

@@ -1,7 +1,8 @@
 // Owns the column of messages of the open conversation: which views stand in it and which message each shows.
 import { byId, h } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
-import { AnswerView, UserView } from "./messages.js";
+import { AnswerView } from "./messages.js";
+import { UserView } from "./question.js";
 import { Follow } from "./scroll.js";
 
 export class Thread {
@@ -17,21 +18,29 @@ export class Thread {
       h("li", {}, h("button", { class: "example", type: "button", onclick: () => actions.send(text) }, text))));
   }
 
-  /** @param {import("./store.js").Message[]} messages */
-  show(messages) {
+  /** @param {import("./store.js").Message[]} messages @param {string} [first] the first that is sent, where older ones are left out */
+  show(messages, first) {
     this.#views.clear();
     this.node.replaceChildren();
     for (const message of messages) this.append(message);
+    this.markFirst(first);
     this.#showEmpty();
     this.follow.open(messages.length > 0);
   }
 
-  /** The same conversation as another tab left it: what is the same stays, an answer grows, all else is shown anew. @param {import("./store.js").Message[]} messages */
-  sync(messages) {
+  /** Draws the line above the first message that is sent. @param {string} [first] */
+  markFirst(first = "") {
+    this.node.querySelector(".left-out")?.remove();
+    this.#views.get(first)?.node.before(h("p", { class: "left-out" }, "The model no longer sees the messages above."));
+  }
+
+  /** The same conversation as another tab left it: what is the same stays, an answer grows, all else is shown anew. @param {import("./store.js").Message[]} messages @param {string} [first] */
+  sync(messages, first) {
     const views = [...this.#views.values()];
     const grown = messages.length >= views.length && views.every((view, i) => view.adopt(messages[i]));
-    if (!grown) return this.show(messages);
+    if (!grown) return this.show(messages, first);
     for (const message of messages.slice(views.length)) this.append(message);
+    this.markFirst(first);
   }
 
   /** @param {import("./store.js").Message} message */

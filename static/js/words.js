@@ -39,7 +39,7 @@ export function describe(status) {
     const kept = status.mechanism === "recompute" ? "it goes on from the same word" : "its place is kept, it goes on from the same word";
     return { kind: "paused", head: `Paused${whom}`, why: kept };
   }
-  return { kind: "running", head: "Hopping on", why: CAUSES[status.cause ?? ""] ?? "" };
+  return { kind: "running", head: "Reading your message", why: CAUSES[status.cause ?? ""] ?? "" };
 }
 
 /** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, tokens, why it ended */
@@ -79,6 +79,16 @@ export function because({ phase, cause, by, mechanism, why }) {
   const whom = by ? `for a request of class ${by}` : "as memory ran short";
   return `${whom}, ${KEPT[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
 }
+
+/** How long an answer has been thinking, or has thought, in words. @param {import("./store.js").Message} message @param {number} now */
+export function thinkingTime({ thinkingAt, thoughtMs }, now) {
+  if (thoughtMs !== undefined) return `Thought for ${Math.max(1, Math.round(thoughtMs / 1000))} s`;
+  return thinkingAt ? `Thinking (${Math.round((now - thinkingAt) / 1000)} s)` : "Thinking";
+}
+
+/** Whether the model could go on with an answer where it ended. @param {import("./store.js").Message} message */
+export const isUnfinished = ({ content, state, finish }) =>
+  Boolean(content) && (state === "error" || state === "stopped" || (state === "done" && finish === "length"));
 
 /** @param {import("./store.js").Message} message */
 export function ending(message) {

@@ -115,3 +115,46 @@ def test_a_content_has_the_form_that_the_template_reads(content: str, text: str)
     roles = ("system", "user", "assistant", "user")
     turns = [{"role": r, "content": c} for r, c in zip(roles, ("Be brief.", "Hi!", "Yes?", "Go."), strict=True)]
     assert template.render(turns if "system" in text else turns[1:]) == text
+
+
+TURNS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}[new]{% endif %}"
+)
+OPEN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello, "}]
+
+
+def test_the_last_message_is_left_open_to_be_continued():
+    """The text ends where the message ends, with the white space at its end and without a generation prompt."""
+    assert ChatTemplate(TURNS, {}).render_open(OPEN) == "[user]Hi</s>[assistant]Hello, "
+
+
+@pytest.mark.parametrize("trim", ["m.content | trim", "m.content.strip()", "m.content.rstrip()"])
+def test_a_template_that_trims_also_trims_an_open_message(trim: str):
+    """A space that the template would have removed is not left at the end of the prompt."""
+    template = ChatTemplate(TURNS.replace("m.content", trim), {})
+    assert template.render_open(OPEN) == "[user]Hi</s>[assistant]Hello,"
+
+
+@pytest.mark.parametrize("content", ["m.content | upper", "m.content[:3]", "'...'"])
+def test_a_message_that_the_template_changes_cannot_be_continued(content: str):
+    """The refusal gives the reason."""
+    with pytest.raises(TemplateRefused, match="cannot be continued"):
+        ChatTemplate(TURNS.replace("m.content", content), {}).render_open(OPEN)
+
+
+@pytest.mark.parametrize("trim", ["m.content", "m.content | trim"])
+@pytest.mark.parametrize("content", ["Hello", "Hello, ", " Hello\n\n", ""])
+def test_an_open_message_ends_where_transformers_ends_it(content: str, trim: str):
+    """For templates that trim and templates that do not."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = TURNS.replace("m.content", trim)
+    messages = [OPEN[0], {"role": "assistant", "content": content}]
+    expected, _ = render_jinja_template([messages], chat_template=source, continue_final_message=True)
+    assert ChatTemplate(source, {}).render_open(messages) == expected[0]
+
+
+def test_a_template_is_rendered_without_a_generation_prompt_on_request():
+    """The conversation ends with the end of its last message."""
+    template = ChatTemplate(TURNS, {})
+    assert template.render(OPEN[:1], add_generation_prompt=False) == "[user]Hi</s>"

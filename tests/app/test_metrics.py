@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from starlette.testclient import TestClient
 
 from app.admission import Admission
 from app.collectors import AdmissionCollector, GapCollector
+from app.generation import ABANDONED, Timing
+from app.streams import Failure
 from app.tenants import Tenant
 from engine.types import ServiceClass
 from tests.app.test_http import ASK, CHAT, fill, make, ready
@@ -136,3 +140,23 @@ def test_goodput_stands_beside_its_objectives():
             assert series["carousel:slo_seconds"].values["objective"] == {"ttft", "itl"}
             found = [line for line in lines.splitlines() if line.startswith("carousel:requests_within_slo_total{")]
             assert [float(line.rsplit(" ", 1)[1]) for line in found] == [good]
+
+
+def test_a_client_that_leaves_early_does_not_count_as_a_late_answer():
+    """On the engine page: before the first token it is not counted, afterwards by the pace that it had."""
+    with make() as client:
+        ready(client)
+        service = client.app.state.service
+        ended = []
+        service.metrics.recent.ended = lambda service_class, is_good: ended.append(is_good)
+        for first_token in (None, 100.0):
+            generation = SimpleNamespace(
+                timing=Timing(99.9, 99.9, first_token=first_token),
+                request=SimpleNamespace(service_class=ServiceClass.STANDARD, tenant="", prompt=(1,), n=1),
+                cached_tokens=0,
+                audit=SimpleNamespace(slot_seconds=0.0),
+                log=SimpleNamespace(records=[Failure("left", ABANDONED, None)]),
+                mean_gap=0.0,
+            )
+            service.metrics.ended(generation)
+        assert ended == [True]

@@ -4,156 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.conftest import Server
+from tests.e2e.page import ANSWER_MS, SHORT, Chat, answer_with, begin_with, delta, sse
 
 pytestmark = pytest.mark.browser
-
-LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
-ANSWER_MS = 120_000  # a small machine, a cold model: long, but never endless
-SHORT = 40  # tokens: most tests need an answer, not a long one
-DEFAULTS = """try {
-    localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: SHORT } });
-} catch {}""".replace("SHORT", str(SHORT))
-
-
-class Chat:
-    """What the tests say about the page, so that its markup is named in one place."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page = page
-        self.url = url
-        self.prompt = page.locator("#prompt")
-        self.stop = page.locator("#stop")
-        self.answers = page.locator("[data-role=assistant]")
-        self.questions = page.locator("[data-role=user]")
-        self.rows = page.locator("#conversations [data-id]")
-        self.status = page.locator("#status")
-
-    def open(self) -> Chat:
-        self.page.goto(self.url + "/")
-        expect(self.page.locator("html[data-ready]")).to_be_attached()
-        expect(self.page.locator("#loading")).to_be_hidden(timeout=ANSWER_MS)
-        return self
-
-    def send(self, text: str) -> None:
-        self.prompt.fill(text)
-        expect(self.page.locator("#send")).to_be_enabled(timeout=ANSWER_MS)
-        self.prompt.press("Enter")
-
-    def send_long(self, max_tokens: int | None = None) -> None:
-        """Asks for an answer that is still being written when the test looks at it: one that may not end by itself
-        before it has so many tokens, or as many as there is room for."""
-        self.set_field("max_tokens", str(max_tokens or ""))
-        self.page.route("**/v1/chat/completions", _without_end)
-        self.send(LONG)
-
-    def text(self) -> Locator:
-        return self.answers.last.locator(".body")
-
-    def wait_begun(self) -> None:
-        expect(self.text()).not_to_be_empty(timeout=ANSWER_MS)
-
-    def wait_done(self) -> None:
-        expect(self.answers.last).to_have_attribute("aria-busy", "false", timeout=ANSWER_MS)
-
-    def wait_saved(self, field: str) -> None:
-        """Until the record of the last answer, which is saved now and then, has this field."""
-        self.page.wait_for_function(
-            """async (field) => {
-                const open = indexedDB.open("carousel");
-                await new Promise((done) => (open.onsuccess = done));
-                const all = open.result.transaction("conversations").objectStore("conversations").getAll();
-                await new Promise((done) => (all.onsuccess = done));
-                open.result.close();
-                const shown = all.result.find(({ id }) => location.hash.endsWith(id));
-                return Boolean(shown?.messages.at(-1)[field]);
-            }""",
-            arg=field,
-        )
-
-    def set_field(self, name: str, value: str) -> None:
-        self.page.locator("#settings-open").click()
-        self.page.locator(f"#settings [name={name}]").fill(value)
-        self.page.keyboard.press("Escape")
-        expect(self.page.locator("#settings")).to_be_hidden()
-
-
-def _without_end(route: Route) -> None:
-    """The page's own request, but the model's end-of-text token does not end the answer."""
-    route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
-
-
-@pytest.fixture
-def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Pages with nothing stored, that fail the test when the page itself fails."""
-    contexts = []
-    faults: list[str] = []
-
-    def make(**options: Any) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        contexts.append(context)
-        context.add_init_script(DEFAULTS)
-        page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on(
-            "console",
-            lambda message: faults.append(message.text) if "Content Security Policy" in message.text else None,
-        )
-        return page
-
-    yield make
-    for context in contexts:
-        context.close()
-    assert not faults
-
-
-@pytest.fixture
-def chat(slow_server: Server, new_page: Callable[..., Page]) -> Chat:
-    """An open chat page on a desk."""
-    return Chat(new_page(), slow_server.url).open()
-
-
-def sse(*parts: str | dict[str, Any]) -> str:
-    """A stream as the server writes it: a dict is a chunk with an id, a text stands as it is."""
-    blocks = []
-    for i, part in enumerate(parts):
-        data = part if isinstance(part, str) else f"id: s.0.{i}\ndata: {json.dumps(part)}"
-        blocks.append(data + "\n\n")
-    return "".join(blocks)
-
-
-def delta(text: str) -> dict[str, Any]:
-    """A chunk that says some text."""
-    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
-
-
-def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
-    """Lets the page's next questions be answered by this stream instead of the server's."""
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(
-            status=200, body=sse(*parts), headers={"content-type": "text/event-stream", "x-carousel-stream": "s"}
-        ),
-    )
-
-
-def begin_with(page: Page, *parts: str | dict[str, Any]) -> None:
-    """The same for a stream that stays open: a fulfilled route would close at once and show the reconnect instead."""
-    page.evaluate(
-        """(text) => {
-        const fetch = window.fetch;
-        const start = (sink) => sink.enqueue(new TextEncoder().encode(text));
-        window.fetch = async (url, init) => !String(url).endsWith("/v1/chat/completions") ? fetch(url, init)
-            : new Response(new ReadableStream({ start }), { headers: { "x-carousel-stream": "s" } });
-    }""",
-        sse(*parts),
-    )
 
 
 def test_an_answer_streams_and_ends_with_its_figures(chat: Chat) -> None:
@@ -315,11 +175,13 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
 
 
 def test_a_proxy_with_nothing_behind_it_is_a_server_that_cannot_be_reached(chat: Chat) -> None:
-    """What a proxy says by itself is no answer of the server's; a new try is offered."""
+    """An error page of the proxy is no answer of the server's: the question is asked again when the server is back."""
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=504, body="upstream timed out"))
     chat.send("Count")
-    expect(chat.answers.last.locator(".trouble")).to_contain_text("The server cannot be reached.")
-    expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
+    expect(chat.answers.last.locator(".wait")).to_contain_text("The server cannot be reached")
+    answer_with(chat.page, delta("One two."), "id: s.0.9\ndata: [DONE]")
+    expect(chat.text()).to_have_text("One two.")
+    expect(chat.answers).to_have_count(1)
 
 
 def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
@@ -335,7 +197,7 @@ def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
 
 
 def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
-    """410 on resume: what had arrived stays, the reason is shown, a new try is offered."""
+    """410 on resume: the text so far stays, the reason is given in plain words, and the answer can be continued."""
     answer_with(chat.page, delta("Half an"))
     chat.page.route(
         "**/v1/streams/s",
@@ -352,9 +214,20 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
         ),
     )
     chat.send("Count")
-    expect(chat.answers.last.locator(".trouble")).to_contain_text("This answer is gone.")
-    expect(chat.answers.last.get_by_role("button", name="Try again")).to_be_visible()
+    expect(chat.answers.last.locator(".trouble")).to_contain_text("The server no longer has this answer")
+    expect(chat.answers.last.locator(".trouble")).not_to_contain_text("This answer is gone.")
     expect(chat.text()).to_have_text("Half an")
+    answer_with(chat.page, delta(" answer."), "id: t.0.9\ndata: [DONE]")
+    with chat.page.expect_request("**/v1/chat/completions") as sent:
+        chat.answers.last.get_by_role("button", name="Continue").click()
+    body = sent.value.post_data_json
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    assert body["messages"][-1] == {"role": "assistant", "content": "Half an"}
+    expect(chat.text()).to_have_text("Half an answer.")
+    expect(chat.answers.last.locator(".trouble")).to_be_hidden()
+    chat.wait_done()
+    chat.page.reload()
+    expect(chat.text()).to_have_text("Half an answer.")
 
 
 def test_what_a_model_thinks_first_is_folded_away(chat: Chat) -> None:
@@ -503,7 +376,7 @@ def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -
     body = sent.value.post_data_json
     assert (body["max_tokens"], body["temperature"], body["stream"], body["service_tier"]) == (5, 0.3, True, "priority")
     assert "top_p" not in body
-    assert sent.value.headers["x-carousel-resume"] == "30"
+    assert sent.value.headers["x-carousel-resume"] == "600"
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("5 tokens")
     expect(chat.answers.last.locator(".figures")).to_contain_text("cut at the token limit")

@@ -129,3 +129,21 @@ def test_a_lost_connection_is_told_and_mended(server: Any, context: BrowserConte
     expect(page.locator("#live")).to_have_attribute("data-state", "lost")
     page.unroute("**/v1/engine/events")
     expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=WAIT_MS)
+
+
+def test_an_idle_engine_has_no_batch(engine: Page) -> None:
+    """The figures of its last step are not shown as those of now."""
+    snapshot = engine.evaluate(
+        """async () => {
+            const base = document.querySelector("script[type=module]").src.replace("main.js", "");
+            const { showFigures } = await import(base + "panels.js");
+            const rest = { batch: { decode: 32, prefill_tokens: 5 }, tokens_per_s: 0, prefill_tokens_per_s: 0, step_ms: 1,
+                prefix_hit_rate: 0, requests_finished: 0, busy: 0 };
+            const texts = [[null, null], [{ class: "batch", state: "decode" }, null]].map((slots) => {
+                showFigures({ ...rest, slots });
+                return document.getElementById("batch").textContent;
+            });
+            return texts;
+        }"""
+    )
+    assert snapshot == ["0", "32 + 5"]

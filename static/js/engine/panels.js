@@ -22,11 +22,12 @@ export function showFigures(snapshot) {
   set("tokens", number(tokens));
   set("prefill-rate", number(read));
   set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
-  set("batch", `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`);
+  const busy = slots.filter(Boolean);
+  // An idle engine still reports its last step.
+  set("batch", !busy.length ? "0" : `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`);
   set("finished", number(finished));
   set("busy", `${Math.round(snapshot.busy * 100)} %`);
   set("hits", `${Math.round(hits * 100)} %`);
-  const busy = slots.filter(Boolean);
   for (const name of CLASSES) set(`count-${name}`, busy.filter((slot) => slot.class === name).length);
   set("count-prefill", busy.filter((slot) => slot.state === "prefill").length);
   set("count-empty", slots.length - busy.length);

@@ -1,0 +1,32 @@
+// Owns the choice of messages to leave out when a conversation no longer fits into the model's context.
+import { countTokens } from "./api.js";
+import { requestFor, sentMessages } from "./sampling.js";
+
+const FILLED = 0.75; // share of the context that the prompt may take afterwards: the rest is for answers to come
+
+/**
+ * The id of the first message to send so that a prompt fits: a question, with at least one turn less than before; null
+ * if only the last question is left.
+ * @param {import("./store.js").Conversation} conversation
+ */
+export async function firstThatFits(conversation) {
+  const sent = sentMessages(conversation, conversation.messages);
+  const questions = sent.filter(({ role }) => role === "user");
+  if (questions.length < 2) return null;
+  const share = await shareThatFits(conversation, sent);
+  const size = (messages) => messages.reduce((sum, { content }) => sum + content.length, 0);
+  const most = share * size(sent);
+  const fits = ({ id }) => size(sent.slice(sent.findIndex((message) => message.id === id))) <= most;
+  return (questions.slice(1).find(fits) ?? /** @type {any} */ (questions.at(-1))).id;
+}
+
+/** How much of the messages may be sent, as a share of their characters. */
+async function shareThatFits(conversation, sent) {
+  try {
+    const { count, max_model_len: length } = await countTokens(requestFor(conversation, sent, "", "").messages);
+    const longest = conversation.sampling.max_tokens ?? 0;
+    return Math.max(0, Math.min(FILLED * length, length - longest - 1)) / count;
+  } catch {
+    return 0.5; // too long to be counted: if half of it does not fit either, the reader can leave out more
+  }
+}

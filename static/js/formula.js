@@ -1,0 +1,60 @@
+// Owns the DOM of a formula. KaTeX and its style sheet load at the first one; until then, and where KaTeX refuses it, its TeX
+// stands as text. KaTeX sets styles through the DOM, which the content security policy allows.
+import { h } from "./dom.js";
+
+const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500, output: "htmlAndMathml" };
+const MOST_KEPT = 300;
+
+let katex = /** @type {any} */ (null); // one lazily loaded library, shared on purpose
+let loading = /** @type {Promise<void> | null} */ (null);
+const drawn = /** @type {Map<string, Node[]>} */ (new Map()); // a block that grows is drawn again and again
+
+/** @param {string} tex @param {boolean} display @returns {HTMLElement} */
+export function formula(tex, display) {
+  const node = h("span", { class: display ? "math display" : "math", "data-tex": tex });
+  if (katex) return draw(node);
+  node.classList.add("pending");
+  node.textContent = tex;
+  loading ??= load().then(drawPending, () => (loading = null)); // the text stands as it is, the next formula tries again
+  return node;
+}
+
+async function load() {
+  const style = h("link", { rel: "stylesheet", href: new URL("../vendor/katex/katex.min.css", import.meta.url).href });
+  const styled = new Promise((resolve, reject) => {
+    style.onload = resolve;
+    style.onerror = () => reject(new Error("the style sheet for formulas did not load"));
+  });
+  document.head.append(style);
+  await Promise.all([styled, import("../vendor/katex/katex.min.js")]);
+  katex = /** @type {any} */ (globalThis).katex;
+}
+
+function drawPending() {
+  for (const node of document.querySelectorAll(".math.pending")) {
+    node.classList.remove("pending");
+    draw(/** @type {HTMLElement} */ (node));
+  }
+}
+
+function draw(node) {
+  const tex = node.dataset.tex;
+  const key = `${node.className} ${tex}`;
+  let nodes = drawn.get(key);
+  if (!nodes) {
+    if (drawn.size > MOST_KEPT) drawn.clear();
+    drawn.set(key, (nodes = made(tex, node.classList.contains("display"))));
+  }
+  node.replaceChildren(...nodes.map((one) => one.cloneNode(true)));
+  return node;
+}
+
+function made(tex, displayMode) {
+  const root = h("span");
+  try {
+    katex.render(tex, root, { ...OPTIONS, displayMode });
+  } catch {
+    root.textContent = tex; // not TeX that KaTeX knows
+  }
+  return [...root.childNodes];
+}

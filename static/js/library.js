@@ -1,0 +1,62 @@
+// Owns what a person can do with conversations as a whole, open or not: rename, delete, export; and what becomes at the start
+// of the page of answers that were being written when it went away.
+import { RESUME_SECONDS } from "./env.js";
+import { asJson, asMarkdown, download, fileName } from "./export.js";
+import { toast } from "./notices.js";
+import { titleFrom } from "./store.js";
+
+const FRESH = (RESUME_SECONDS + 600) * 1000; // an answer left longer ago than this has certainly been let go by the server
+
+export class Library {
+  /** @param {{ store: import("./store.js").Store, runs: import("./runs.js").Runs, chat: import("./chat.js").Chat }} parts */
+  constructor({ store, runs, chat }) {
+    this.store = store;
+    this.runs = runs;
+    this.chat = chat;
+  }
+
+  /** @param {string} id @param {string} title */
+  rename(id, title) {
+    this.store.change(id, (conversation) => (conversation.title = title));
+    this.chat.show();
+  }
+
+  /** @param {string} id */
+  remove(id) {
+    const conversation = this.store.get(id);
+    if (!conversation) return;
+    this.runs.stop(id);
+    this.store.remove(id);
+    this.chat.composer.forget(id);
+    if (id === this.chat.current.id) location.hash = "#/";
+    else this.chat.show();
+    toast(`Deleted “${titleFrom(conversation.title, 60)}”`, { action: "Undo", run: () => {
+      this.store.restore(conversation);
+      location.hash = `#/c/${id}`;
+      this.chat.show();
+    } });
+  }
+
+  /** @param {string} id @param {"md" | "json"} form */
+  exportAs(id, form) {
+    const conversation = this.store.get(id);
+    if (!conversation) return;
+    const text = form === "md" ? asMarkdown(conversation) : asJson(conversation);
+    download(`${fileName(conversation.title)}.${form}`, text, form === "md" ? "text/markdown" : "application/json");
+  }
+
+  /** Answers that were being written when the page went away are picked up; before anything is shown. */
+  pickUp() {
+    for (const conversation of this.store.list())
+      for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {
+        const isFresh = !message.stream || Date.now() - (message.lastAt ?? message.created) < FRESH;
+        if (isFresh && message === conversation.messages.at(-1)) this.runs.pickUp(conversation, message);
+        else this.#interrupted(conversation, message);
+      }
+  }
+
+  #interrupted(conversation, message) {
+    Object.assign(message, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
+    this.store.save(conversation, message);
+  }
+}

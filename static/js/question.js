@@ -1,0 +1,87 @@
+// Owns the DOM of what a person wrote: a bubble with its tools, and the editor that takes its place.
+import { h, iconButton } from "./dom.js";
+import { copy } from "./notices.js";
+import { readPref, writePref } from "./prefs.js";
+
+const LONG = 3000; // characters beyond which a bubble scrolls
+
+/**
+ * @typedef {import("./store.js").Message} Message
+ * @typedef {import("./messages.js").Actions} Actions
+ */
+
+export class UserView {
+  /** @param {Message} message @param {Actions} actions */
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.node = h("article", { class: "message message-user", "aria-label": "You wrote", "data-role": "user" });
+    if (this.#draft) this.#showEditor();
+    else this.show();
+  }
+
+  /** What was typed into an edit that is neither sent nor cancelled; it outlives a look at another conversation. */
+  get #draft() {
+    return readPref(`edit.${this.message.id}`, "");
+  }
+
+  set #draft(text) {
+    writePref(`edit.${this.message.id}`, text);
+  }
+
+  show() {
+    const { content } = this.message;
+    const scrolls = content.length > LONG ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
+    this.node.replaceChildren(
+      h("div", { class: `bubble${content.length > LONG ? " long" : ""}`, dir: "auto", ...scrolls }, content),
+      h("div", { class: "tools" },
+        iconButton("edit", "Edit and send again", () => this.edit()),
+        iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget))));
+  }
+
+  /** Shows a newer copy of its message, if that only repeats it. @param {Message} message */
+  adopt(message) {
+    const same = message.id === this.message.id && message.content === this.message.content;
+    if (same) this.message = message;
+    return same;
+  }
+
+  edit() {
+    const area = this.#showEditor();
+    area.focus();
+    area.setSelectionRange(area.value.length, area.value.length);
+  }
+
+  #showEditor() {
+    const area = h("textarea", { "aria-label": "Edit message", rows: "1", dir: "auto" });
+    area.value = this.#draft || this.message.content;
+    const size = () => {
+      area.style.setProperty("height", "auto");
+      area.style.setProperty("height", `${area.scrollHeight}px`);
+    };
+    const cancel = () => {
+      this.#draft = "";
+      this.show();
+      this.node.querySelector("button")?.focus();
+    };
+    const send = () => area.value.trim() && this.actions.edit(this.message.id, area.value) && (this.#draft = "");
+    area.addEventListener("input", () => {
+      this.#draft = area.value;
+      size();
+    });
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        cancel();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229) {
+        event.preventDefault();
+        send();
+      }
+    });
+    this.node.replaceChildren(h("div", { class: "edit" }, area, h("div", { class: "edit-foot" },
+      h("button", { class: "button small quiet", type: "button", onclick: cancel }, "Cancel"),
+      h("button", { class: "button small primary", type: "button", onclick: send }, "Send"))));
+    requestAnimationFrame(size); // once it stands in the page
+    return area;
+  }
+}

@@ -1,0 +1,34 @@
+// Owns the search over conversations: titles and texts in lower case, made once for each revision and before they are needed.
+
+export class SearchIndex {
+  #entries = /** @type {Map<string, { revision: number, length: number, title: string, text: string }>} */ (new Map());
+
+  /** The conversations that hold all words. @param {import("./store.js").Conversation[]} list @param {string} query */
+  find(list, query) {
+    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    if (!words.length) return list;
+    return list.filter((conversation) => {
+      const text = this.#text(conversation);
+      return words.every((word) => text.includes(word));
+    });
+  }
+
+  /** Prepares a part of the index whenever the browser has time. @param {import("./store.js").Conversation[]} list */
+  prepare(list) {
+    let at = 0;
+    const work = (deadline) => {
+      while (at < list.length && deadline.timeRemaining() > 1) this.#text(list[at++]);
+      if (at < list.length) requestIdleCallback(work);
+    };
+    if ("requestIdleCallback" in window) requestIdleCallback(work);
+  }
+
+  #text({ id, revision = 0, title, messages }) {
+    const known = this.#entries.get(id);
+    const length = messages.at(-1)?.content.length ?? 0;
+    if (known && known.revision === revision && known.length === length && known.title === title) return known.text;
+    const text = `${title}\n${messages.map(({ content }) => content).join("\n")}`.toLowerCase();
+    this.#entries.set(id, { revision, length, title, text });
+    return text;
+  }
+}

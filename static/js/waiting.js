@@ -1,0 +1,78 @@
+// Owns the one line under an answer that gives the reason why nothing is moving, or that something is.
+import { h, svg } from "./dom.js";
+import { describe, thinkingTime } from "./words.js";
+
+export class WaitLine {
+  #ticking = 0;
+
+  /** @param {() => void} retryNow */
+  constructor(retryNow) {
+    this.retryNow = retryNow;
+    this.node = h("div", { class: "wait", hidden: true });
+  }
+
+  get isShown() {
+    return !this.node.hidden;
+  }
+
+  /** @param {Parameters<typeof describe>[0]} status */
+  status(status) {
+    const { kind, head, why } = describe(status);
+    this.#show(kind, head, why);
+  }
+
+  /** @param {import("./store.js").Message} message */
+  thinking(message) {
+    if (this.isShown && this.node.dataset.kind === "thinking") return;
+    this.#tick(() => (this.#show("thinking", thinkingTime(message, Date.now()), ""), 1000));
+  }
+
+  reconnecting() {
+    this.#show("reconnecting", "Reconnecting", "the text so far is kept");
+  }
+
+  offline() {
+    this.#show("offline", "The server cannot be reached", "Your message is sent as soon as it is back", true);
+  }
+
+  /** @param {{ message: string }} error @param {number} at */
+  retrying(error, at) {
+    this.#tick(() => {
+      const left = Math.max(0, Math.ceil((at - Date.now()) / 1000));
+      this.#show("retry", left ? `Trying again in ${left} s` : "Trying again", error.message.replace(/\.$/, ""), true);
+      return left && 250;
+    });
+  }
+
+  hide() {
+    clearTimeout(this.#ticking);
+    this.node.hidden = true;
+  }
+
+  /** @param {() => number} draw returns ms until it is to be drawn again, 0 for never */
+  #tick(draw) {
+    const again = draw();
+    if (again) this.#ticking = window.setTimeout(() => this.#tick(draw), again);
+  }
+
+  #show(kind, head, why, retry = false) {
+    clearTimeout(this.#ticking);
+    if (this.node.dataset.kind !== kind || this.node.hidden) {
+      this.node.dataset.kind = kind;
+      this.node.replaceChildren(waitRing(), h("span", { class: "wait-text" }, h("b"), h("span", { class: "wait-why" })));
+      if (retry) this.node.append(h("button", { class: "button small", type: "button", onclick: () => this.retryNow() }, "Try now"));
+    }
+    this.node.hidden = false;
+    this.node.querySelector("b").textContent = head;
+    this.node.querySelector(".wait-why").textContent = why && `${retry ? ". " : ", "}${why}`;
+  }
+}
+
+/** The brand's ring, small: it turns while an answer waits and stands still while it is paused. */
+function waitRing() {
+  const seats = Array.from({ length: 8 }, (_, i) => {
+    const angle = (i / 8) * 2 * Math.PI - Math.PI / 2;
+    return svg("circle", { cx: 12 + 8.2 * Math.cos(angle), cy: 12 + 8.2 * Math.sin(angle), r: 1.9, class: i ? null : "lit" });
+  });
+  return svg("svg", { class: "wait-ring", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("g", {}, ...seats));
+}

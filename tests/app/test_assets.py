@@ -1,0 +1,100 @@
+"""Static files: compression, caching, versions, and the list of modules to load ahead."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from app.assets import modules_of, version
+from app.resources import static_dir
+from tests.app.test_http import make
+
+CSS = "css/base.css"
+
+
+@pytest.fixture(scope="module")
+def http():
+    return make()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("identity", False), ("br", False)],
+)
+def test_text_is_compressed_for_clients_that_take_it(http, accepted: str, is_compressed: bool):
+    """The content is the same either way, and caches are told on what it depends."""
+    answer = http.get(f"/static/{CSS}", headers={"Accept-Encoding": accepted})
+    assert answer.content == (static_dir() / CSS).read_bytes()
+    assert (answer.headers.get("content-encoding") == "gzip") == is_compressed
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert answer.headers["content-type"].startswith("text/css")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_compressed_file_is_smaller_and_has_its_own_etag(http):
+    """A client that has it gets 304; the ETag of the plain file is another one."""
+    gzipped, plain = (http.get(f"/static/{CSS}", headers={"Accept-Encoding": each}) for each in ("gzip", "identity"))
+    assert int(gzipped.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert gzipped.headers["etag"] != plain.headers["etag"]
+    for answer, accepted in ((gzipped, "gzip"), (plain, "identity")):
+        headers = {"Accept-Encoding": accepted, "If-None-Match": answer.headers["etag"]}
+        again = http.get(f"/static/{CSS}", headers=headers)
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == answer.headers["etag"]
+
+
+def test_only_an_address_with_the_current_version_is_cached_for_ever(http):
+    """Without a version browsers ask again; with another one they get the current file and ask again too."""
+    cached = {
+        prefix: http.get(f"/static/{prefix}{CSS}").headers["cache-control"]
+        for prefix in ("", f"{version()}/", "0123456789ab/")
+    }
+    assert [name for name, value in cached.items() if "immutable" in value] == [f"{version()}/"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [("bytes=0-9", 206), ("bytes=99999999-", 416), ("lines=1-2", 400), ("bytes=9-1", 400)],
+)
+def test_a_range_is_of_the_plain_file_and_a_bad_one_is_not_cached(http, asked: str, status: int):
+    """No part of a compressed file is sent, and no refusal is kept by a cache."""
+    answer = http.get(f"/static/{version()}/{CSS}", headers={"Range": asked, "Accept-Encoding": "gzip"})
+    assert answer.status_code == status
+    assert "content-encoding" not in answer.headers
+    assert ("immutable" in answer.headers["cache-control"]) == (status == 206)
+    if status == 206:
+        assert answer.content == (static_dir() / CSS).read_bytes()[:10]
+
+
+def test_a_missing_file_is_not_cached(http):
+    """Neither below the version nor without it."""
+    for path in (f"/static/{version()}/js/none.js", "/static/none.js"):
+        assert http.get(path).status_code == 404
+
+
+def test_fonts_have_their_type(http):
+    """On systems that do not know it, too."""
+    assert http.get("/static/vendor/katex/fonts/KaTeX_Main-Regular.woff2").headers["content-type"] == "font/woff2"
+
+
+@pytest.mark.parametrize(("page", "entry"), [("/", "js/main.js"), ("/engine", "js/engine/main.js")])
+def test_a_page_announces_every_module_that_it_imports(http, page: str, entry: str):
+    """Each once, under its versioned address; libraries that load on demand are not among them."""
+    found = re.findall(r'rel="modulepreload" href="/static/(\w+)/([^"]+)"', http.get(page).text)
+    assert [path for _, path in found] == list(modules_of(entry))
+    assert {each for each, _ in found} == {version()}
+    assert len(set(found)) == len(found)
+    assert not [path for _, path in found if "highlight" in path or "katex" in path]
+    assert all((static_dir() / path).is_file() for _, path in found)
+
+
+def test_compression_follows_a_changed_file(http, tmp_path, monkeypatch):
+    """A file that is edited while the server runs is served as it is now."""
+    (tmp_path / "a.css").write_text("a" * 100)
+    assets = next(route.app for route in http.app.routes if getattr(route, "path", "") == "/static")
+    monkeypatch.setattr(assets, "all_directories", [tmp_path])
+    assert http.get("/static/a.css").text == "a" * 100
+    (tmp_path / "a.css").write_text("b" * 101)
+    answer = http.get("/static/a.css", headers={"Accept-Encoding": "gzip"})
+    assert answer.text == "b" * 101

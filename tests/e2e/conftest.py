@@ -1,0 +1,42 @@
+"""Pages in a real browser, for the tests of the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.conftest import Server
+from tests.e2e.page import DEFAULTS, Chat
+
+
+@pytest.fixture
+def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Pages with nothing stored, that fail the test when the page itself fails."""
+    contexts = []
+    faults: list[str] = []
+
+    def make(**options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        context.add_init_script(DEFAULTS)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on(
+            "console",
+            lambda message: faults.append(message.text) if "Content Security Policy" in message.text else None,
+        )
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+@pytest.fixture
+def chat(slow_server: Server, new_page: Callable[..., Page]) -> Chat:
+    """An open chat page on a desk."""
+    return Chat(new_page(), slow_server.url).open()

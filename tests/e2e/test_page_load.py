@@ -1,0 +1,123 @@
+"""The size of the first load, and work that must not grow with the number of conversations and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.conftest import Server
+from tests.e2e.page import Chat
+
+pytestmark = pytest.mark.browser
+
+FILL = """async ([conversations, messages]) => {
+    const open = indexedDB.open("carousel");
+    await new Promise((done) => (open.onsuccess = done));
+    const write = open.result.transaction(["conversations", "messages"], "readwrite");
+    for (let c = 0; c < conversations; c++) {
+        const id = `c${c}`;
+        write.objectStore("conversations").put({ id, title: `Title ${c}`, created: c, updated: c, model: "carousel-demo",
+            system: "", sampling: {}, revision: 1, next: messages });
+        for (let m = 0; m < messages; m++)
+            write.objectStore("messages").put({ id: `m${m}`, conversation: id, position: m, role: m % 2 ? "assistant" : "user",
+                content: `Text ${c} ${m} ` + "word ".repeat(100), created: m, state: "done" });
+    }
+    await new Promise((done) => (write.oncomplete = done));
+    open.result.close();
+}"""
+
+
+def test_the_first_load_is_compressed_and_asks_for_nothing_twice(
+    slow_server: Server, new_page: Callable[..., Page]
+) -> None:
+    """All modules come from versioned addresses, in less than 150 kB on the wire."""
+    page = new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    sizes: list[int] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(int(event["encodedDataLength"])))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
+    Chat(page, slow_server.url).open()
+    modules = [url for url in urls if url.endswith(".js")]
+    assert len(modules) == len(set(modules))
+    version = page.evaluate("document.querySelector('script[type=module]').src.split('/')[4]")
+    assert all(f"/static/{version}/" in url for url in modules)
+    print(f"first load: {len(urls)} requests, {sum(sizes) / 1000:.0f} kB")
+    assert sum(sizes) < 150_000
+
+
+def test_the_search_reads_each_conversation_once(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """Further keys look into the index, and a changed conversation is found by its new text."""
+    chat = Chat(new_page(), slow_server.url).open()
+    found: Any = chat.page.evaluate(
+        """async (base) => {
+            const { SearchIndex } = await import(`${base}/static/js/search.js`);
+            let reads = 0;
+            const message = { get content() { reads++; return "Blue Whale"; } };
+            const list = Array.from({ length: 50 }, (_, i) => ({ id: String(i), revision: 1, title: `T${i}`, messages: [message, { content: "x" }] }));
+            const index = new SearchIndex();
+            const counts = [index.find(list, "whale").length, index.find(list, "blue w").length, reads];
+            list[3].messages.push({ content: "Red fox" });
+            list[3].revision = 2;
+            list[4].title = "Red herring";
+            return [...counts, index.find(list, "red").length, index.find(list, "RED whale").length];
+        }""",
+        slow_server.url,
+    )
+    assert found == [50, 50, 50, 2, 2]
+
+
+def test_messages_and_rows_out_of_sight_are_not_laid_out(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """The browser skips them until they are scrolled to; the newest message is in view when it is opened."""
+    chat = Chat(new_page(), slow_server.url).open()
+    chat.page.evaluate(FILL, [200, 30])
+    chat.page.reload()
+    expect(chat.rows).to_have_count(200)
+    chat.rows.first.get_by_role("link").click()
+    expect(chat.answers.last).to_be_in_viewport()
+    skipped = "(nodes) => nodes.filter((node) => !node.firstElementChild.checkVisibility({ contentVisibilityAuto: true })).length"
+    assert chat.questions.evaluate_all(skipped) > 5
+    assert chat.rows.evaluate_all(skipped) > 100
+    chat.page.locator("#search").fill("text 7 3")
+    expect(chat.rows.first).to_be_visible()
+
+
+def test_settings_show_the_defaults_of_the_server(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """A field that is not set shows the value that the server uses, as its slider does."""
+    chat = Chat(new_page(), slow_server.url).open()
+    chat.page.locator("#settings-open").click()
+    field = chat.page.locator("#settings [name=temperature]")
+    expect(field).to_have_attribute("placeholder", "0.6")
+    expect(field).to_have_value("")
+    expect(chat.page.get_by_role("slider", name="Temperature")).to_have_value("0.6")
+
+
+def test_a_column_that_moves_by_itself_is_still_followed(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """Content that shrinks and grows between two frames is no wish of the reader to stay where he is."""
+    chat = Chat(new_page(), slow_server.url).open()
+    gap = chat.page.evaluate(
+        """async (base) => {
+            const { Follow } = await import(`${base}/static/js/scroll.js`);
+            const scroller = document.createElement("div"), content = document.createElement("div");
+            Object.assign(scroller.style, { height: "300px", overflow: "auto" });
+            content.style.height = "2000px";
+            scroller.append(content);
+            document.body.append(scroller);
+            const frames = async (n) => { while (n--) await new Promise(requestAnimationFrame); };
+            const follow = new Follow(scroller, content, document.createElement("button"));
+            follow.toEnd();
+            await frames(6);
+            content.style.height = "1500px";
+            void scroller.scrollTop;
+            content.style.height = "2500px";
+            scroller.dispatchEvent(new Event("scroll"));
+            await frames(6);
+            return scroller.scrollHeight - scroller.clientHeight - scroller.scrollTop;
+        }""",
+        slow_server.url,
+    )
+    assert gap < 4
