@@ -116,9 +116,10 @@ class ChatTemplate:
 
     def _writes_probe(self, turns: list[dict[str, Any]]) -> bool:
         try:
-            return PROBE in self.render(turns).lower()
+            text = self.render(turns).lower()
         except TemplateRefused:
             return False
+        return PROBE in text and f"'text': '{PROBE}" not in text  # not the list itself, as Python prints it
 
 
 def _literal_text(template: nodes.Template) -> str:
