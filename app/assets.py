@@ -12,13 +12,15 @@ import mimetypes
 import re
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import anyio.to_thread
 from starlette.datastructures import Headers
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from app.errors import error_body
 from app.resources import static_dir
 
 IMMUTABLE = "public, max-age=31536000, immutable"
@@ -70,6 +72,11 @@ def _gzipped(path: str, size: int, modified: int) -> tuple[bytes, str]:
     return gzip.compress(content, 9, mtime=0), f'"{hashlib.sha256(content).hexdigest()[:24]}-gzip"'
 
 
+def _content_range(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the header of a refused range that names the size of the file."""
+    return {name.decode(): value.decode() for name, value in headers if name.lower() == b"content-range"}
+
+
 def accepts_gzip(headers: Headers) -> bool:
     """Return true if a client takes gzip (RFC 9110, 12.5.3)."""
     for part in headers.get("accept-encoding", "").split(","):
@@ -86,15 +93,24 @@ class Assets(StaticFiles):
         super().__init__(directory=static_dir())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a file. An answer that is not the file, such as a refused range, is not to be cached."""
+        """Serve a file. A refused range is answered in the shape of all errors, and no error is cached."""
+        is_replaced = False
 
-        async def without_lasting_errors(message: dict) -> None:  # type: ignore[type-arg]
+        async def send_with_errors(message: Any) -> None:
+            nonlocal is_replaced
+            if is_replaced:
+                return
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                headers = [pair for pair in message["headers"] if pair[0].lower() != b"cache-control"]
-                message = {**message, "headers": [*headers, (b"cache-control", b"no-store")]}
+                is_replaced = True
+                status = message["status"]
+                asked = Headers(scope=scope).get("range", "")[:80]
+                error = error_body(status, f"the range {asked!r} is not one of this file", "Range", "bad_range")
+                headers = {"Cache-Control": "no-store", **_content_range(message["headers"])}
+                await JSONResponse(error, status, headers)(scope, receive, send)
+                return
             await send(message)
 
-        await super().__call__(scope, receive, without_lasting_errors)  # type: ignore[arg-type]
+        await super().__call__(scope, receive, send_with_errors)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """The file that a path names, compressed where the client takes that and asks for all of it."""

@@ -14,15 +14,18 @@ from http import HTTPStatus
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.errors import error_body
+from app.errors import ApiError, error_body
 from app.following import AT_ONCE
 from app.patience import Patience
+from app.request_head import check_codings, check_headers, check_version
 from app.request_log import client_request_id, new_request_id
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # that they may take
 BODY_SECONDS = 120.0  # that a body may take
 BODY_HEADERS = (b"content-length", b"transfer-encoding")  # which say how long a body is
+PARSE_BYTES = 16 << 10  # given to the parser at a time
+MAX_FOUND_PER_TURN = 1000  # pieces of bodies, which take about 1 ms
 LINGER = 1.0  # seconds that a refused client may still speak to nobody
 UNSENT = 1 << 14  # bytes that the system keeps of an answer beyond those on their way
 
@@ -40,10 +43,14 @@ class Connection(HttpToolsProtocol):
     _is_head = False  # in the middle of one
     _head_bytes = 0  # that came while it had no end
     _head_size = 0  # of its address and whole headers, which may all come at once with a body behind them
+    _head_refusal: ApiError | None = None  # of a head that the parser would take
     _deadline: asyncio.TimerHandle | None = None  # of what is coming
+    _next_turn: asyncio.Handle | None = None  # of `_parse_some`
+    _found = 0  # pieces of a body, in this turn of the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._unparsed = bytearray()
         _keep_little(transport)
         self._patience = Patience(transport)
         self._expect(HEAD_SECONDS)
@@ -51,6 +58,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         self._patience.end()
+        self._unparsed.clear()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -66,33 +74,74 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        if not self._unparsed and len(data) <= PARSE_BYTES:
+            self._parse(data)
+            return
+        self._unparsed += data
+        if self._next_turn is None:
+            self._parse_some()
+
+    def _parse_some(self) -> None:
+        """Parse until much has been found in a turn of the event loop: 256 KiB can be 40,000 chunks of a body."""
+        self._next_turn = None
+        self._found = 0
+        while self._unparsed and not self._is_deaf:
+            if self._found > MAX_FOUND_PER_TURN:
+                self.transport.pause_reading()
+                self._next_turn = self.loop.call_soon(self._parse_some)
+                return
+            piece = bytes(self._unparsed[:PARSE_BYTES])
+            del self._unparsed[:PARSE_BYTES]
+            self._parse(piece)
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         if self._deadline is None and not self._is_answering:
             self._expect(HEAD_SECONDS)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
             if self._should_upgrade():
-                self._expect(None)
-                self.handle_websocket_upgrade()
-                if rest := data[upgrade.args[0] :]:  # frames of a client that did not wait for the answer
-                    self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
+                self._upgrade(rest)
             else:
-                self._stay(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            if self._head_size > MAX_HEAD:
-                self._refuse_head()
-                return
-            # What came is too early, or nonsense. A refusal would stand in the middle of an answer that has begun.
-            if self._is_answering and (self.cycle.response_started or not self.cycle.more_body):
-                self._is_deaf = True
-                self.cycle.keep_alive = False
-            else:
-                self._refuse(400, "the request is not valid HTTP", "invalid_http")
+                self._stay(rest)
+        except httptools.HttpParserError as error:
+            self._refuse_invalid(error)
         else:
             self._head_bytes += len(data)
             if self._is_head and self._head_bytes > MAX_HEAD:
                 self._refuse_head()
+
+    def _upgrade(self, rest: bytes) -> None:
+        """Hand the connection over, with the frames of a client that did not wait for the answer."""
+        self._expect(None)
+        self.handle_websocket_upgrade()
+        rest += bytes(self._unparsed)
+        self._unparsed.clear()
+        if rest:
+            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
+
+    def _refuse_invalid(self, error: httptools.HttpParserError) -> None:
+        if self._head_size > MAX_HEAD:
+            self._refuse_head()
+            return
+        # What came is too early, or nonsense. A refusal would stand in the middle of an answer that has begun.
+        if self._is_answering and (self.cycle.response_started or not self.cycle.more_body):
+            self._is_deaf = True
+            self.cycle.keep_alive = False
+            return
+        refusal = self._head_refusal or ApiError(400, "the request is not valid HTTP", code="invalid_http")
+        if self._head_refusal is None and not self._is_answering:
+            try:
+                check_codings(self.headers or [])
+                if "version" in str(error):
+                    check_version("")
+            except ApiError as found:
+                refusal = found
+        self._refuse(refusal.status, str(refusal), refusal.code or "")
 
     def _refuse_head(self) -> None:
         self._refuse(431, f"the request's line and headers have more than {MAX_HEAD} bytes", "headers_too_large")
@@ -115,11 +164,22 @@ class Connection(HttpToolsProtocol):
         self._is_head = False
         if self._head_size > MAX_HEAD:
             raise ValueError("too large a head")  # the parser gives up
-        if sum(name == b"host" for name, _ in self.headers) > 1:
-            raise ValueError("more than one Host")  # as above; RFC 9112, 3.2
+        try:
+            check_version(self.parser.get_http_version())
+            check_codings(self.headers)
+            check_headers(self.headers, self.url)
+            if self.parser.get_http_version() == "1.0" and (b"upgrade", b"websocket") in self.headers:
+                raise ApiError(400, "a WebSocket needs HTTP/1.1", code="invalid_http")
+        except ApiError as refusal:
+            self._head_refusal = refusal
+            raise  # the parser gives up
         super().on_headers_complete()
         self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
         self._expect(BODY_SECONDS)
+
+    def on_body(self, body: bytes) -> None:
+        self._found += 1
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         # Who has been answered before its end is not waited for by anybody else.
@@ -147,7 +207,7 @@ class Connection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(_Body(self))
         length = [b"%b: %b\r\n" % header for header in self.headers if header[0] in BODY_HEADERS]
         self._expect(BODY_SECONDS)
-        self.data_received(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(length), rest))
+        self._parse(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(length), rest))
 
     def end_of_body(self) -> None:
         """Of a request that did not change the protocol; what follows it was to be in another one."""

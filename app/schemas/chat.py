@@ -26,7 +26,7 @@ class Message(Strict):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
     name: str | None = None  # for the template, which most ignore (as in vLLM)
     # An answer comes back as the next question's history just as it was given, with what it did not have.
     refusal: Absent = None

@@ -220,8 +220,7 @@ def test_headers_without_an_end_are_refused_before_they_fill_the_memory(server: 
 
 def test_a_body_is_not_taken_for_headers(server: Server):
     """However long it is, and however it comes."""
-    text = "fox " * (1 << 15)
-    raw = json.dumps({"prompt": text}).encode()
+    raw = json.dumps({"prompt": "fox"}).encode() + b" " * (1 << 17)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw)
     with closing(connect(server)) as connection:
         for _ in range(2):
@@ -342,3 +341,62 @@ def test_a_health_check_in_http_1_0_need_not_know_this_server_s_name(server, hea
     with closing(connect(server)) as connection:
         connection.sendall(head)
         assert heard(connection).startswith(b"HTTP/1.1 " + status)
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status", "code"),
+    [
+        (b"GET /health HTTP/2.0\r\nHost: localhost\r\n", 505, "http_version_not_supported"),
+        (b"GET /health HTTP/0.9\r\nHost: localhost\r\n", 505, "http_version_not_supported"),
+        (b"GET /health HTTP/3.7\r\nHost: localhost\r\n", 505, "http_version_not_supported"),
+        (b"GET /health\r\n", 505, "http_version_not_supported"),
+        (GET + b"Transfer-Encoding: gzip, chunked\r\n", 501, "transfer_coding_not_supported"),
+        (GET + b"Transfer-Encoding: br\r\n", 501, "transfer_coding_not_supported"),
+        (b"GET /health HTTP/1.1\r\nHost: somebody@localhost\r\n", 400, "bad_host"),
+        (b"GET /health HTTP/1.1\r\nHost: [::1]x\r\n", 400, "bad_host"),
+        (b"GET /health HTTP/1.1\r\nHost: [::1:]\r\n", 400, "bad_host"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost:abc\r\n", 400, "bad_host"),
+        (GET + b"Host: localhost\r\n", 400, "duplicate_header"),
+        (GET + b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\n", 400, "duplicate_header"),
+        (b"GET http://elsewhere.example/health HTTP/1.1\r\nHost: localhost\r\n", 421, "misdirected_request"),
+        (b"GET http://a@localhost/health HTTP/1.1\r\nHost: localhost\r\n", 400, "bad_host"),
+        (UPGRADE.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"%s", b"localhost")[:-2], 400, "invalid_http"),
+        (b"GET /static/js/main.js HTTP/1.1\r\nHost: localhost\r\nRange: bytes=9-1\r\n", 400, "bad_range"),
+        (b"GET /static/js/main.js HTTP/1.1\r\nHost: localhost\r\nRange: bytes=99999999-\r\n", 416, "bad_range"),
+    ],
+)
+def test_heads_that_are_wrong_are_refused_by_name(server: Server, request_head: bytes, status: int, code: str):
+    """In the protocol's shape, whoever finds it: the parser, the connection or a route."""
+    with closing(connect(server)) as connection:
+        connection.sendall(request_head + b"Connection: close\r\n\r\n")
+        head, _, body = heard(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), head
+    assert json.loads(body)["error"]["code"] == code
+
+
+@pytest.mark.parametrize("host", [b"localhost", b"127.0.0.1:8000", b"[::1]", b"[::1]:8000", b"LOCALHOST", b""])
+def test_hosts_that_are_right_are_taken(server: Server, host: bytes):
+    """With and without a port; in absolute form the URL's counts."""
+    target = b"http://%s/livez" % host if host else b"/livez"
+    with closing(connect(server)) as connection:
+        connection.sendall(b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host))
+        assert heard(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_in_chunks_of_a_byte_is_read_in_many_turns(server: Server):
+    """All of it, and the answer is that of a body in one piece."""
+    body = json.dumps({"prompt": "x" * 30_000}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+    answers = []
+    for request in (
+        head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks,
+        head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body),
+    ):
+        with closing(connect(server)) as connection:
+            connection.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            answers.append(heard(connection).partition(b"\r\n\r\n")[2])
+    assert answers[0] == answers[1] and json.loads(answers[0])
