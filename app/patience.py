@@ -13,7 +13,10 @@ from contextlib import suppress
 
 log = logging.getLogger("carousel.connection")
 
-SECONDS = 30.0  # in which a client may take nothing, its socket being full
+# In which a client's system may acknowledge nothing, the socket being full. A program that reads a byte a second cannot
+# be told from one that reads none until half of its own buffer is free, which takes minutes: only that much later is a
+# client given up. Until then it costs one piece of its answer, and the answer goes on.
+SECONDS = 600.0
 LOOK = 0.1  # of that, between two looks at what it takes
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 ACKNOWLEDGED = 120  # where tcpi_bytes_acked, of 8 bytes, is in what Linux says of a connection (linux/tcp.h)

@@ -201,7 +201,8 @@ def test_a_reader_that_is_behind_when_all_is_said_has_that_time_to_its_own_accou
 def test_the_account_of_a_request_is_its_owner_s(locked):  # noqa: F811
     """By the answer's id or the stream's, while it can be read; to anybody else it does not exist."""
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
-    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 2}
+    content = "a prompt that no other test has put into the prefix cache"
+    ask = {"messages": [{"role": "user", "content": content}], "max_tokens": 3, "n": 2}
     answer = locked.post(CHAT, json=ask, headers=alice)
     assert {"intake", "queued", "prefill", "decode"} <= answer.json()["usage"]["time_ms"].keys()
     for name in (answer.json()["id"], answer.headers["x-request-id"]):
