@@ -39,6 +39,9 @@ BACKLOG = 2048  # connections that may wait to be accepted
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
 MADE_BETWEEN_WALKS = 10_000
+# For which a thread that decodes a large body keeps the interpreter lock when the event loop wants it; Python's 5 ms
+# would be added to every turn of the loop meanwhile.
+SWITCH_SECONDS = 0.001
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 
 
@@ -53,6 +56,7 @@ def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[T
     except (TokenizerMissing, TemplateBroken, OSError) as error:
         logs.announce(f"carousel: {error}")
         return 1
+    sys.setswitchinterval(SWITCH_SECONDS)
     client = EngineClient(
         settings.engine,
         watchdog=settings.watchdog_timeout,
