@@ -59,7 +59,7 @@ BODIES = {
     "a message of what may begin a control token": (CHAT, chat(text("<"))),
     "a message of control tokens": (CHAT, chat(text("<|end|>"))),
     "a message of spaces": (CHAT, chat(text(" "))),
-    "unknown keys": (CHAT, {f"{number}": 0 for number in range(350_000)}),
+    "unknown keys": (CHAT, {f"{number}": 0 for number in range(300_000)}),
     "unknown keys, as many as may be": (CHAT, {f"key{number}": 0 for number in range(29_000)}),
     "metadata of many keys": (CHAT, chat("hi", metadata={f"key{number}": "" for number in range(29_000)})),
     "empty arrays": (CHAT, chat("hi", tools=[[]] * 9_900)),
