@@ -31,7 +31,7 @@ from app.registry import StreamRegistry
 from app.request_log import REQUEST_ID, RequestLog
 from app.resources import static_dir
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
-from app.security import HostGuard, cross_origin
+from app.security import HostGuard, cross_origin, machine_names
 from app.service import Service
 from app.settings import Settings
 from app.text import TextModel
@@ -99,7 +99,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
         ],
         middleware=[
             Middleware(RequestLog, registry=service.registry),
-            Middleware(HostGuard, settings=settings),
+            Middleware(HostGuard, settings=settings, own_names=machine_names(settings.host)),
             *cross_origin(settings),
             *([Middleware(Prefix, root_path=settings.root_path)] if settings.root_path else []),
         ],

@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
     root_path: str = ""  # such as /llm
-    allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
+    allowed_hosts: tuple[str, ...] = ()  # besides the server's own names; "*": any
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
     chat_template: str | None = None  # the template itself, not its path
     generation_config: str = AUTO  # or "none", or the path of a file or folder
@@ -93,8 +93,8 @@ OPTIONS = (
     Option(
         "allowed-hosts",
         str,
-        "names that this server answers to besides localhost, separated by commas, such as a proxy's; *: any; "
-        "default: none on a loopback address, any on others",
+        "names in the Host header that are accepted besides localhost, separated by commas, such as a proxy's; *: any; "
+        "default: none on a loopback address; on others every IP address and this machine's own names",
     ),
     Option(
         "allowed-origins",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -229,14 +230,29 @@ def test_a_header_that_does_not_belong_is_refused(http, headers: dict[str, str],
         ("127.0.0.2", (), "evil.example", 421),
         ("127.0.0.2", (), "127.0.0.2:8000", 200),
         ("::1", (), "[::1]:8000", 200),
-        ("0.0.0.0", (), "any.example", 200),
+        ("0.0.0.0", (), "any.example", 421),
+        ("0.0.0.0", (), "", 421),
+        ("0.0.0.0", (), "10.1.2.3.example", 421),
+        ("0.0.0.0", (), "10.1.2.3:8000", 200),
+        ("0.0.0.0", (), "[2001:db8::1]:8000", 200),
+        ("0.0.0.0", (), "localhost:8000", 200),
+        ("0.0.0.0", (), "Box:8000", 200),
+        ("0.0.0.0", (), "box.lan", 200),
+        ("127.0.0.1", (), "box.lan", 421),
+        ("llm.lan", (), "llm.lan", 200),
         ("0.0.0.0", ("llm.example",), "any.example", 421),
+        ("0.0.0.0", ("llm.example",), "llm.example", 200),
+        ("0.0.0.0", ("*",), "any.example", 200),
     ],
 )
-def test_a_server_answers_to_its_own_names(host: str, allowed: tuple[str, ...], asked: str, status: int):
-    """To this machine's, and to those it was told; listening for others, and told none, to any."""
+def test_a_host_must_be_a_name_of_the_server(monkeypatch, host: str, allowed: tuple[str, ...], asked: str, status: int):
+    """A name that a page could rebind to this machine is refused with the option that allows it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "box.LAN")
     client = make(host=host, allowed_hosts=allowed)
-    assert client.get("/static/js/chat.js", headers={"Host": asked}).status_code == status
+    answer = client.get("/static/js/chat.js", headers={"Host": asked})
+    assert answer.status_code == status
+    assert status == 200 or "--allowed-hosts" in answer.json()["error"]["message"]
 
 
 OTHER = "https://chat.example"
