@@ -13,23 +13,24 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.addresses import client_network
 from app.errors import ApiError, error_body
 from app.request_log import TENANT
 from app.settings import Settings
-from app.tenants import ANYBODY, Tenant
+from app.tenants import ANYBODY, Tenant, anonymous
 
 PROBES = ("/livez", "/readyz")
 JSON_TYPES = frozenset({"application/json", ""})
 
 
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
-    """The tenant whose key it is, or anybody where no keys are configured. Raises `ApiError` (401).
+    """The tenant whose key it is, or that of its address where no keys are configured. Raises `ApiError` (401).
 
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
     if not settings.tenants:
         connection.scope[TENANT] = ANYBODY.name
-        return ANYBODY
+        return anonymous(client_network(connection.scope.get("client")))
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
         key = credentials.strip() if scheme.lower() == "bearer" else ""

@@ -52,7 +52,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
         text=text,
         registry=StreamRegistry(ttl=settings.resume_ttl),
         metrics=Metrics(client, settings),
-        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic),
+        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic, settings.max_queue_share),
         energy=Energy(),
         metering=_metering(settings),
         started=int(time.time()),  # deliberately the wall clock: it is shown to clients

@@ -274,7 +274,7 @@ class Service:
             service_class=service_class,
             priority=priority,
             n=n,
-            cache_salt=tenant.id,
+            cache_salt=tenant.owner,
             tenant=tenant.id,
             weight=tenant.weight,
             deadline=None if deadline_ms is None else intake.arrived + deadline_ms / 1000,
@@ -290,7 +290,7 @@ class Service:
             request,
             self.text,
             stops,
-            StreamLog(stream_id, self.registry.epoch, tenant.id),
+            StreamLog(stream_id, self.registry.epoch, tenant.owner),
             encoder,
             self.client,
             intake,
@@ -298,7 +298,7 @@ class Service:
             grace=min(grace, MAX_GRACE),
             on_start=self._started,
             on_end=self._ended,
-            on_token=self.metrics.book(service_class, tenant.id).token,
+            on_token=self.metrics.book(service_class, tenant.name).token,
         )
         self.client.submit(request, generation.take)
         self.admission.enter(tenant.id, service_class, len(prompt))
@@ -352,5 +352,5 @@ class Service:
         self.registry.finish(generation)
         self.metrics.ended(generation)
         if self.metering is not None:
-            name = self.metrics.names[generation.request.tenant]
+            name = self.metrics.name_of(generation.request.tenant)
             self.metering.ended(generation, name, self.settings.model_name, self._slots)

@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_control_tokens: bool = False  # in messages; else they are plain text
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
+    max_queue_share: float = 0.5  # of both, for one tenant
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
     watchdog_timeout: float = 20.0
@@ -117,6 +118,12 @@ OPTIONS = (
     ),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
+    Option(
+        "max-queue-share",
+        float,
+        "the part of --max-queue and --max-queue-tokens that one tenant (a key, or without keys an address) may take "
+        "in a class; beyond it that tenant gets 429 with Retry-After, and others are still admitted; 1: all",
+    ),
     Option("max-body", int, "most bytes of a request's body"),
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
     Option(
@@ -265,6 +272,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too
             raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
+    if not 0 < values.get("max_queue_share", 1) <= 1:
+        raise SettingsError(f"max_queue_share must be above 0 and at most 1, not {values['max_queue_share']}")
     for key in ("restart_interval", "drain_timeout"):
         if values.get(key) == math.inf:
             raise SettingsError(f"{key} must be finite")

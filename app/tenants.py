@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -51,8 +52,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def id(self) -> str:
-        """What stands for it inside: a digest of its key. Prompts share cached pages only within one."""
+        """Identify it in queues and in the engine: a digest of its key."""
         return owner_id(self.key) if self.key else ""
+
+    @property
+    def owner(self) -> str:
+        """Identify the owner of its streams and of its pages in the prefix cache, which no other owner can use."""
+        return self.id
 
     def may(self, service_class: ServiceClass) -> bool:
         """Whether its requests may be of that class."""
@@ -64,7 +70,31 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return min(c for c in ServiceClass if self.may(c))
 
 
-ANYBODY = Tenant(name="anybody")  # where no keys are configured
+class AnonymousTenant(Tenant, frozen=True, kw_only=True):
+    """The clients of one network, on a server without keys.
+
+    A network has its own place in queues and turns, but owns nothing: clients move between networks, and one network
+    may hold many people. So streams are protected by their unguessable IDs, and the prefix cache is shared.
+    """
+
+    network: str = ""
+
+    @property
+    def id(self) -> str:
+        return owner_id(self.network) if self.network else ""
+
+    @property
+    def owner(self) -> str:
+        return ""
+
+
+ANYBODY = AnonymousTenant(name="anybody")  # clients on this machine, where no keys are configured
+
+
+@lru_cache(maxsize=1024)
+def anonymous(network: str) -> Tenant:
+    """Return the tenant of a client without a key. Its name, which labels metrics, is the same for all networks."""
+    return AnonymousTenant(name=ANYBODY.name, network=network) if network else ANYBODY
 
 
 def owner_id(key: str) -> str:

@@ -15,7 +15,7 @@ from app.client import EngineClient
 from app.security import HostGuard
 from app.server import create_app
 from app.settings import Settings
-from app.tenants import Tenant, of_key
+from app.tenants import Tenant, anonymous, of_key
 from app.text import TextModel
 from engine.config import EngineConfig
 from engine.types import ServiceClass
@@ -44,7 +44,13 @@ def fill(client: TestClient) -> None:
     """As many wait as there are slots, and as may besides."""
     service = client.app.state.service
     for _ in range(CONFIG.max_num_seqs + service.settings.max_queue):
-        service.admission.enter("somebody", ServiceClass.STANDARD, 1)
+        service.admission.enter("other", ServiceClass.STANDARD, 1)
+
+
+def at(client: TestClient, address: str) -> TestClient:
+    """Send the next requests from another address."""
+    client._transport.client = (address, 50000)
+    return client
 
 
 @pytest.fixture(scope="module")
@@ -560,6 +566,23 @@ def test_a_full_server_says_when_to_come_back():
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "server_full"
+
+
+def test_a_client_without_a_key_that_fills_its_share_shuts_no_other_address_out():
+    """Its further requests are 429 with Retry-After; clients at other addresses are served, under the same label."""
+    with make(max_queue=40) as client:
+        admission = ready(client).app.state.service.admission
+        for _ in range(20 + CONFIG.max_num_seqs):
+            admission.enter(anonymous("192.0.2.1").id, ServiceClass.INTERACTIVE, 1)
+        refused = at(client, "192.0.2.1").post(CHAT, json={**ASK, "service_tier": "priority"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_share_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        answer = at(client, "192.0.2.2").post(CHAT, json={**ASK, "service_tier": "priority"})
+        assert answer.status_code == 200
+        stream = answer.headers["x-carousel-stream"]
+        assert at(client, "192.0.2.1").get(f"/v1/streams/{stream}").status_code == 200  # its ID is the permission
+        tenants = set(re.findall(r'tenant="([^"]*)"', client.get("/metrics").text))
+        assert tenants == {"anybody"}
 
 
 def test_draining_needs_an_operator_key(http, locked):
