@@ -22,7 +22,7 @@ import msgspec
 from app.generation_config import AUTO, FILE, NONE, config_file
 from app.model_folder import ModelNotFound, find_folder
 from app.resources import demo_model
-from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
+from app.tenants import LIMITS, SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
 
 # How what may be listed looks, and what it is called where it does not.
@@ -51,6 +51,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
     max_queue_share: float = 0.5  # of both, for one tenant
+    requests_per_minute: int | None = None  # of each tenant that has no limit of its own; 0: no limit
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
     watchdog_timeout: float = 20.0
@@ -123,6 +126,24 @@ OPTIONS = (
         float,
         "the part of --max-queue and --max-queue-tokens that one tenant (a key, or without keys an address) may take "
         "in a class; beyond it that tenant gets 429 with Retry-After, and others are still admitted; 1: all",
+    ),
+    Option(
+        "requests-per-minute",
+        int,
+        "requests a minute of each key, or without keys of each address; beyond it 429 with Retry-After; 0: no limit; "
+        "default: none for keys and for loopback addresses, 3000 for other addresses",
+    ),
+    Option(
+        "tokens-per-minute",
+        int,
+        "tokens a minute, of prompts and answers, of each key or address; 0: no limit; "
+        "default: none for keys and for loopback addresses, 3000000 for other addresses",
+    ),
+    Option(
+        "max-concurrency",
+        int,
+        "choices that may wait and run at once, of each key or address; 0: no limit; "
+        "default: none for keys and for loopback addresses, 512 for other addresses",
     ),
     Option("max-body", int, "most bytes of a request's body"),
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
@@ -261,6 +282,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue", 1),
         ("max_queue_tokens", 1),
         ("max_body", 1),
+        *((limit, 0) for limit in LIMITS),
         ("resume_ttl", 0),
         ("watchdog_timeout", 5),
         ("restart_interval", 1),

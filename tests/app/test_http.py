@@ -585,6 +585,20 @@ def test_a_client_without_a_key_that_fills_its_share_shuts_no_other_address_out(
         assert tenants == {"anybody"}
 
 
+def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
+    """The refusal names the limit and is counted by its code."""
+    anna, bert = Tenant(name="anna", key="a", tokens_per_minute=10), Tenant(name="bert", key="b")
+    with make(tenants=(anna, bert), requests_per_minute=100, max_concurrency=16) as client:
+        headers = {"Authorization": "Bearer a"}
+        assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
+        refused = client.post(CHAT, json=ASK, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokens_per_minute_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert client.post(CHAT, json={**ASK, "n": 4}, headers={"Authorization": "Bearer b"}).status_code == 200
+        assert client.app.state.service.limits._usages[bert.id].running == 0
+        assert 'code="tokens_per_minute_exceeded"' in client.get("/metrics").text
+
+
 def test_draining_needs_an_operator_key(http, locked):
     """403 names the option where there is none; 401 for another key, a tenant's too."""
     answer = http.post("/drain")
