@@ -51,16 +51,35 @@ def authenticate_operator(connection: HTTPConnection, settings: Settings) -> Non
     """Raise `ApiError` unless the request carries the operator's key: 401, or 403 where none is configured."""
     if not settings.operator_key:
         raise ApiError(403, "This server has no operator key; --operator-key sets one.", code="operator_key_missing")
+    _require(connection, "operator key", "invalid_operator_key", settings.operator_key)
+    connection.scope[TENANT] = "operator"
+
+
+def authenticate_metrics(connection: HTTPConnection, settings: Settings) -> None:
+    """Raise `ApiError` unless the request may read /metrics. With keys, the names and volumes of tenants are not for
+    each of them: 401 without the metrics key or the operator key, 403 where neither is configured."""
+    keys = [key for key in (settings.metrics_key, settings.operator_key) if key]
+    if settings.public_metrics or not (settings.tenants or settings.metrics_key):
+        return
+    if not keys:
+        message = "With API keys, /metrics needs --metrics-key or --operator-key, or --public-metrics to need none."
+        raise ApiError(403, message, code="metrics_key_missing")
+    _require(connection, "metrics key", "invalid_metrics_key", *keys)
+    connection.scope[TENANT] = "operator"
+
+
+def _require(connection: HTTPConnection, kind: str, code: str, *keys: str) -> None:
+    """Raise `ApiError` (401) unless the request carries one of `keys`, all of which are compared, in constant time."""
     scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
     given = credentials.strip().encode("utf-8", "surrogatepass")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given, settings.operator_key.encode()):
+    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
         raise ApiError(
             401,
-            "The operator key is needed: Authorization: Bearer KEY.",
-            code="invalid_operator_key",
+            f"The {kind} is needed: Authorization: Bearer KEY.",
+            code=code,
             headers={"WWW-Authenticate": "Bearer"},
         )
-    connection.scope[TENANT] = "operator"
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:

@@ -327,7 +327,7 @@ class Service:
     def replace_tenants(self, tenants: tuple[Tenant, ...]) -> None:
         """Admit requests by these keys from now on; running answers and open sessions go on. Raises `SettingsError`
         where no key would be left, which would admit everybody."""
-        check_keys(tenants, self.settings.operator_key)
+        check_keys(tenants, self.settings.operator_key, self.settings.metrics_key)
         if self.settings.tenants and not tenants:
             raise SettingsError("no key is left; restart the server to serve without keys")
         self.settings = msgspec.structs.replace(self.settings, tenants=tenants)

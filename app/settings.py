@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     restart_interval: float | None = None
     drain_timeout: float = 30.0
     operator_key: str | None = None
+    metrics_key: str | None = None
+    public_metrics: bool = False  # with keys; without keys /metrics needs none in any case
     slo_ttft: float = 1.0
     slo_itl: float = 0.1
     metering: str | None = None  # a file; none: no rows are kept
@@ -159,6 +161,13 @@ OPTIONS = (
     ),
     Option("drain-timeout", float, "seconds that running answers get to finish when the server is told to stop"),
     Option("operator-key", str, "key for POST /drain, better given by the variable; default: the route is refused"),
+    Option(
+        "metrics-key",
+        str,
+        "key for GET /metrics, better given by the variable; the operator key is accepted too; "
+        "default: /metrics needs a key only where API keys are configured",
+    ),
+    Option("public-metrics", bool, "GET /metrics needs no key, although API keys are configured"),
     Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
     Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
     Option(
@@ -299,7 +308,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key in ("restart_interval", "drain_timeout"):
         if values.get(key) == math.inf:
             raise SettingsError(f"{key} must be finite")
-    check_keys(values["tenants"], values.get("operator_key"))
+    check_keys(values["tenants"], values.get("operator_key"), values.get("metrics_key"))
     if values.get("price_per_hour") == math.inf:
         raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
@@ -321,14 +330,17 @@ def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.env
     return _tenants(values.get("tenants", ()), values.get("api_key"))
 
 
-def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None) -> None:
-    """Raise `SettingsError` for an operator key that cannot be sent or that is a tenant's too."""
-    if operator_key is None:
-        return
-    if not operator_key or not can_be_sent(operator_key):
-        raise SettingsError(f"operator_key must be {SENT}")
-    if any(tenant.key == operator_key for tenant in tenants):
-        raise SettingsError("operator_key must not be an API key or the key of a tenant")
+def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None, metrics_key: str | None = None) -> None:
+    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use."""
+    used = {tenant.key for tenant in tenants}
+    for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
+        if key is None:
+            continue
+        if not key or not can_be_sent(key):
+            raise SettingsError(f"{name} must be {SENT}")
+        if key in used:
+            raise SettingsError(f"{name} must not be an API key, the key of a tenant or another of the server's keys")
+        used.add(key)
 
 
 def _from_all(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

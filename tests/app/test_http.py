@@ -18,7 +18,7 @@ from app.settings import Settings
 from app.tenants import Tenant, anonymous, of_key
 from app.text import TextModel
 from engine.config import EngineConfig
-from engine.types import ServiceClass
+from engine.types import ServiceClass, SlotView, WaitView
 from tests.app.test_client import CONFIG, fake_engine
 from tests.app.text_models import byte_level
 
@@ -588,7 +588,7 @@ def test_a_client_without_a_key_that_fills_its_share_shuts_no_other_address_out(
 def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
     """The refusal names the limit and is counted by its code."""
     anna, bert = Tenant(name="anna", key="a", tokens_per_minute=10), Tenant(name="bert", key="b")
-    with make(tenants=(anna, bert), requests_per_minute=100, max_concurrency=16) as client:
+    with make(tenants=(anna, bert), requests_per_minute=100, max_concurrency=16, public_metrics=True) as client:
         headers = {"Authorization": "Bearer a"}
         assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
         refused = client.post(CHAT, json=ASK, headers=headers)
@@ -597,6 +597,38 @@ def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
         assert client.post(CHAT, json={**ASK, "n": 4}, headers={"Authorization": "Bearer b"}).status_code == 200
         assert client.app.state.service.limits._usages[bert.id].running == 0
         assert 'code="tokens_per_minute_exceeded"' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted", "refused"),
+    [
+        ({}, (None, "anything"), ()),
+        ({"tenants": (of_key("alice"),)}, (), ((None, 403), ("alice", 403))),
+        ({"tenants": (of_key("alice"),), "public_metrics": True}, (None, "alice"), ()),
+        ({"tenants": (of_key("alice"),), "operator_key": "op"}, ("op",), ((None, 401), ("alice", 401), ("", 401))),
+        (
+            {"tenants": (of_key("alice"),), "operator_key": "op", "metrics_key": "m"},
+            ("op", "m"),
+            ((None, 401), ("alice", 401), ("o", 401)),
+        ),
+        ({"metrics_key": "m"}, ("m",), ((None, 401), ("op", 401))),
+        ({"operator_key": "op"}, (None,), ()),
+    ],
+)
+def test_metrics_need_a_key_of_the_operator_where_there_are_api_keys(options, accepted, refused):
+    """An API key does not show the names and volumes of other tenants; without API keys /metrics is open."""
+    with make(**options) as client:
+        for key, status in (*((key, 200) for key in accepted), *refused):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            answer = client.get("/metrics", headers=headers)
+            assert answer.status_code == status
+            if status == 403:
+                assert "--metrics-key" in answer.json()["error"]["message"]
+
+
+def test_engine_events_name_no_tenant():
+    """Any API key may follow them, so they have classes and shortened request IDs only."""
+    assert not {"tenant", "owner", "weight"} & set(SlotView.__struct_fields__ + WaitView.__struct_fields__)
 
 
 def test_draining_needs_an_operator_key(http, locked):
