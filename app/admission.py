@@ -7,7 +7,7 @@ its queue was seen to drain.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +18,10 @@ from engine.types import ServiceClass
 MEMORY = 30.0  # seconds after which what was seen of a rate counts for 1/e
 ROOM = 0.75  # of a bound: when a queue has drained to that, those who come again find room
 UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # to come again in: while no rate is known, and at the most
+
+
+# Tenants of whom nothing waits that are remembered for the rate at which their requests left.
+MAX_IDLE_TENANTS = 1024
 
 
 @dataclass(slots=True)
@@ -67,25 +71,48 @@ class Queue:
         self._seen_at = now
 
 
+@dataclass(slots=True)
+class TenantQueues:
+    """The waiting requests of one tenant: all of them, and those of each class."""
+
+    all: Queue = field(default_factory=Queue)
+    classes: dict[ServiceClass, Queue] = field(default_factory=lambda: {c: Queue() for c in ServiceClass})
+
+
+NO_QUEUES = TenantQueues()  # of a tenant without waiting requests; never entered
+
+
 class Admission:
     """The queues of one server. Counts requests from their arrival until they have a slot, or are gone."""
 
-    def __init__(self, max_requests: int, max_tokens: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, max_requests: int, max_tokens: int, clock: Callable[[], float], tenant_share: float = 1.0
+    ) -> None:
+        """tenant_share: of both limits, the part that the requests of one tenant may take in a class."""
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._clock = clock
         self._classes = {service_class: Queue() for service_class in ServiceClass}
-        self._tenants: defaultdict[str, Queue] = defaultdict(Queue)
+        self._tenant_share = tenant_share
+        self._tenants: OrderedDict[str, TenantQueues] = OrderedDict()  # the least recently active first
 
     def check(
         self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0, slots: int = 0
     ) -> None:
         """Raises `ApiError`: 429 when the tenant has as much waiting as it may, 503 when its class has. `coming` are
         on their way to that queue; as many as there are free `slots` wait for the next step alone."""
+        queues = self._tenants.get(tenant.id, NO_QUEUES)
         self._check(
-            self._tenants[tenant.id], tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,
+            queues.all, tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,
             429, "of this key", "queue_quota_exceeded",
         )  # fmt: skip
+        if self._tenant_share < 1:
+            self._check(
+                queues.classes[service_class],
+                math.ceil(self._tenant_share * self._max_requests),
+                math.ceil(self._tenant_share * self._max_tokens), tokens, -slots,
+                429, f"of class {service_class.label} and one client", "queue_share_exceeded",
+            )  # fmt: skip
         self._check(
             self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming - slots,
             503, f"of class {service_class.label}", "server_full",
@@ -93,18 +120,34 @@ class Admission:
 
     def enter(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """A request waits."""
-        self._classes[service_class].enter(tokens)
-        self._tenants[tenant_id].enter(tokens)
+        queues = self._tenants.get(tenant_id)
+        if queues is None:
+            self._forget_idle()
+            queues = self._tenants[tenant_id] = TenantQueues()
+        self._tenants.move_to_end(tenant_id)
+        for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
+            queue.enter(tokens)
 
     def leave(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """It has its slot, or is gone."""
         now = self._clock()
-        self._classes[service_class].leave(tokens, now)
-        self._tenants[tenant_id].leave(tokens, now)
+        queues = self._tenants[tenant_id]
+        for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
+            queue.leave(tokens, now)
 
     def waiting(self, service_class: ServiceClass) -> Queue:
         """What waits of a class."""
         return self._classes[service_class]
+
+    def _forget_idle(self) -> None:
+        """Make room for a further tenant. At most two are looked at, so that those with waiting requests cost little;
+        they go to the end of the line."""
+        for _ in range(2):
+            if len(self._tenants) < MAX_IDLE_TENANTS:
+                return
+            tenant_id, queues = self._tenants.popitem(last=False)
+            if queues.all.requests:
+                self._tenants[tenant_id] = queues
 
     def _check(
         self,

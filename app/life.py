@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 import engine
+from app.child_environment import child_environment
 from engine.config import EngineConfig
 from engine.frames import Failed, FrameReader, FromEngine, Start, ToEngine, encode, from_engine
 from engine.heartbeat import Heartbeat
@@ -191,7 +192,7 @@ def _spawn(sock: socket.socket, heartbeat: Heartbeat, log_format: str) -> subpro
     """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**ENGINE_ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**ENGINE_ENVIRONMENT, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
         [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), log_format],
         pass_fds=[sock.fileno(), heartbeat.fileno()],

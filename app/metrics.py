@@ -113,8 +113,7 @@ class Metrics:
         )
         objectives.labels(self._model, "ttft").set(settings.slo_ttft)
         objectives.labels(self._model, "itl").set(settings.slo_itl)
-        # By what stands for them inside.
-        self.names = {tenant.id: tenant.name for tenant in (ANYBODY, *settings.tenants)}
+        self.names = {tenant.id: tenant.name for tenant in settings.tenants}
         self.recent = Recent(time.monotonic)
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, SECONDS)
@@ -122,9 +121,13 @@ class Metrics:
         self._books: defaultdict[tuple[ServiceClass, str], Book] = defaultdict(lambda: Book(self._count_soon))
         self._counting: asyncio.TimerHandle | None = None
 
-    def book(self, service_class: ServiceClass, tenant: str) -> Book:
-        """Where tokens of that class and tenant are told."""
-        return self._books[service_class, tenant]
+    def name_of(self, tenant_id: str) -> str:
+        """Return the label of a tenant. All clients without a key have the same one, so that labels stay few."""
+        return self.names.get(tenant_id, ANYBODY.name)
+
+    def book(self, service_class: ServiceClass, name: str) -> Book:
+        """Return the counters for tokens of a class and the tenants of that name."""
+        return self._books[service_class, name]
 
     def _count_soon(self) -> None:
         if self._counting is None:
@@ -134,10 +137,10 @@ class Metrics:
         if self._counting is not None:
             self._counting.cancel()
             self._counting = None
-        for (service_class, tenant), book in self._books.items():
+        for (service_class, name), book in self._books.items():
             if not book.tokens:
                 continue
-            labels = self._labels(service_class, tenant)
+            labels = self._model, service_class.label, name
             self._generated.labels(*labels).inc(book.tokens)
             if book.firsts:
                 ttft = self._ttft.labels(*labels)
@@ -150,7 +153,7 @@ class Metrics:
             book.clear()
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
-        return self._model, service_class.label, self.names[tenant]
+        return self._model, service_class.label, self.name_of(tenant)
 
     def refused(self, tenant: Tenant, service_class: ServiceClass, code: str) -> None:
         """A request was not taken in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import socket
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.middleware import Middleware
@@ -12,23 +13,24 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.addresses import client_network
 from app.errors import ApiError, error_body
 from app.request_log import TENANT
 from app.settings import Settings
-from app.tenants import ANYBODY, Tenant
+from app.tenants import ANYBODY, Tenant, anonymous
 
 PROBES = ("/livez", "/readyz")
 JSON_TYPES = frozenset({"application/json", ""})
 
 
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
-    """The tenant whose key it is, or anybody where no keys are configured. Raises `ApiError` (401).
+    """The tenant whose key it is, or that of its address where no keys are configured. Raises `ApiError` (401).
 
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
     if not settings.tenants:
         connection.scope[TENANT] = ANYBODY.name
-        return ANYBODY
+        return anonymous(client_network(connection.scope.get("client")))
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
         key = credentials.strip() if scheme.lower() == "bearer" else ""
@@ -49,16 +51,35 @@ def authenticate_operator(connection: HTTPConnection, settings: Settings) -> Non
     """Raise `ApiError` unless the request carries the operator's key: 401, or 403 where none is configured."""
     if not settings.operator_key:
         raise ApiError(403, "This server has no operator key; --operator-key sets one.", code="operator_key_missing")
+    _require(connection, "operator key", "invalid_operator_key", settings.operator_key)
+    connection.scope[TENANT] = "operator"
+
+
+def authenticate_metrics(connection: HTTPConnection, settings: Settings) -> None:
+    """Raise `ApiError` unless the request may read /metrics. With keys, the names and volumes of tenants are not for
+    each of them: 401 without the metrics key or the operator key, 403 where neither is configured."""
+    keys = [key for key in (settings.metrics_key, settings.operator_key) if key]
+    if settings.public_metrics or not (settings.tenants or settings.metrics_key):
+        return
+    if not keys:
+        message = "With API keys, /metrics needs --metrics-key or --operator-key, or --public-metrics to need none."
+        raise ApiError(403, message, code="metrics_key_missing")
+    _require(connection, "metrics key", "invalid_metrics_key", *keys)
+    connection.scope[TENANT] = "operator"
+
+
+def _require(connection: HTTPConnection, kind: str, code: str, *keys: str) -> None:
+    """Raise `ApiError` (401) unless the request carries one of `keys`, all of which are compared, in constant time."""
     scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
     given = credentials.strip().encode("utf-8", "surrogatepass")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given, settings.operator_key.encode()):
+    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
         raise ApiError(
             401,
-            "The operator key is needed: Authorization: Bearer KEY.",
-            code="invalid_operator_key",
+            f"The {kind} is needed: Authorization: Bearer KEY.",
+            code=code,
             headers={"WWW-Authenticate": "Bearer"},
         )
-    connection.scope[TENANT] = "operator"
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:
@@ -81,18 +102,20 @@ async def read_json_body(request: Request, settings: Settings) -> bytes:
 
 
 class HostGuard:
-    """Refuses what a page of somebody else's could send to a server on this machine.
+    """Refuse requests that a page of another site could have a browser send to this server.
 
-    A server that listens on loopback, or was told which names are its own, answers to those and to loopback names only
-    (DNS rebinding), and a WebSocket or a changing request that names an Origin must name this server's, or one whose
-    pages may ask (cross-site requests). Pure ASGI.
+    Against DNS rebinding, the Host must be a name of this server: on a loopback address `localhost` and loopback
+    addresses, on others also any IP address (no page can rebind one) and `own_names`, and in both cases the names in
+    `allowed_hosts`; with "*" any name. Against cross-site requests, a WebSocket or a changing request that names an
+    Origin must name this server's or an allowed one. Pure ASGI.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, own_names: frozenset[str] = frozenset()) -> None:
         self._app = app
-        self._allowed = frozenset(settings.allowed_hosts)
+        self._allowed = frozenset(settings.allowed_hosts) | own_names
         self._origins = frozenset(settings.allowed_origins)
-        self._is_choosy = "*" not in self._allowed and bool(self._allowed or is_loopback(settings.host))
+        self._allows_any = "*" in self._allowed
+        self._allows_addresses = not is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -104,8 +127,9 @@ class HostGuard:
         # HTTP/1.0 knows no Host. What speaks it is a health check, and no browser that a page could have send anything.
         has_name = bool(host) or scope.get("http_version") != "1.0"
         is_probe = scope["path"] in PROBES and scope.get("method") == "GET"  # Kubernetes asks by the pod's address
-        if self._is_choosy and not is_probe and has_name and not self._answers_to(_split(f"//{host}").hostname or ""):
-            problem = (421, f"this server does not answer to {host[:100]!r}; --allowed-hosts says to whom it does")
+        if not is_probe and has_name and not self._is_own(_split(f"//{host}").hostname or ""):
+            message = f"The Host {host[:100]!r} is not a name of this server; the option --allowed-hosts adds names."
+            problem = (421, message)
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
         if problem is None and origin is not None and unsafe and not self._may_ask(origin, host):
@@ -116,8 +140,10 @@ class HostGuard:
             response = JSONResponse(error_body(*problem), status_code=problem[0])
             await response(scope, receive, send)
 
-    def _answers_to(self, name: str) -> bool:
-        return name in self._allowed or is_loopback(name)
+    def _is_own(self, name: str) -> bool:
+        if self._allows_any or name in self._allowed or is_loopback(name):
+            return True
+        return self._allows_addresses and _is_address(name)
 
     def _may_ask(self, origin: str, host: str) -> bool:
         return _split(origin).netloc == host or origin in self._origins or "*" in self._origins
@@ -146,6 +172,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def machine_names(host: str) -> frozenset[str]:
+    """Return the names of this machine, and `host`, for a server that listens on `host`; none on a loopback address.
+    May block for a DNS query."""
+    if is_loopback(host):
+        return frozenset()
+    return frozenset(name.lower() for name in (host, socket.gethostname(), socket.getfqdn()))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _split(address: str) -> SplitResult:

@@ -30,7 +30,7 @@ from app.prefix import Prefix
 from app.registry import StreamRegistry
 from app.request_log import REQUEST_ID, RequestLog
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
-from app.security import HostGuard, cross_origin
+from app.security import HostGuard, cross_origin, machine_names
 from app.service import Service
 from app.settings import Settings
 from app.text import TextModel
@@ -51,7 +51,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
         text=text,
         registry=StreamRegistry(ttl=settings.resume_ttl),
         metrics=Metrics(client, settings),
-        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic),
+        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic, settings.max_queue_share),
         energy=Energy(),
         metering=_metering(settings),
         started=int(time.time()),  # deliberately the wall clock: it is shown to clients
@@ -98,7 +98,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
         ],
         middleware=[
             Middleware(RequestLog, registry=service.registry),
-            Middleware(HostGuard, settings=settings),
+            Middleware(HostGuard, settings=settings, own_names=machine_names(settings.host)),
             *cross_origin(settings),
             *([Middleware(Prefix, root_path=settings.root_path)] if settings.root_path else []),
         ],

@@ -24,11 +24,12 @@ from app.generation import Generation
 from app.json_body import MAX_INLINE_BYTES, check_structure
 from app.live_feed import LiveFeed
 from app.metrics import Metrics
+from app.rate_limits import RateLimits
 from app.registry import StreamRegistry
 from app.schemas.common import SamplingFields, Schema, parse
 from app.settings import Settings, SettingsError, check_keys
 from app.streams import Encoder, StreamLog
-from app.tenants import Tenant
+from app.tenants import LIMITS, Tenant
 from app.text import TextModel
 from app.turnstile import Turnstile
 from engine.errors import ContextExceeded, RequestRefused
@@ -79,10 +80,13 @@ class Service:
         default_factory=lambda: Turnstile(1)
     )  # /tokenize and /detokenize: no answer waits for them
     pacer: EventPacer = field(default_factory=EventPacer)
+    limits: RateLimits = field(init=False)
     _running: int = 0  # choices of requests that have had a slot, and have not ended
 
     def __post_init__(self) -> None:
         self.encoding = Encoding(self.text)
+        defaults = {limit: getattr(self.settings, limit) for limit in LIMITS}
+        self.limits = RateLimits(defaults, time.monotonic)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property
@@ -98,20 +102,20 @@ class Service:
             )
         return self.client.info
 
-    def admit(self, tenant: Tenant, asked: ServiceClass | None, tokens: int = 0) -> ServiceClass:
+    def admit(self, tenant: Tenant, asked: ServiceClass | None, tokens: int = 0, choices: int = 1) -> ServiceClass:
         """The class in which `tenant`'s request may wait: the one it asked for, or else standard or what it may have.
         Raises `ApiError` while nothing new is taken (503), when it may not ask for that (403), or when too much waits
         already (429, 503). Asked before anything expensive is done for a request, and again when it is queued."""
         if asked is None:
             asked = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
         try:
-            self._check(tenant, asked, tokens)
+            self._check(tenant, asked, tokens, choices)
         except ApiError as error:
             self.metrics.refused(tenant, asked, error.code or "other")
             raise
         return asked
 
-    def _check(self, tenant: Tenant, asked: ServiceClass, tokens: int) -> None:
+    def _check(self, tenant: Tenant, asked: ServiceClass, tokens: int, choices: int) -> None:
         _ = self.info
         if self.draining:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
@@ -123,6 +127,7 @@ class Service:
                 param="service_tier",
                 code="tier_not_allowed",
             )
+        self.limits.check(tenant, choices)
         self.admission.check(tenant, asked, tokens, self.encoding.coming, max(0, self._slots - self._running))
 
     def check_model(self, name: str | None) -> None:
@@ -278,7 +283,7 @@ class Service:
         """Queue a request and make its stream findable, by `stream_id` where that was told already. Its deadline counts
         from its arrival. goes_on: the answer's text continues the prompt's. names: what the protocol calls parameters
         of the engine that have another name there. Raises `ApiError`."""
-        self.admit(tenant, service_class, len(prompt))
+        self.admit(tenant, service_class, len(prompt), n)
         stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
         request = Request(
@@ -288,7 +293,7 @@ class Service:
             service_class=service_class,
             priority=priority,
             n=n,
-            cache_salt=tenant.id,
+            cache_salt=tenant.owner,
             tenant=tenant.id,
             weight=tenant.weight,
             deadline=None if deadline_ms is None else intake.arrived + deadline_ms / 1000,
@@ -304,7 +309,7 @@ class Service:
             request,
             self.text,
             stops,
-            StreamLog(stream_id, self.registry.epoch, tenant.id),
+            StreamLog(stream_id, self.registry.epoch, tenant.owner),
             encoder,
             self.client,
             intake,
@@ -312,10 +317,11 @@ class Service:
             grace=min(grace, MAX_GRACE),
             on_start=self._started,
             on_end=self._ended,
-            on_token=self.metrics.book(service_class, tenant.id).token,
+            on_token=self.metrics.book(service_class, tenant.name).token,
         )
         self.client.submit(request, generation.take)
         self.admission.enter(tenant.id, service_class, len(prompt))
+        self.limits.enter(tenant, n, len(prompt))
         self.registry.add(generation)
         generation.keep_deadline()
         return generation
@@ -335,7 +341,7 @@ class Service:
     def replace_tenants(self, tenants: tuple[Tenant, ...]) -> None:
         """Admit requests by these keys from now on; running answers and open sessions go on. Raises `SettingsError`
         where no key would be left, which would admit everybody."""
-        check_keys(tenants, self.settings.operator_key)
+        check_keys(tenants, self.settings.operator_key, self.settings.metrics_key)
         if self.settings.tenants and not tenants:
             raise SettingsError("no key is left; restart the server to serve without keys")
         self.settings = msgspec.structs.replace(self.settings, tenants=tenants)
@@ -363,8 +369,10 @@ class Service:
             self._waits_no_more(generation)
         else:
             self._running -= generation.request.n
+        request = generation.request
+        self.limits.leave(request.tenant, request.n, generation.completion_tokens)
         self.registry.finish(generation)
         self.metrics.ended(generation)
         if self.metering is not None:
-            name = self.metrics.names[generation.request.tenant]
+            name = self.metrics.name_of(generation.request.tenant)
             self.metering.ended(generation, name, self.settings.model_name, self._slots)

@@ -22,7 +22,7 @@ import msgspec
 from app.generation_config import AUTO, FILE, NONE, config_file
 from app.model_folder import ModelNotFound, find_folder
 from app.resources import demo_model
-from app.tenants import SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
+from app.tenants import LIMITS, SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
 from engine.config import EngineConfig
 
 # How what may be listed looks, and what it is called where it does not.
@@ -43,19 +43,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
     root_path: str = ""  # such as /llm
-    allowed_hosts: tuple[str, ...] = ()  # besides loopback names; none: any, where it does not listen on loopback
+    allowed_hosts: tuple[str, ...] = ()  # besides the server's own names; "*": any
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
     chat_template: str | None = None  # the template itself, not its path
     generation_config: str = AUTO  # or "none", or the path of a file or folder
     allow_control_tokens: bool = False  # in messages; else they are plain text
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
+    max_queue_share: float = 0.5  # of both, for one tenant
+    requests_per_minute: int | None = None  # of each tenant that has no limit of its own; 0: no limit
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
     max_body: int = 4 << 20
     resume_ttl: float = 300.0
     watchdog_timeout: float = 20.0
     restart_interval: float | None = None
     drain_timeout: float = 30.0
     operator_key: str | None = None
+    metrics_key: str | None = None
+    public_metrics: bool = False  # with keys; without keys /metrics needs none in any case
     slo_ttft: float = 1.0
     slo_itl: float = 0.1
     metering: str | None = None  # a file; none: no rows are kept
@@ -96,8 +102,8 @@ OPTIONS = (
     Option(
         "allowed-hosts",
         str,
-        "names that this server answers to besides localhost, separated by commas, such as a proxy's; *: any; "
-        "default: none on a loopback address, any on others",
+        "names in the Host header that are accepted besides localhost, separated by commas, such as a proxy's; *: any; "
+        "default: none on a loopback address; on others every IP address and this machine's own names",
     ),
     Option(
         "allowed-origins",
@@ -120,6 +126,30 @@ OPTIONS = (
     ),
     Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
     Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
+    Option(
+        "max-queue-share",
+        float,
+        "the part of --max-queue and --max-queue-tokens that one tenant (a key, or without keys an address) may take "
+        "in a class; beyond it that tenant gets 429 with Retry-After, and others are still admitted; 1: all",
+    ),
+    Option(
+        "requests-per-minute",
+        int,
+        "requests a minute of each key, or without keys of each address; beyond it 429 with Retry-After; 0: no limit; "
+        "default: none for keys and for loopback addresses, 3000 for other addresses",
+    ),
+    Option(
+        "tokens-per-minute",
+        int,
+        "tokens a minute, of prompts and answers, of each key or address; 0: no limit; "
+        "default: none for keys and for loopback addresses, 3000000 for other addresses",
+    ),
+    Option(
+        "max-concurrency",
+        int,
+        "choices that may wait and run at once, of each key or address; 0: no limit; "
+        "default: none for keys and for loopback addresses, 512 for other addresses",
+    ),
     Option("max-body", int, "most bytes of a request's body"),
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
     Option(
@@ -134,6 +164,13 @@ OPTIONS = (
     ),
     Option("drain-timeout", float, "seconds that running answers get to finish when the server is told to stop"),
     Option("operator-key", str, "key for POST /drain, better given by the variable; default: the route is refused"),
+    Option(
+        "metrics-key",
+        str,
+        "key for GET /metrics, better given by the variable; the operator key is accepted too; "
+        "default: /metrics needs a key only where API keys are configured",
+    ),
+    Option("public-metrics", bool, "GET /metrics needs no key, although API keys are configured"),
     Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
     Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
     Option(
@@ -270,6 +307,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue", 1),
         ("max_queue_tokens", 1),
         ("max_body", 1),
+        *((limit, 0) for limit in LIMITS),
         ("resume_ttl", 0),
         ("watchdog_timeout", 5),
         ("restart_interval", 1),
@@ -281,10 +319,12 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key, least in limits:
         if not values.get(key, least) >= least:  # refuses NaN too
             raise SettingsError(f"{key} must be at least {least}, not {values[key]}")
+    if not 0 < values.get("max_queue_share", 1) <= 1:
+        raise SettingsError(f"max_queue_share must be above 0 and at most 1, not {values['max_queue_share']}")
     for key in ("restart_interval", "drain_timeout"):
         if values.get(key) == math.inf:
             raise SettingsError(f"{key} must be finite")
-    check_keys(values["tenants"], values.get("operator_key"))
+    check_keys(values["tenants"], values.get("operator_key"), values.get("metrics_key"))
     if values.get("price_per_hour") == math.inf:
         raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
@@ -306,14 +346,17 @@ def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.env
     return _tenants(values.get("tenants", ()), values.get("api_key"))
 
 
-def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None) -> None:
-    """Raise `SettingsError` for an operator key that cannot be sent or that is a tenant's too."""
-    if operator_key is None:
-        return
-    if not operator_key or not can_be_sent(operator_key):
-        raise SettingsError(f"operator_key must be {SENT}")
-    if any(tenant.key == operator_key for tenant in tenants):
-        raise SettingsError("operator_key must not be an API key or the key of a tenant")
+def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None, metrics_key: str | None = None) -> None:
+    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use."""
+    used = {tenant.key for tenant in tenants}
+    for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
+        if key is None:
+            continue
+        if not key or not can_be_sent(key):
+            raise SettingsError(f"{name} must be {SENT}")
+        if key in used:
+            raise SettingsError(f"{name} must not be an API key, the key of a tenant or another of the server's keys")
+        used.add(key)
 
 
 def _from_all(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,12 +7,16 @@ tiers = ["flex"]      # which service tiers it may ask for
 deadline_ms = 60000   # of requests that name none
 max_queue = 100       # requests of it that may wait at once
 max_queue_tokens = 200000
+requests_per_minute = 600
+tokens_per_minute = 1000000
+max_concurrency = 64  # choices of its requests that may wait and run at once
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -31,6 +35,7 @@ TIER_OF_CLASS = {
     ServiceClass.BATCH: "flex",
 }
 ALL_TIERS = tuple(TIER_OF_CLASS.values())
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")  # of a tenant, or of all by options
 SENT = "printable ASCII without spaces"  # what `can_be_sent` wants
 
 
@@ -48,11 +53,24 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     deadline_ms: int | None = None
     max_queue: int | None = None
     max_queue_tokens: int | None = None
+    requests_per_minute: int | None = None  # None: as the option of this name has it; 0: no limit
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
 
     @property
     def id(self) -> str:
-        """What stands for it inside: a digest of its key. Prompts share cached pages only within one."""
+        """Identify it in queues and in the engine: a digest of its key."""
         return owner_id(self.key) if self.key else ""
+
+    @property
+    def owner(self) -> str:
+        """Identify the owner of its streams and of its pages in the prefix cache, which no other owner can use."""
+        return self.id
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a network of clients without keys, beyond loopback."""
+        return False
 
     def may(self, service_class: ServiceClass) -> bool:
         """Whether its requests may be of that class."""
@@ -64,7 +82,35 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return min(c for c in ServiceClass if self.may(c))
 
 
-ANYBODY = Tenant(name="anybody")  # where no keys are configured
+class AnonymousTenant(Tenant, frozen=True, kw_only=True):
+    """The clients of one network, on a server without keys.
+
+    A network has its own place in queues and turns, but owns nothing: clients move between networks, and one network
+    may hold many people. So streams are protected by their unguessable IDs, and the prefix cache is shared.
+    """
+
+    network: str = ""
+
+    @property
+    def id(self) -> str:
+        return owner_id(self.network) if self.network else ""
+
+    @property
+    def owner(self) -> str:
+        return ""
+
+    @property
+    def is_remote(self) -> bool:
+        return bool(self.network)
+
+
+ANYBODY = AnonymousTenant(name="anybody")  # clients on this machine, where no keys are configured
+
+
+@lru_cache(maxsize=1024)
+def anonymous(network: str) -> Tenant:
+    """Return the tenant of a client without a key. Its name, which labels metrics, is the same for all networks."""
+    return AnonymousTenant(name=ANYBODY.name, network=network) if network else ANYBODY
 
 
 def owner_id(key: str) -> str:
@@ -106,5 +152,9 @@ def read_tenants(tables: Any, where: str) -> tuple[Tenant, ...]:
             value = getattr(tenant, limit)
             if value is not None and value < 1:
                 raise TenantError(f"{at}.{limit} must be at least 1, not {value}")
+        for limit in LIMITS:
+            value = getattr(tenant, limit)
+            if value is not None and value < 0:
+                raise TenantError(f"{at}.{limit} must be at least 0, not {value}")
         tenants.append(tenant)
     return tuple(tenants)

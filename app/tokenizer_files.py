@@ -8,7 +8,6 @@ tokens, and those whose tokenizer class builds parts of the tokenizer itself.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from app import convert_tokenizer
 from app.checkpoint_files import TokenizerMissing, read_json
+from app.child_environment import child_environment
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Files from which transformers makes a tokenizer; in a folder without any of them it makes an empty one.
@@ -162,7 +162,7 @@ def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
 def run_conversion(path: Path) -> dict[str, Any]:
     """Return the output of `app.convert_tokenizer` for `path`."""
     command = [sys.executable, "-P", convert_tokenizer.__file__, str(path)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+    environment = child_environment() | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=CONVERSION_SECONDS, check=False)
         result: dict[str, Any] = json.loads(done.stdout)

@@ -15,7 +15,7 @@ from app.presence import done_for
 from app.routes import json_response, service_of, tenant_of
 from app.schemas.chat import turns
 from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from app.security import authenticate_operator, read_json_body
+from app.security import authenticate_metrics, authenticate_operator, read_json_body
 from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
 
@@ -117,5 +117,6 @@ async def drain(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """GET /metrics, for Prometheus."""
     service = service_of(request)
+    authenticate_metrics(request, service.settings)
     await asyncio.to_thread(service.energy.read)
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

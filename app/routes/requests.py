@@ -17,7 +17,7 @@ from app.streams import CursorRefused
 
 async def account_of(request: Request) -> Response:
     """Of one's own."""
-    owner = tenant_of(request).id
+    owner = tenant_of(request).owner
     stream_id = stream_id_of(request.path_params["request_id"])
     try:
         generation = service_of(request).registry.get(stream_id, owner)

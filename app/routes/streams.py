@@ -13,7 +13,7 @@ from app.streams import CursorRefused
 
 async def stream_of(request: Request) -> Response:
     """GET follows an answer, DELETE stops it."""
-    owner = tenant_of(request).id
+    owner = tenant_of(request).owner
     registry, stream_id = service_of(request).registry, stream_id_of(request.path_params["stream_id"])
     try:
         if request.method == "DELETE":

@@ -24,6 +24,7 @@ from engine.scheduling.sequence import Sequence
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # of a token, as in the paper: what is generated takes a pass of its own
 SLACK = 1024.0  # weighted tokens
+MIN_FORGET_AT = 1024  # accounts from which those of idle tenants are dropped
 SEEN = 16  # how many deadlines, and how many tenants, are looked at for one within the slack
 FORESEEN = 128.0  # weighted tokens that somebody else's turn is assumed to take, where an order is foretold
 
@@ -64,6 +65,7 @@ class FairLine:
         self._order = order
         self._slots = slots  # of the engine
         self._accounts: dict[str, Account] = {}
+        self._forget_at = MIN_FORGET_AT  # accounts
         self._active: dict[Account, float] = {}  # who runs or waits, with the weight that is in the sum
         self._active_weight = 0.0
         self._heap: list[tuple[float, int, Account]] = []
@@ -94,11 +96,21 @@ class FairLine:
         request = sequence.request
         account = self._accounts.get(request.tenant)
         if account is None:
+            if len(self._accounts) >= self._forget_at:
+                self._forget_idle()
             account = self._accounts[request.tenant] = Account(request.weight, self._order)
         if account.weight != request.weight:
             account.weight = request.weight
             self._weigh(account)
         return account
+
+    def _forget_idle(self) -> None:
+        """Drop the accounts of tenants that neither run nor wait; they start level with the others if they return. The
+        next time is when the accounts have doubled, so that a new account costs O(1) on average."""
+        self._accounts = {tenant: account for tenant, account in self._accounts.items() if account.is_active}
+        self._heap = [entry for entry in self._heap if entry[2].is_active]
+        heapq.heapify(self._heap)
+        self._forget_at = max(MIN_FORGET_AT, 2 * len(self._accounts))
 
     def started(self, sequence: Sequence) -> None:
         """It has a slot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission import MOST_SECONDS, UNKNOWN_SECONDS, Admission
+from app.admission import MAX_IDLE_TENANTS, MOST_SECONDS, UNKNOWN_SECONDS, Admission
 from app.errors import ApiError
 from app.tenants import Tenant
 from engine.types import ServiceClass
@@ -15,9 +15,9 @@ S, B = ServiceClass.STANDARD, ServiceClass.BATCH
 class Door:
     """An admission with a clock that is turned by hand."""
 
-    def __init__(self, requests: int = 10, tokens: int = 1000) -> None:
+    def __init__(self, requests: int = 10, tokens: int = 1000, share: float = 1.0) -> None:
         self.now = 100.0
-        self.admission = Admission(requests, tokens, lambda: self.now)
+        self.admission = Admission(requests, tokens, lambda: self.now, share)
 
     def enter(self, tenant: Tenant, times: int = 1, tokens: int = 10, service_class: ServiceClass = S) -> None:
         for _ in range(times):
@@ -110,3 +110,34 @@ def test_who_left_makes_room():
     door.enter(ANNA, 3)
     door.admission.leave(ANNA.id, S, 10)
     door.admission.check(ANNA, S, 10)
+
+
+def test_one_tenant_takes_its_share_of_a_class_and_others_are_admitted():
+    """The share holds for each class, in requests and in prompt tokens, and counts free slots on top."""
+    door = Door(requests=10, tokens=1000, share=0.5)
+    door.enter(BERT, 5)
+    refused = door.refusal(BERT)
+    assert (refused.status, refused.code) == (429, "queue_share_exceeded")
+    assert int(refused.headers["Retry-After"]) >= 1
+    door.admission.check(BERT, B, 10)
+    door.admission.check(BERT, S, 10, slots=1)
+    door.admission.check(ANNA, S, 10)
+    door.enter(ANNA, 1, tokens=90)
+    door.enter(BERT, 1, tokens=450, service_class=B)
+    assert "prompt tokens" in str(door.refusal(BERT, tokens=60, service_class=B))
+
+
+def test_tenants_without_waiting_requests_are_forgotten_and_others_are_not():
+    """A client may come from any number of addresses, so their state is bounded."""
+    door = Door(requests=10**6, tokens=10**9)
+    waiting = [Tenant(name=f"w{number}", key=f"w{number}") for number in range(5)]
+    for tenant in waiting:
+        door.enter(tenant, 3)
+    for number in range(2 * MAX_IDLE_TENANTS):
+        door.admission.enter(f"idle-{number}", S, 10)
+        door.admission.leave(f"idle-{number}", S, 10)
+    assert len(door.admission._tenants) <= MAX_IDLE_TENANTS
+    for tenant in waiting:
+        for _ in range(3):
+            door.admission.leave(tenant.id, S, 10)
+    assert door.admission.waiting(S).requests == 0

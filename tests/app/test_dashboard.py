@@ -32,7 +32,9 @@ def known(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", None)
         patch.setattr("app.energy.POWERCAP", folder)
-        with make(tenants=(night,), metering=str(folder / "usage.db"), price_per_hour=2.0) as client:
+        with make(
+            tenants=(night,), public_metrics=True, metering=str(folder / "usage.db"), price_per_hour=2.0
+        ) as client:
             headers = {"Authorization": "Bearer n"}
             assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
             refused = client.post(CHAT, json={**ASK, "service_tier": "priority"}, headers=headers)

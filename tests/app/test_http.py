@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,10 +15,10 @@ from app.client import EngineClient
 from app.security import HostGuard
 from app.server import create_app
 from app.settings import Settings
-from app.tenants import Tenant, of_key
+from app.tenants import Tenant, anonymous, of_key
 from app.text import TextModel
 from engine.config import EngineConfig
-from engine.types import ServiceClass
+from engine.types import ServiceClass, SlotView, WaitView
 from tests.app.test_client import CONFIG, fake_engine
 from tests.app.text_models import byte_level
 
@@ -43,7 +44,13 @@ def fill(client: TestClient) -> None:
     """As many wait as there are slots, and as may besides."""
     service = client.app.state.service
     for _ in range(CONFIG.max_num_seqs + service.settings.max_queue):
-        service.admission.enter("somebody", ServiceClass.STANDARD, 1)
+        service.admission.enter("other", ServiceClass.STANDARD, 1)
+
+
+def at(client: TestClient, address: str) -> TestClient:
+    """Send the next requests from another address."""
+    client._transport.client = (address, 50000)
+    return client
 
 
 @pytest.fixture(scope="module")
@@ -229,14 +236,29 @@ def test_a_header_that_does_not_belong_is_refused(http, headers: dict[str, str],
         ("127.0.0.2", (), "evil.example", 421),
         ("127.0.0.2", (), "127.0.0.2:8000", 200),
         ("::1", (), "[::1]:8000", 200),
-        ("0.0.0.0", (), "any.example", 200),
+        ("0.0.0.0", (), "any.example", 421),
+        ("0.0.0.0", (), "", 421),
+        ("0.0.0.0", (), "10.1.2.3.example", 421),
+        ("0.0.0.0", (), "10.1.2.3:8000", 200),
+        ("0.0.0.0", (), "[2001:db8::1]:8000", 200),
+        ("0.0.0.0", (), "localhost:8000", 200),
+        ("0.0.0.0", (), "Box:8000", 200),
+        ("0.0.0.0", (), "box.lan", 200),
+        ("127.0.0.1", (), "box.lan", 421),
+        ("llm.lan", (), "llm.lan", 200),
         ("0.0.0.0", ("llm.example",), "any.example", 421),
+        ("0.0.0.0", ("llm.example",), "llm.example", 200),
+        ("0.0.0.0", ("*",), "any.example", 200),
     ],
 )
-def test_a_server_answers_to_its_own_names(host: str, allowed: tuple[str, ...], asked: str, status: int):
-    """To this machine's, and to those it was told; listening for others, and told none, to any."""
+def test_a_host_must_be_a_name_of_the_server(monkeypatch, host: str, allowed: tuple[str, ...], asked: str, status: int):
+    """A name that a page could rebind to this machine is refused with the option that allows it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "box.LAN")
     client = make(host=host, allowed_hosts=allowed)
-    assert client.get("/static/js/chat.js", headers={"Host": asked}).status_code == status
+    answer = client.get("/static/js/chat.js", headers={"Host": asked})
+    assert answer.status_code == status
+    assert status == 200 or "--allowed-hosts" in answer.json()["error"]["message"]
 
 
 OTHER = "https://chat.example"
@@ -544,6 +566,69 @@ def test_a_full_server_says_when_to_come_back():
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "server_full"
+
+
+def test_a_client_without_a_key_that_fills_its_share_shuts_no_other_address_out():
+    """Its further requests are 429 with Retry-After; clients at other addresses are served, under the same label."""
+    with make(max_queue=40) as client:
+        admission = ready(client).app.state.service.admission
+        for _ in range(20 + CONFIG.max_num_seqs):
+            admission.enter(anonymous("192.0.2.1").id, ServiceClass.INTERACTIVE, 1)
+        refused = at(client, "192.0.2.1").post(CHAT, json={**ASK, "service_tier": "priority"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_share_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        answer = at(client, "192.0.2.2").post(CHAT, json={**ASK, "service_tier": "priority"})
+        assert answer.status_code == 200
+        stream = answer.headers["x-carousel-stream"]
+        assert at(client, "192.0.2.1").get(f"/v1/streams/{stream}").status_code == 200  # its ID is the permission
+        tenants = set(re.findall(r'tenant="([^"]*)"', client.get("/metrics").text))
+        assert tenants == {"anybody"}
+
+
+def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
+    """The refusal names the limit and is counted by its code."""
+    anna, bert = Tenant(name="anna", key="a", tokens_per_minute=10), Tenant(name="bert", key="b")
+    with make(tenants=(anna, bert), requests_per_minute=100, max_concurrency=16, public_metrics=True) as client:
+        headers = {"Authorization": "Bearer a"}
+        assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
+        refused = client.post(CHAT, json=ASK, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokens_per_minute_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert client.post(CHAT, json={**ASK, "n": 4}, headers={"Authorization": "Bearer b"}).status_code == 200
+        assert client.app.state.service.limits._usages[bert.id].running == 0
+        assert 'code="tokens_per_minute_exceeded"' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted", "refused"),
+    [
+        ({}, (None, "anything"), ()),
+        ({"tenants": (of_key("alice"),)}, (), ((None, 403), ("alice", 403))),
+        ({"tenants": (of_key("alice"),), "public_metrics": True}, (None, "alice"), ()),
+        ({"tenants": (of_key("alice"),), "operator_key": "op"}, ("op",), ((None, 401), ("alice", 401), ("", 401))),
+        (
+            {"tenants": (of_key("alice"),), "operator_key": "op", "metrics_key": "m"},
+            ("op", "m"),
+            ((None, 401), ("alice", 401), ("o", 401)),
+        ),
+        ({"metrics_key": "m"}, ("m",), ((None, 401), ("op", 401))),
+        ({"operator_key": "op"}, (None,), ()),
+    ],
+)
+def test_metrics_need_a_key_of_the_operator_where_there_are_api_keys(options, accepted, refused):
+    """An API key does not show the names and volumes of other tenants; without API keys /metrics is open."""
+    with make(**options) as client:
+        for key, status in (*((key, 200) for key in accepted), *refused):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            answer = client.get("/metrics", headers=headers)
+            assert answer.status_code == status
+            if status == 403:
+                assert "--metrics-key" in answer.json()["error"]["message"]
+
+
+def test_engine_events_name_no_tenant():
+    """Any API key may follow them, so they have classes and shortened request IDs only."""
+    assert not {"tenant", "owner", "weight"} & set(SlotView.__struct_fields__ + WaitView.__struct_fields__)
 
 
 def test_draining_needs_an_operator_key(http, locked):

@@ -291,7 +291,7 @@ def test_rows_sum_to_what_usage_blocks_said(path: Path):
     """By tenant and tier, streamed and whole, with several choices and with cached prompts."""
     said: dict[tuple[str, ...], list[int]] = {}
     draw = random.Random(5)
-    with make(tenants=(ANNA, NIGHT), metering=str(path)) as client:
+    with make(tenants=(ANNA, NIGHT), metering=str(path), public_metrics=True) as client:
         ready(client)
         for number in range(24):
             tenant = draw.choice([ANNA, NIGHT])

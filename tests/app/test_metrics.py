@@ -38,7 +38,7 @@ def ask(client: TestClient, tenant: Tenant, **fields) -> int:
 
 def test_refusals_are_counted_once_by_code_class_and_tenant():
     """A tier that is not its own, a request that no engine could serve, a server that is going."""
-    with make(tenants=(NIGHT, ANNA)) as client:
+    with make(tenants=(NIGHT, ANNA), public_metrics=True) as client:
         ready(client)
         assert ask(client, NIGHT, service_tier="priority") == 403
         assert ask(client, ANNA, max_tokens=10**6) == 400

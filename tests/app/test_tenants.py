@@ -51,6 +51,7 @@ def test_further_keys_are_tenants_of_their_own(tmp_path, model):
         ('[tenants.a]\nkey = "k"\ntiers = []\n', "tiers"),
         ('[tenants.a]\nkey = "k"\ndeadline_ms = 0\n', "deadline_ms"),
         ('[tenants.a]\nkey = "k"\nmax_queue = -1\n', "max_queue"),
+        ('[tenants.a]\nkey = "k"\nmax_concurrency = -1\n', "tenants.a.max_concurrency"),
         ('[tenants.a]\nkey = "k"\ncolour = "red"\n', "colour"),
         ("[tenants.a]\nkey = 5\n", "tenants.a"),
         ('[tenants.a]\nkey = "k"\n[tenants.b]\nkey = "k"\n', "same key"),

@@ -275,3 +275,23 @@ def test_of_very_many_tenants_only_the_first_few_are_looked_at_for_one_that_lack
                 fair.started(one)
     fair.push(sequence(99, "idle")).charge(1000.0)
     assert fair.head().request.tenant == "t0"
+
+
+def test_accounts_of_idle_tenants_are_dropped_and_active_ones_are_kept():
+    """A server without keys has a tenant for each address; accounts of those that wait or run keep their counts."""
+    waiting_line = line()
+    running, waiting = sequence(0, "running"), sequence(1, "waiting")
+    for each in (running, waiting):
+        each.account = waiting_line.push(each)
+        each.account.charge(100.0)
+    waiting_line.remove(running)
+    waiting_line.started(running)
+    for number in range(2, 3 * fairness.MIN_FORGET_AT):
+        idle = sequence(number, f"idle-{number}")
+        idle.account = waiting_line.push(idle)
+        waiting_line.remove(idle)
+    assert len(waiting_line._accounts) <= fairness.MIN_FORGET_AT
+    assert len(waiting_line._heap) <= fairness.MIN_FORGET_AT
+    assert waiting_line.account(running) is running.account
+    assert waiting_line.account(waiting) is waiting.account
+    assert waiting_line.head() is waiting

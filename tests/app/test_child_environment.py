@@ -1,0 +1,47 @@
+"""Environments of child processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from app import life, tokenizer_files
+from app.child_environment import SECRETS
+from app.settings import OPTIONS
+
+
+@pytest.fixture
+def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The environments of the processes that are started, none of which really is."""
+    given: list[dict[str, str]] = []
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("CAROUSEL_TEST_VALUE", "kept")
+
+    def start(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
+        given.append(env)
+        return SimpleNamespace(returncode=0, stdout=b"{}", stderr=b"")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "run", start)
+    return given
+
+
+def test_no_child_process_is_given_a_key(environments):
+    """Neither the engine nor the conversion of a tokenizer; other variables are passed on."""
+    descriptor = SimpleNamespace(fileno=lambda: 0)
+    life._spawn(descriptor, descriptor, "text")
+    tokenizer_files.run_conversion(Path("folder"))
+    assert len(environments) == 2
+    for environment in environments:
+        assert "secret" not in environment.values()
+        assert (environment["CAROUSEL_TEST_VALUE"], environment["PATH"]) == ("kept", os.environ["PATH"])
+
+
+def test_every_option_that_is_a_key_is_a_secret():
+    """A further one is not forgotten."""
+    assert {option.variable for option in OPTIONS if option.key.endswith("_key")} <= SECRETS
