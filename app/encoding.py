@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from app.audit import Intake
 from app.text import TextModel
-from app.turnstile import Turnstile, release_memory
+from app.turnstile import Turnstile
 from engine.errors import ContextExceeded
 from engine.types import ServiceClass
 
 THREAD_FROM = 8_192  # characters; shorter texts are tokenised faster than a thread is woken
-LARGE = 1 << 20  # characters of a text whose memory is worth returning at once
 PLACES = 2  # texts at once: each takes a hundred times its memory, and a core that the engine computes with
 RESERVED = 1  # of them for interactive requests
 
@@ -40,17 +39,14 @@ class Encoding:
         if len(text) < THREAD_FROM:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
         return await self._turnstile.run(
-            lambda: self.encode_now(text, add_special_tokens, most), service_class, intake=intake
+            lambda: self.encode_now(text, add_special_tokens, most), service_class, size=len(text), intake=intake
         )
 
     def encode_now(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """As `encode`, in the calling thread and without a turn."""
         if most is not None:
             self._refuse_too_long(text, most)
-        ids = self._text.encode(text, add_special_tokens=add_special_tokens)
-        if len(text) >= LARGE:
-            release_memory()
-        return ids
+        return self._text.encode(text, add_special_tokens=add_special_tokens)
 
     def _refuse_too_long(self, text: str, most: int) -> None:
         """Raise `ContextExceeded` for a text that has more than `most` tokens by far, at the cost of a part of it.

@@ -27,6 +27,7 @@ from app.server import create_app
 from app.settings import Settings
 from app.tenants import Tenant
 from app.text import TextModel
+from app.turnstile import keep_little_memory
 from app.websocket import WebSocketProtocol
 from engine.log_queue import LogHandler, LogWriter
 
@@ -57,6 +58,7 @@ def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[T
         logs.announce(f"carousel: {error}")
         return 1
     sys.setswitchinterval(SWITCH_SECONDS)
+    keep_little_memory()
     client = EngineClient(
         settings.engine,
         watchdog=settings.watchdog_timeout,

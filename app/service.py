@@ -167,7 +167,7 @@ class Service:
             check_structure(body)
             return parse(schema, body)
 
-        return await self.bodies.run(work, intake=intake)
+        return await self.bodies.run(work, size=len(body), intake=intake)
 
     async def render_chat(
         self,
@@ -178,7 +178,8 @@ class Service:
         continue_final_message: bool = False,
     ) -> str:
         """Return the text of a conversation. Raises `ApiError` when its template refuses it."""
-        is_short = len(turns) <= MAX_INLINE_TURNS and sum(len(turn["content"]) for turn in turns) <= MAX_INLINE_BYTES
+        size = sum(len(turn["content"]) for turn in turns)
+        is_short = len(turns) <= MAX_INLINE_TURNS and size <= MAX_INLINE_BYTES
 
         def work() -> str:
             return self.text.render_chat(
@@ -189,7 +190,7 @@ class Service:
             )
 
         try:
-            return work() if is_short else await self.bodies.run(work)
+            return work() if is_short else await self.bodies.run(work, size=size)
         except VariableTaken as error:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
@@ -208,7 +209,7 @@ class Service:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        return await self.probes.run(lambda: self.encoding.encode_now(text, add_special_tokens))
+        return await self.probes.run(lambda: self.encoding.encode_now(text, add_special_tokens), size=len(text))
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`. Raises `ApiError` (400) for one that is not in the vocabulary."""
@@ -221,7 +222,7 @@ class Service:
                     raise ApiError(400, message, param="tokens", code="invalid_value")
             return self.text.decode(token_ids, skip_special_tokens=False)
 
-        return await self.probes.run(work)
+        return await self.probes.run(work, size=16 * len(token_ids))
 
     def token_limit(self, wanted: int | None, prompt_tokens: int) -> int:
         """`wanted`, or as many tokens as context and pool leave behind the prompt."""

@@ -15,6 +15,10 @@ from typing import TypeVar
 from app.audit import Intake
 from engine.types import Cause, ServiceClass
 
+LARGE = 1 << 20  # bytes or characters whose memory is worth returning at once
+RELEASE_SECONDS = 1.0  # after the last of them
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
 Result = TypeVar("Result")
 
 
@@ -24,6 +28,7 @@ class Turnstile:
 
     def __init__(self, places: int, reserved: int = 0) -> None:
         self.pending = 0  # functions that wait or run
+        self._has_garbage = False
         self._free = places
         self._reserved = reserved
         self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
@@ -34,11 +39,14 @@ class Turnstile:
         work: Callable[[], Result],
         service_class: ServiceClass = ServiceClass.STANDARD,
         *,
+        size: int = 0,
         intake: Intake | None = None,
     ) -> Result:
         """Return the result of `work`. A caller that is cancelled before its turn costs nothing; afterwards its place
-        stays taken until `work` returns. The time spent waiting goes to `intake`."""
+        stays taken until `work` returns. The time spent waiting goes to `intake`. size: bytes or
+        characters that `work` reads, whose memory is returned to the system once nothing runs."""
         self.pending += 1
+        self._has_garbage = self._has_garbage or size >= LARGE
         try:
             await self._turn(service_class, intake)
             running = asyncio.get_running_loop().run_in_executor(None, work)
@@ -46,6 +54,15 @@ class Turnstile:
             return await asyncio.shield(running)
         finally:
             self.pending -= 1
+            if self._has_garbage and not self.pending:
+                self._has_garbage = False
+                asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release)
+
+    def _release(self) -> None:
+        if self.pending:
+            self._has_garbage = True  # for the last of them
+        else:
+            asyncio.get_running_loop().run_in_executor(None, release_memory)
 
     async def _turn(self, service_class: ServiceClass, intake: Intake | None) -> None:
         mine = asyncio.get_running_loop().create_future()
@@ -84,3 +101,13 @@ def release_memory() -> None:
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_little_memory() -> None:
+    """Have large buffers returned to the system when they are freed. By default glibc raises the size from which it
+    does so with every large buffer that it has seen, and keeps all below."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            library.mallopt(M_MMAP_THRESHOLD, 1 << 18)
+            library.mallopt(M_TRIM_THRESHOLD, 1 << 20)

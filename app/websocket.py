@@ -60,6 +60,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._unparsed += data
         if self._next_parse is None:
             self._parse()
+        else:
+            self.transport.pause_reading()
 
     def _parse(self) -> None:
         """Parse and handle a bounded number of frames; schedule the next call if bytes remain."""
@@ -96,8 +98,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._next_parse = self.loop.call_soon(self._parse)
 
     async def receive(self) -> Any:
-        message = await super().receive()
-        self._unblock()
+        """Return the next message. Unlike uvicorn, resume reading only when all that was read is parsed: in between, a
+        transport would deliver one read after another."""
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._unblock()
         return message
 
     async def send(self, message: Any) -> None:

@@ -17,6 +17,7 @@ from app.websocket import MAX_CONTROL_FRAMES_PER_SECOND, MAX_FRAGMENTS, PARSE_BY
 from tests.app.test_realtime import Transport
 
 READ = 256 << 10  # bytes that a transport delivers in one call
+READS_PER_TURN = 32
 FRAMES_IN_A_PIECE = PARSE_BYTES // 6 + 1
 
 
@@ -71,6 +72,15 @@ class Peer:
     def send(self, data: bytes) -> None:
         """Deliver `data` as a transport does: in one call, whether reading is paused or not."""
         self.server.data_received(data)
+
+    def flood(self, data: bytes) -> int:
+        """Deliver `data` again and again while reading is not paused, at most as often as libuv does in a turn of the
+        event loop. Returns how often."""
+        for count in range(READS_PER_TURN):
+            if self.transport.is_paused:
+                return count
+            self.send(data)
+        return READS_PER_TURN
 
     async def end(self) -> None:
         """Lose the connection, and wait until the application has noticed."""
@@ -156,6 +166,18 @@ async def test_no_more_messages_are_parsed_while_the_application_has_not_taken_o
     assert texts == [f"{number:06d}" for number in range(count)]
     await turns(3)
     assert not peer.transport.is_paused
+
+
+async def test_a_flood_of_messages_is_read_as_fast_as_the_application_takes_them(peer: Peer):
+    """However often the event loop turns between two of them: what was read is parsed before more is read."""
+    read = frame(Opcode.TEXT, b"x" * 10) * (READ // 16)
+    longest = 0
+    for _ in range(200):
+        peer.flood(read)
+        peer.may_receive.release()
+        await turns(3)
+        longest = max(longest, len(peer.server._unparsed))
+    assert longest <= READ
 
 
 async def test_frames_that_come_with_the_handshake_wait_for_its_answer():
