@@ -61,7 +61,7 @@ def handshake(port: int) -> bytes:
 
 
 def post_head(port: int, path: str, framing: str) -> bytes:
-    """Return the head of a JSON POST whose body is framed by the header `framing`."""
+    """Return the head of a JSON POST; the header `framing` delimits its body."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n{framing}\r\n"
         "Connection: close\r\n\r\n"
@@ -253,7 +253,7 @@ def watch(path: str, watchers: int) -> Attack:
 
 
 def many_parts(messages: int, parts: int) -> bytes:
-    """Return a chat body whose messages have that many parts of one letter each."""
+    """Return a chat body of messages that have so many parts of one letter each."""
     part = {"type": "text", "text": "a"}
     return json.dumps({"messages": messages * [{"role": "user", "content": parts * [part]}]}).encode()
 

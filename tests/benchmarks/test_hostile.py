@@ -21,7 +21,7 @@ LIMIT_BYTES = 4 << 20  # of a body
 
 
 def result_of(generator: Generator[None, None, Any]) -> Any:
-    """Return the result of a parser whose input is complete."""
+    """Return the result of a parser that has its complete input."""
     with pytest.raises(StopIteration) as ended:
         next(generator)
     return ended.value.value
