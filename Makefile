@@ -46,6 +46,7 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@$(BIN)/python -m benchmarks.batching
 	@$(BIN)/python -m benchmarks.http_overhead
 	@$(BIN)/python -m benchmarks.people_first
+	@$(BIN)/python -m benchmarks.hostile
 	@$(BIN)/python -m benchmarks.linear_layers
 	@$(BIN)/python -m benchmarks.cpu_attention
 	@$(BIN)/python -m benchmarks.sampling

@@ -1,0 +1,167 @@
+"""Ordinary clients of a server under attack, in processes of their own: chat streams, and a health check.
+
+`python -m benchmarks.bystanders streams|health PORT` runs until its standard input ends. For each line there it prints,
+as JSON, its figures since the line before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import sys
+import threading
+import time
+
+from app.resources import demo_model
+from benchmarks.sse_client import Part, receive, run
+from benchmarks.tally import percentile
+
+HOST = "127.0.0.1"
+STREAMS, TOKENS = 16, 1900
+EVENT = b"\ndata: "
+HEALTH_SECONDS = 0.05  # between two checks
+MAX_HEALTH_SECONDS = 5.0
+
+
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    """Return how many values there are, and their percentiles in milliseconds; without a value, only their number."""
+    if not seconds:
+        return {"count": 0}
+    return {
+        "count": len(seconds),
+        "p50": 1000 * statistics.median(seconds),
+        "p99": 1000 * percentile(seconds, 0.99),
+        "max": 1000 * max(seconds),
+    }
+
+
+def without_special_tokens() -> dict[str, int]:
+    """Return the logit bias that forbids the demo model's special tokens, which have no text and send no event."""
+    added = json.loads((demo_model() / "tokenizer.json").read_text())["added_tokens"]
+    return {str(token["id"]): -100 for token in added if token["special"]}
+
+
+class Stream:
+    """A chat stream that is opened again when it ends; the seconds between its tokens go to `gaps`."""
+
+    def __init__(self, port: int, number: int, gaps: list[float], failures: list[str]) -> None:
+        self._port, self._number, self._gaps, self._failures = port, number, gaps, failures
+        self._bias = without_special_tokens()
+        self._tail = b""
+        self._last = 0.0  # when a token came; 0: none yet in this answer
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last token of the current answer."""
+        return time.perf_counter() - self._last if self._last else 0.0
+
+    async def follow(self) -> None:
+        """Read one answer after another."""
+        body = {
+            "messages": [{"role": "user", "content": f"Tell me story number {self._number}."}],
+            "max_tokens": TOKENS,
+            "logit_bias": self._bias,
+            "ignore_eos": True,
+            "temperature": 0.8,
+            "seed": self._number,
+            "stream": True,
+        }
+        while True:
+            self._tail, self._last = b"", 0.0
+            try:
+                await receive(HOST, self._port, "/v1/chat/completions", body, self._take)
+            except (OSError, RuntimeError) as error:
+                self._failures.append(f"{type(error).__name__}: {error}"[:200])
+                await asyncio.sleep(HEALTH_SECONDS)
+
+    def _take(self, part: Part) -> None:
+        moment, data = part
+        data = self._tail + data
+        events = data.count(EVENT)
+        self._tail = data[-len(EVENT) + 1 :] if EVENT not in data[-2 * len(EVENT) + 2 :] else b""
+        if events:
+            self._gaps += [moment - self._last] * bool(self._last) + [0.0] * (events - 1)
+            self._last = moment
+
+
+async def follow_streams(port: int) -> None:
+    """Keep `STREAMS` answers going, and report the gaps between their tokens."""
+    gaps: list[float] = []
+    failures: list[str] = []
+    streams = [Stream(port, number, gaps, failures) for number in range(STREAMS)]
+    tasks = [asyncio.create_task(stream.follow()) for stream in streams]
+    ended = asyncio.Event()
+
+    def report() -> None:
+        if not sys.stdin.readline():
+            ended.set()
+            return
+        longest = max(stream.silence for stream in streams)
+        if longest > max(gaps, default=0.0):  # a gap that has not ended counts as one that did
+            gaps.append(longest)
+        print(json.dumps({**milliseconds(gaps), "failures": failures}), flush=True)
+        gaps.clear()
+        failures.clear()
+
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), report)
+    await ended.wait()
+    for task in tasks:
+        task.cancel()
+
+
+def check_health(port: int) -> float:
+    """Return the seconds that GET /health takes on a new connection. Raises `OSError` when it is not a 200."""
+    began = time.perf_counter()
+    with socket.create_connection((HOST, port), MAX_HEALTH_SECONDS) as connection:
+        connection.sendall(f"GET /health HTTP/1.1\r\nHost: {HOST}:{port}\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while data := connection.recv(1 << 16):
+            answer += data
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise OSError(answer[:200].decode(errors="replace"))
+    return time.perf_counter() - began
+
+
+def poll_health(port: int) -> None:
+    """Check the health at a fixed rate, and report how long each check took from the time for which it was due."""
+    times: list[float] = []
+    failures: list[str] = []
+    lock = threading.Lock()
+
+    def report() -> None:
+        while sys.stdin.readline():
+            with lock:
+                print(json.dumps({**milliseconds(times), "failures": failures}), flush=True)
+                times.clear()
+                failures.clear()
+
+    reporter = threading.Thread(target=report)
+    reporter.start()
+    due = time.perf_counter()
+    while reporter.is_alive():
+        time.sleep(max(0.0, due - time.perf_counter()))
+        late = max(0.0, time.perf_counter() - due)
+        try:
+            seconds = late + check_health(port)
+        except OSError as error:
+            with lock:
+                failures.append(f"{type(error).__name__}: {error}"[:200])
+        else:
+            with lock:
+                times.append(seconds)
+        due += HEALTH_SECONDS
+
+
+def main() -> None:
+    """Run until standard input ends."""
+    kind, port = sys.argv[1], int(sys.argv[2])
+    if kind == "streams":
+        run(follow_streams(port))
+    else:
+        poll_health(port)
+
+
+if __name__ == "__main__":
+    main()

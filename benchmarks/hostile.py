@@ -1,0 +1,288 @@
+"""The cost of one hostile client to the streams of other clients.
+
+For each kind of hostile client a server of the demo model is started, and 16 ordinary chat streams and a health check
+(20 a second) run beside it in processes of their own. One window is undisturbed, the next one has the hostile client:
+each ratio is of two windows that follow each other. The client shares the machine's cores with the server, so its
+own CPU time (`client_cores`) belongs to a reading of the ratio.
+
+    python -m benchmarks.hostile                       # 10 s a window
+    python -m benchmarks.hostile --only pings --seconds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from types import TracebackType
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.bystanders import STREAMS
+from benchmarks.hostile_clients import CASES, HOST
+from benchmarks.results import save
+from benchmarks.serving import Serving
+
+MAX_SECONDS = 120.0  # of a window
+SLOTS = 32  # of the server: every stream runs at once
+WARM_UP_SECONDS = 2.0
+SETTLE_SECONDS = 2.0  # after an attack, before memory is read again
+MAX_CLIENT_SECONDS = 30.0  # for a hostile client to end after its window
+RSS_SECONDS = 0.05  # between two readings
+LAG = re.compile(r'^carousel:event_loop_lag_seconds_bucket\{(?:.*,)?le="([^"]+)".*\} (\S+)$', re.MULTILINE)
+MAX_ITL_RATIO, MAX_HEALTH_MS = 1.5, 50.0  # the marks
+MB = 1e6
+
+
+class Child:
+    """A process of a benchmark module that answers each line with a line."""
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._name = f"benchmarks.{module}"
+        command = [sys.executable, "-m", self._name, *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def read(self) -> str:
+        """Return its next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._name} ended early")
+        return line
+
+    def ask(self) -> dict[str, Any]:
+        """Send a line and return the answer."""
+        self.start()
+        answer: dict[str, Any] = json.loads(self.read())
+        return answer
+
+    def start(self) -> None:
+        """Send a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.process.kill()
+        try:
+            self.process.communicate(timeout=MAX_CLIENT_SECONDS)
+        finally:
+            self.process.kill()
+
+
+class Memory:
+    """The largest resident set of a process while the context is entered."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self.peak = 0.0
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while True:
+            self.peak = max(self.peak, self._process.memory_info().rss / MB)
+            if self._ended.wait(RSS_SECONDS):
+                return
+
+
+def lag_counts(metrics: str) -> dict[float, float]:
+    """Return the cumulative buckets of the event loop's lag in the text of /metrics."""
+    return {float(le): float(count) for le, count in LAG.findall(metrics)}
+
+
+def lag_bucket(before: dict[float, float], after: dict[float, float], share: float) -> float:
+    """Return the upper bound in seconds of the bucket in which the lag of that `share` of the samples lies."""
+    counts = {le: after[le] - before[le] for le in sorted(after)}
+    return next(le for le, count in counts.items() if count >= share * counts[float("inf")])
+
+
+class Watched:
+    """A server with the processes that observe it."""
+
+    def __init__(self, server: Serving, streams: Child, health: Child) -> None:
+        self.port = server.port
+        self._streams, self._health = streams, health
+        self._process = psutil.Process(server.process.pid)
+
+    @property
+    def rss(self) -> float:
+        """Resident megabytes of the API process."""
+        return float(self._process.memory_info().rss / MB)
+
+    def warm_up(self) -> None:
+        """Wait until every stream runs, and forget the figures so far."""
+        time.sleep(WARM_UP_SECONDS)
+        self._observe()
+
+    def window(self, seconds: float, client: Child | None = None) -> dict[str, Any]:
+        """Return the figures of a window; with `client`, of one that it attacks."""
+        counts, used = self._lag_counts(), self._cpu_seconds()
+        self._observe()
+        with Memory(self._process) as memory:
+            began = time.perf_counter()
+            if client is not None:
+                client.start()
+            time.sleep(seconds)
+            passed = time.perf_counter() - began
+            found = self._observe()
+            found["api_cores"] = (self._cpu_seconds() - used) / passed
+            found["lag_p99_s"] = lag_bucket(counts, self._lag_counts(), 0.99)
+        return {**found, "seconds": passed, "rss_peak_mb": memory.peak}
+
+    def _observe(self) -> dict[str, Any]:
+        return {"between_tokens_ms": self._streams.ask(), "health_ms": self._health.ask()}
+
+    def _cpu_seconds(self) -> float:
+        return float(sum(self._process.cpu_times()[:2]))
+
+    def _lag_counts(self) -> dict[float, float]:
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics", timeout=MAX_CLIENT_SECONDS) as answer:
+            return lag_counts(answer.read().decode())
+
+
+def measure(case: str, seconds: float) -> dict[str, Any]:
+    """Start a server and return the figures of an undisturbed window and of one beside the hostile client `case`."""
+    with (
+        Serving("--host", HOST, "--max-num-seqs", str(SLOTS)) as server,
+        Child("bystanders", "streams", server.port) as streams,
+        Child("bystanders", "health", server.port) as health,
+        Child("hostile_clients", case, server.port, seconds) as client,
+    ):
+        watched = Watched(server, streams, health)
+        client.read()  # it is ready
+        watched.warm_up()
+        rss_before = watched.rss
+        undisturbed = watched.window(seconds)
+        attacked = watched.window(seconds, client)
+        attack = json.loads(client.read())
+        time.sleep(SETTLE_SECONDS)
+        return {
+            "case": case,
+            "client": CASES[case].text,
+            "undisturbed": undisturbed,
+            "attacked": attacked,
+            "between_tokens_p99_ratio": ratio(attacked, undisturbed),
+            "rss_before_mb": rss_before,
+            "rss_after_mb": watched.rss,
+            "client_cores": attack["cpu_seconds"] / seconds,
+            "outcomes": attack["outcomes"],
+        }
+
+
+def ratio(attacked: dict[str, Any], undisturbed: dict[str, Any]) -> float | None:
+    """Return the p99 between tokens over the undisturbed one; None if a window had no token."""
+    above, below = (window["between_tokens_ms"].get("p99") for window in (attacked, undisturbed))
+    return above / below if above and below else None
+
+
+def misses(row: dict[str, Any]) -> list[str]:
+    """Return the marks that a case misses, as sentences."""
+    found = []
+    if row["between_tokens_p99_ratio"] is None or row["between_tokens_p99_ratio"] > MAX_ITL_RATIO:
+        found.append(f"the p99 between tokens is more than {MAX_ITL_RATIO} times the undisturbed one")
+    if row["attacked"]["health_ms"].get("p99", float("inf")) > MAX_HEALTH_MS:
+        found.append(f"the p99 of /health is over {MAX_HEALTH_MS:.0f} ms")
+    for name in ("between_tokens_ms", "health_ms"):
+        if failures := row["attacked"][name]["failures"]:
+            found.append(f"{len(failures)} ordinary requests failed, such as {failures[0]!r}")
+    return found
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a case as a row of a Markdown table."""
+    attacked, undisturbed = row["attacked"], row["undisturbed"]
+    times = row["between_tokens_p99_ratio"]
+    outcomes = ", ".join(f"{count} × {outcome}" for outcome, count in row["outcomes"].items())
+    cells = (
+        row["client"],
+        f"{undisturbed['between_tokens_ms'].get('p99', 0):.1f}",
+        f"{attacked['between_tokens_ms'].get('p99', 0):.1f}",
+        "none" if times is None else f"{times:.2f}",
+        f"{undisturbed['health_ms'].get('p99', 0):.0f}",
+        f"{attacked['health_ms'].get('p99', 0):.0f}",
+        f"{1000 * undisturbed['lag_p99_s']:g}",
+        f"{1000 * attacked['lag_p99_s']:g}",
+        f"{undisturbed['api_cores']:.2f}",
+        f"{attacked['api_cores']:.2f}",
+        f"{row['rss_before_mb']:.0f}",
+        f"{attacked['rss_peak_mb']:.0f}",
+        f"{row['rss_after_mb']:.0f}",
+        outcomes,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+HEADINGS = (
+    "hostile client",
+    "between tokens p99 undisturbed, ms",
+    "beside it",
+    "ratio",
+    "/health p99 undisturbed, ms",
+    "beside it",
+    "event loop lag p99 at most, undisturbed, ms",
+    "beside it",
+    "cores of the API process, undisturbed",
+    "beside it",
+    "its MB before",
+    "peak",
+    "after",
+    "outcomes",
+)
+
+
+def seconds_of_window(text: str) -> float:
+    """Return the option --seconds as a number. Raises `argparse.ArgumentTypeError`."""
+    seconds = float(text)
+    if not 1.0 <= seconds <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {MAX_SECONDS:.0f}, got {text}")
+    return seconds
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=seconds_of_window, default=10.0, help="length of a window; default: 10")
+    parser.add_argument("--only", choices=CASES, action="append", metavar="CASE", help=f"one of {', '.join(CASES)}")
+    options = parser.parse_args()
+    print(f"| {' | '.join(HEADINGS)} |\n|{len(HEADINGS) * '--|'}")
+    rows = []
+    for case in options.only or CASES:
+        rows.append(measure(case, options.seconds))
+        print(line(rows[-1]), flush=True)
+    summary = {row["case"]: {"ratio": row["between_tokens_p99_ratio"], "misses": misses(row)} for row in rows}
+    for case, found in summary.items():
+        for miss in found["misses"]:
+            print(f"{case}: {miss}")
+    settings = {
+        "seconds": options.seconds,
+        "model": "models/demo",
+        "streams": STREAMS,
+        "slots": SLOTS,
+        "health_checks_per_second": 20,
+    }
+    print("kept in", save("hostile", settings, rows, summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""Hostile clients of the server on this machine, each bounded in time and in connections, in a process of its own.
+
+`python -m benchmarks.hostile_clients CASE PORT SECONDS` builds the bytes to send, prints "ready", waits for a line on
+standard input, attacks for that many seconds, and prints its outcomes as JSON. Connects to the loopback address only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+HOST = "127.0.0.1"
+CONNECT_SECONDS = 5.0
+MAX_CONNECTIONS = 20_000  # of one hostile client, one after another
+RECEIVE_BYTES = 1 << 18
+CYCLE_BYTES = 1 << 16  # sent in one call
+
+CONTINUATION, TEXT, CLOSE, PING, PONG = 0x0, 0x1, 0x8, 0x9, 0xA  # opcodes (RFC 6455, 5.2)
+
+Outcomes: TypeAlias = Counter[str]
+Attack: TypeAlias = Callable[[int, float], Outcomes]  # from a port and a deadline (time.monotonic)
+
+
+def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
+    """Return a client's frame (RFC 6455, 5.2), masked with zeros, which leave the payload as it is."""
+    size = len(payload)
+    if size < 126:
+        length = bytes([0x80 | size])
+    elif size < 1 << 16:
+        length = b"\xfe" + size.to_bytes(2, "big")
+    else:
+        length = b"\xff" + size.to_bytes(8, "big")
+    return bytes([fin << 7 | opcode]) + length + bytes(4) + payload
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """Return a realtime event as a frame."""
+    return frame(TEXT, json.dumps({"type": kind, **fields}).encode())
+
+
+def chunk(data: bytes) -> bytes:
+    """Return one chunk of a chunked body (RFC 9112, 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def handshake(port: int) -> bytes:
+    """Return the request that opens /v1/realtime."""
+    return (
+        f"GET /v1/realtime HTTP/1.1\r\nHost: {HOST}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    ).encode()
+
+
+def post_head(port: int, path: str, framing: str) -> bytes:
+    """Return the head of a JSON POST; the header `framing` delimits its body."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n{framing}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
+
+
+class Reply(Protocol):
+    """Reader of the bytes that a server sends."""
+
+    messages: int
+
+    def feed(self, data: bytes) -> str | None:
+        """Return the outcome once `data` ends the exchange."""
+
+
+class HttpReply:
+    """Status and error code of an HTTP response that has a length."""
+
+    messages = 0
+
+    def __init__(self) -> None:
+        self._data = bytearray()  # its beginning
+        self._size = 0  # bytes so far
+
+    def feed(self, data: bytes) -> str | None:
+        self._size += len(data)
+        self._data += data[: RECEIVE_BYTES - len(self._data)]
+        head, end, _ = self._data.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        if not end or self._size < len(head) + len(end) + (int(length[1]) if length else 0):
+            return None
+        code = re.search(rb'"code":\s*"(\w+)"', self._data)
+        return self._data[9:12].decode() + (f" {code[1].decode()}" if code else "")
+
+
+class WebSocketReply:
+    """Messages and the close code of a WebSocket, after its handshake."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self._data = bytearray()
+        self._skip = 0  # bytes of a payload
+        self._is_open = False
+
+    def feed(self, data: bytes) -> str | None:
+        self._data += data
+        if not self._is_open:
+            head, end, _ = self._data.partition(b"\r\n\r\n")
+            if not end:
+                return None
+            if b" 101 " not in head[:16]:
+                return f"HTTP {head[9:12].decode()}"
+            self._is_open = True
+            del self._data[: len(head) + len(end)]
+        return self._read_frames()
+
+    def _read_frames(self) -> str | None:
+        data = self._data
+        while True:
+            skipped = min(self._skip, len(data))
+            del data[:skipped]
+            self._skip -= skipped
+            extended = {126: 2, 127: 8}.get(data[1], 0) if len(data) >= 2 else 0
+            if self._skip or len(data) < 2 + extended:
+                return None
+            size = int.from_bytes(data[2 : 2 + extended], "big") if extended else data[1]
+            if data[0] & 0xF == CLOSE:
+                if len(data) < 2 + size:
+                    return None
+                return f"close {int.from_bytes(data[2:4], 'big')} {data[4 : 2 + size].decode()}".rstrip()
+            self.messages += data[0] & 0xF == TEXT
+            self._skip = 2 + extended + size
+
+
+def exchange(port: int, opening: bytes, cycle: bytes, reply: Reply, deadline: float) -> str:
+    """Send `opening`, then `cycle` again and again (empty: nothing more), until the server ends it or the deadline.
+    Return the outcome."""
+    outcome = None
+    try:
+        with socket.create_connection((HOST, port), CONNECT_SECONDS) as connection:
+            connection.setblocking(False)
+            unsent = memoryview(opening)
+            while outcome is None and (left := deadline - time.monotonic()) > 0:
+                writing = [connection] if unsent else []
+                readable, writable, _ = select.select([connection], writing, [], left)
+                if readable:
+                    data = connection.recv(RECEIVE_BYTES)
+                    outcome = reply.feed(data) if data else "end of stream"
+                elif writable:
+                    unsent = unsent[connection.send(unsent) :] or memoryview(cycle)
+    except TimeoutError:
+        return "no connection"
+    except OSError as error:
+        return type(error).__name__
+    return outcome or "open at the deadline"
+
+
+def repeat(connect: Callable[[], tuple[str, int]], deadline: float) -> Outcomes:
+    """Connect again and again until the deadline; `connect` returns an outcome and the number of messages received."""
+    outcomes: Outcomes = Counter()
+    for _ in range(MAX_CONNECTIONS):
+        outcome, messages = connect()
+        outcomes[outcome] += 1
+        outcomes["messages received"] += messages
+        if time.monotonic() >= deadline:
+            break
+    return +outcomes
+
+
+def flood_socket(cycle: bytes, opening: bytes = b"") -> Attack:
+    """Return an attack with frames at full speed on one WebSocket, which is opened again when it is closed."""
+    cycle *= max(1, CYCLE_BYTES // len(cycle))
+
+    def attack(port: int, deadline: float) -> Outcomes:
+        def connect() -> tuple[str, int]:
+            reply = WebSocketReply()
+            return exchange(port, handshake(port) + opening, cycle, reply, deadline), reply.messages
+
+        return repeat(connect, deadline)
+
+    return attack
+
+
+def retrieve(items: int, characters: int) -> Attack:
+    """Return an attack that fills a conversation with items of that size and then asks for each in turn."""
+    names = [f"item{number}" for number in range(items)]
+    content = [{"type": "input_text", "text": "a" * characters}]
+    fields = {"type": "message", "role": "user", "content": content}
+    created = [event("conversation.item.create", item=fields | {"id": name}) for name in names]
+    asked = [event("conversation.item.retrieve", item_id=name) for name in names]
+    return flood_socket(b"".join(asked), b"".join(created))
+
+
+def post(path: str, body: bytes, connections: int = 8) -> Attack:
+    """Return an attack that posts `body` again and again, on that many connections at once."""
+
+    def attack(port: int, deadline: float) -> Outcomes:
+        request = post_head(port, path, f"Content-Length: {len(body)}") + body
+
+        def connect() -> tuple[str, int]:
+            return exchange(port, request, b"", HttpReply(), deadline), 0
+
+        with ThreadPoolExecutor(connections) as threads:
+            works = [threads.submit(repeat, connect, deadline) for _ in range(connections)]
+            return sum((work.result() for work in works), Counter())
+
+    return attack
+
+
+def small_chunks(path: str) -> Attack:
+    """Return an attack with a body in chunks of one byte, sent again when it is refused."""
+    cycle = chunk(b"a")
+    cycle *= CYCLE_BYTES // len(cycle)
+
+    def attack(port: int, deadline: float) -> Outcomes:
+        opening = post_head(port, path, "Transfer-Encoding: chunked") + chunk(b'{"messages":"')
+        return repeat(lambda: (exchange(port, opening, cycle, HttpReply(), deadline), 0), deadline)
+
+    return attack
+
+
+def watch(path: str, watchers: int) -> Attack:
+    """Return an attack that follows an endless response on that many connections."""
+
+    def attack(port: int, deadline: float) -> Outcomes:
+        outcomes: Outcomes = Counter()
+        request = f"GET {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode()
+        poll = select.poll()
+        connections = {}
+        for _ in range(watchers):
+            connection = socket.create_connection((HOST, port), CONNECT_SECONDS)
+            connection.sendall(request)
+            connections[connection.fileno()] = connection
+            poll.register(connection, select.POLLIN)
+        while connections and (left := deadline - time.monotonic()) > 0:
+            for number, _ in poll.poll(1000 * left):
+                data = connections[number].recv(RECEIVE_BYTES)
+                outcomes["messages received"] += data.count(b"data: ")
+                if not data:
+                    poll.unregister(number)
+                    connections.pop(number).close()
+                    outcomes["end of stream"] += 1
+        outcomes["open at the deadline"] += len(connections)
+        for connection in connections.values():
+            connection.close()
+        return +outcomes
+
+    return attack
+
+
+def many_parts(messages: int, parts: int) -> bytes:
+    """Return a chat body of messages that have so many parts of one letter each."""
+    part = {"type": "text", "text": "a"}
+    return json.dumps({"messages": messages * [{"role": "user", "content": parts * [part]}]}).encode()
+
+
+def unknown_keys(keys: int) -> bytes:
+    """Return a body with that many unknown keys."""
+    return b"{%b}" % b",".join(b'"%06x":0' % number for number in range(keys))
+
+
+def text_body(text: str) -> bytes:
+    """Return a body with a prompt."""
+    return json.dumps({"prompt": text}).encode()
+
+
+def one_message(content: str) -> bytes:
+    """Return a chat body with one message."""
+    return json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+
+
+def words(size: int) -> str:
+    """Return a text of short words, of `size` characters."""
+    return ("the cat sat on the mat and looked at the moon. " * (size // 47 + 1))[:size]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of hostile client."""
+
+    text: str
+    prepare: Callable[[], Attack]
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MAX_IDS = 1 << 17  # of a request
+SIZE = 4_000_000  # characters of large texts; a body may have 4 MiB
+CASES = {
+    "pings": Case("empty pings", lambda: flood_socket(frame(PING))),
+    "pongs": Case("unsolicited pongs", lambda: flood_socket(frame(PONG))),
+    "continuations": Case(
+        "empty continuation frames", lambda: flood_socket(frame(CONTINUATION, fin=False), frame(TEXT, fin=False))
+    ),
+    "unknown-events": Case("unknown realtime events", lambda: flood_socket(event("unknown"))),
+    "retrieve": Case("conversation.item.retrieve among 1,024 items", lambda: retrieve(1024, 10)),
+    "retrieve-large": Case("conversation.item.retrieve of items of 1 MB", lambda: retrieve(4, 1_000_000)),
+    "parts": Case("bodies of 2,200 messages of 60 parts", lambda: post(CHAT, many_parts(2200, 60))),
+    "parts-allowed": Case("bodies of 60 messages of 60 parts", lambda: post(CHAT, many_parts(60, 60))),
+    "tokenize": Case("3.9 MB to /tokenize", lambda: post("/tokenize", text_body(words(3_900_000)))),
+    "keys": Case("bodies with 350,000 unknown keys", lambda: post(CHAT, unknown_keys(350_000))),
+    "keys-allowed": Case("bodies with 30,000 unknown keys", lambda: post(CHAT, unknown_keys(30_000))),
+    "detokenize": Case(
+        "131,072 ids to /detokenize", lambda: post("/detokenize", json.dumps({"tokens": [300] * MAX_IDS}).encode())
+    ),
+    "watchers": Case("300 watchers of /v1/engine/events", lambda: watch("/v1/engine/events", 300)),
+    "chunks": Case("a body in chunks of 1 byte", lambda: small_chunks(CHAT)),
+    "brackets": Case("a chat message of 4 MB of '<'", lambda: post(CHAT, one_message("<" * SIZE))),
+    "control-tokens": Case(
+        "a chat message of 4 MB of '<|im_start|>'", lambda: post(CHAT, one_message("<|im_start|>" * (SIZE // 12)))
+    ),
+    "prompt": Case("a prompt of 4 MB", lambda: post(COMPLETIONS, text_body(words(SIZE)))),
+}
+
+
+def main() -> None:
+    """Prepare, wait for the start, attack, report."""
+    name, port, seconds = sys.argv[1:]
+    attack = CASES[name].prepare()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    before = time.process_time()
+    outcomes = attack(int(port), time.monotonic() + float(seconds))
+    print(json.dumps({"cpu_seconds": time.process_time() - before, "outcomes": outcomes}))
+
+
+if __name__ == "__main__":
+    main()
