@@ -15,6 +15,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from app import refused_keys
 from app.client import EngineClient
+from app.realtime import Session
 from app.security import HostGuard
 from app.server import create_app
 from app.settings import Settings
@@ -660,6 +661,38 @@ def test_wrong_keys_are_counted_and_their_answers_delayed(monkeypatch):
         assert delays == [0.0, 0.1, 0.2, 0.4, 0.8]
         text = client.get("/metrics", headers={"Authorization": "Bearer op"}).text
         assert 'carousel:keys_refused_total{model_name="fake"} 5.0' in text
+
+
+def test_a_websocket_that_is_idle_is_closed_with_a_reason():
+    """Code 1000, and the time that is allowed."""
+    with make(websocket_idle_timeout=0.05) as client:
+        ready(client)
+        with client.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session:
+            assert session.receive_json()["type"] == "session.created"
+            closed = session.receive()
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1000)
+    assert "idle for 0.05 s" in closed["reason"]
+
+
+async def test_a_session_with_a_response_under_way_is_not_idle():
+    """A frame and the end of a response begin the time anew."""
+    sent: list[bytes] = []
+
+    async def send(message: bytes) -> None:
+        sent.append(message)
+
+    class Pacer:
+        async def turn(self) -> None:
+            pass
+
+    session = Session(SimpleNamespace(pacer=Pacer()), of_key("alice"), send, lambda _: False)
+    session._active_at -= 100
+    assert session.idle_seconds >= 100
+    session._responses["resp_1"] = SimpleNamespace()
+    assert session.idle_seconds == 0.0
+    session._responses.clear()
+    await session.take("not JSON")
+    assert session.idle_seconds < 100 and b"error" in sent[0]
 
 
 def test_draining_needs_an_operator_key(http, locked):
