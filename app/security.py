@@ -24,7 +24,7 @@ JSON_TYPES = frozenset({"application/json", ""})
 
 
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
-    """The tenant whose key it is, or that of its address where no keys are configured. Raises `ApiError` (401).
+    """Return the tenant of the key, or of the address where no keys are configured. Raises `ApiError` (401).
 
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
