@@ -20,7 +20,7 @@ ROOM = 0.75  # of a bound: when a queue has drained to that, those who come agai
 UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # to come again in: while no rate is known, and at the most
 
 
-# Tenants of whom nothing waits that are remembered for the rate at which their requests left.
+# Tenants without waiting requests that are remembered, for the rate at which their requests left.
 MAX_IDLE_TENANTS = 1024
 
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from app.admission import Admission
 from app.client import EngineClient, Phase
 from app.energy import Energy
+from app.refused_keys import RefusedKeys
 from engine.log_queue import LogWriter
 from engine.types import Mechanism, ServiceClass
 
@@ -200,3 +201,17 @@ class LogCollector(Collector):
         dropped = CounterMetricFamily("carousel:log_lines_dropped", text)
         dropped.add_metric([], self._writer.dropped if self._writer else 0)
         yield dropped
+
+
+class RefusedKeysCollector(Collector):
+    """Reads the count of wrong keys."""
+
+    def __init__(self, refused_keys: RefusedKeys, model: str) -> None:
+        self._refused_keys = refused_keys
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Requests with a wrong key, of tenants, of the operator or for /metrics."
+        refused = CounterMetricFamily("carousel:keys_refused", text, labels=("model_name",))
+        refused.add_metric([self._model], self._refused_keys.total)
+        yield refused

@@ -30,6 +30,14 @@ class ApiError(Exception):
         return error_body(self.status, str(self), self.param, self.code)
 
 
+class KeyRefused(ApiError):
+    """A key that is needed and was not given, or is wrong."""
+
+    def __init__(self, message: str, code: str, *, was_given: bool) -> None:
+        super().__init__(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+        self.was_given = was_given
+
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

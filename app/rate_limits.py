@@ -23,7 +23,7 @@ RETRY_BUSY_SECONDS = 1  # when choices under way are too many; their end is not 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one tenant may use; infinity: no limit."""
+    """The limits of one tenant; infinity: no limit."""
 
     requests_per_minute: float = math.inf
     tokens_per_minute: float = math.inf

@@ -60,6 +60,7 @@ class Session:
     _writing: str | None = None  # the response that writes to the conversation
     _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
+    _active_at: float = field(default_factory=time.monotonic)  # the last frame, or the end of the last response
     broken: asyncio.Event = field(default_factory=asyncio.Event)  # the client takes nothing any more
 
     async def open(self) -> None:
@@ -68,6 +69,7 @@ class Session:
 
     async def take(self, text: str) -> None:
         """Handle one frame from the client. A frame that is refused gets an `error` event, and the session goes on."""
+        self._active_at = time.monotonic()
         await self.service.pacer.turn()
         try:
             if len(text) <= MAX_INLINE_BYTES:
@@ -81,6 +83,11 @@ class Session:
             await self._handle(event)
         except ApiError as error:
             await self._refuse(error, event.event_id)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Return the time since the last frame of the client or the end of the last response; 0 during a response."""
+        return 0.0 if self._responses else time.monotonic() - self._active_at
 
     async def close(self) -> None:
         """The client is gone: nothing goes on for it."""
@@ -244,6 +251,7 @@ class Session:
 
     def _forget(self, response: SpokenResponse) -> None:
         self._responses.pop(response.id, None)
+        self._active_at = time.monotonic()
         if self._writing == response.id:
             self._writing = None
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.addresses import client_network
-from app.errors import ApiError, error_body
+from app.errors import ApiError, KeyRefused, error_body
 from app.request_log import TENANT
 from app.settings import Settings
 from app.tenants import ANYBODY, Tenant, anonymous
@@ -24,7 +24,7 @@ JSON_TYPES = frozenset({"application/json", ""})
 
 
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
-    """The tenant whose key it is, or that of its address where no keys are configured. Raises `ApiError` (401).
+    """Return the tenant of the key, or of the address where no keys are configured. Raises `ApiError` (401).
 
     Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
     """
@@ -37,12 +37,8 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
     given = key.encode("utf-8", "surrogatepass")
     matches = [tenant for tenant in settings.tenants if hmac.compare_digest(given, tenant.key.encode())]
     if not matches:
-        raise ApiError(
-            401,
-            "a valid API key is needed: Authorization: Bearer KEY",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        message = "a valid API key is needed: Authorization: Bearer KEY"
+        raise KeyRefused(message, "invalid_api_key", was_given=bool(key))
     connection.scope[TENANT] = matches[0].name
     return matches[0]
 
@@ -74,12 +70,7 @@ def _require(connection: HTTPConnection, kind: str, code: str, *keys: str) -> No
     given = credentials.strip().encode("utf-8", "surrogatepass")
     matches = [hmac.compare_digest(given, key.encode()) for key in keys]
     if scheme.lower() != "bearer" or not any(matches):
-        raise ApiError(
-            401,
-            f"The {kind} is needed: Authorization: Bearer KEY.",
-            code=code,
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        raise KeyRefused(f"The {kind} is needed: Authorization: Bearer KEY.", code, was_given=bool(given))
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:

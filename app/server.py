@@ -18,12 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from app.addresses import client_network
 from app.admission import Admission
 from app.assets import Assets
 from app.client import EngineClient
-from app.collectors import AdmissionCollector, EnergyCollector, LogCollector, MeteringCollector
+from app.collectors import AdmissionCollector, EnergyCollector, LogCollector, MeteringCollector, RefusedKeysCollector
 from app.energy import Energy
-from app.errors import ApiError, error_body
+from app.errors import ApiError, KeyRefused, error_body
 from app.loop_lag import LoopLag
 from app.metrics import Metrics
 from app.prefix import Prefix
@@ -143,12 +144,16 @@ def _collect(service: Service, logs: LogWriter | None) -> None:
     registry.register(AdmissionCollector(service.admission, model))
     registry.register(EnergyCollector(service.energy, model))
     registry.register(LogCollector(logs))
+    registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    if isinstance(error, KeyRefused) and error.was_given:
+        service: Service = request.app.state.service
+        await asyncio.sleep(service.refused_keys.count(client_network(request.scope.get("client"))))
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 

@@ -25,6 +25,7 @@ from app.json_body import MAX_INLINE_BYTES, check_structure
 from app.live_feed import LiveFeed
 from app.metrics import Metrics
 from app.rate_limits import RateLimits
+from app.refused_keys import RefusedKeys
 from app.registry import StreamRegistry
 from app.schemas.common import SamplingFields, Schema, parse
 from app.settings import Settings, SettingsError, check_keys
@@ -81,6 +82,7 @@ class Service:
     )  # /tokenize and /detokenize: no answer waits for them
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
+    refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
     _running: int = 0  # choices of requests that have had a slot, and have not ended
 
     def __post_init__(self) -> None:

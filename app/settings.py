@@ -55,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
     max_body: int = 4 << 20
+    websocket_idle_timeout: float = 3600.0
     resume_ttl: float = 300.0
     watchdog_timeout: float = 20.0
     restart_interval: float | None = None
@@ -151,6 +152,11 @@ OPTIONS = (
         "default: none for keys and for loopback addresses, 512 for other addresses",
     ),
     Option("max-body", int, "most bytes of a request's body"),
+    Option(
+        "websocket-idle-timeout",
+        float,
+        "seconds without a frame from the client and without a response after which a WebSocket is closed; inf: never",
+    ),
     Option("resume-ttl", float, "seconds a finished answer can still be read again"),
     Option(
         "watchdog-timeout",
@@ -308,6 +314,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue_tokens", 1),
         ("max_body", 1),
         *((limit, 0) for limit in LIMITS),
+        ("websocket_idle_timeout", 1),
         ("resume_ttl", 0),
         ("watchdog_timeout", 5),
         ("restart_interval", 1),

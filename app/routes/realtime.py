@@ -15,6 +15,7 @@ from app.realtime import Session
 from app.routes import service_of
 from app.security import authenticate
 
+MAX_SLEEP_SECONDS = 3600.0  # an event loop takes no infinite time
 KEY_PROTOCOL = "openai-insecure-api-key."
 
 
@@ -38,16 +39,21 @@ async def realtime(socket: WebSocket) -> None:
     session = Session(service, tenant, send, write_of(socket.scope))
     serving = asyncio.create_task(_serve(socket, session))
     breaking = asyncio.create_task(session.broken.wait())
+    limit = service.settings.websocket_idle_timeout
+    idling = asyncio.create_task(_wait_until_idle(session, limit))
+    tasks = (serving, breaking, idling)
     try:
-        await asyncio.wait((serving, breaking), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
+        elif idling.done():
+            await _close(socket, 1000, f"The session was idle for {limit:g} s.")
     except WebSocketDisconnect:
         return
     finally:
-        for task in (serving, breaking):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(serving, breaking, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await session.close()
 
 
@@ -71,6 +77,14 @@ async def _serve(socket: WebSocket, session: Session) -> None:
             await _close(socket, 1003, "text frames only")
             return
         await session.take(message["text"])
+
+
+async def _wait_until_idle(session: Session, limit: float) -> None:
+    """Return when the session has been idle for `limit` seconds, which may be infinite."""
+    left = limit
+    while left > 0:
+        await asyncio.sleep(min(left, MAX_SLEEP_SECONDS))
+        left = limit - session.idle_seconds
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:

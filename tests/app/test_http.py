@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from app import refused_keys
 from app.client import EngineClient
+from app.realtime import Session
 from app.security import HostGuard
 from app.server import create_app
 from app.settings import Settings
@@ -61,7 +65,8 @@ def http():
 
 @pytest.fixture(scope="module")
 def locked():
-    with make(tenants=(of_key("alice"), of_key("bob"))) as client:
+    with pytest.MonkeyPatch.context() as patch, make(tenants=(of_key("alice"), of_key("bob"))) as client:
+        patch.setattr(refused_keys, "FREE_ATTEMPTS", 1000)  # its tests try many wrong keys from one address
         yield ready(client)
 
 
@@ -629,6 +634,65 @@ def test_metrics_need_a_key_of_the_operator_where_there_are_api_keys(options, ac
 def test_engine_events_name_no_tenant():
     """Any API key may follow them, so they have classes and shortened request IDs only."""
     assert not {"tenant", "owner", "weight"} & set(SlotView.__struct_fields__ + WaitView.__struct_fields__)
+
+
+def test_wrong_keys_are_counted_and_their_answers_delayed(monkeypatch):
+    """A missing key is neither, and a correct key is never delayed."""
+    delays: list[float] = []
+
+    async def record(seconds: float) -> None:
+        delays.append(seconds)
+
+    with make(tenants=(of_key("alice"),), operator_key="op") as client:
+        ready(client)
+        monkeypatch.setattr("app.server.asyncio", SimpleNamespace(sleep=record, to_thread=asyncio.to_thread))
+        monkeypatch.setattr(refused_keys, "FREE_ATTEMPTS", 1)
+        at(client, "192.0.2.1")
+        for path in ("/v1/models", "/metrics", "/v1/models"):
+            client.get(path, headers={"Authorization": "Bearer wrong"})
+        client.post("/drain", headers={"Authorization": "Bearer wrong"})
+        with (
+            pytest.raises(WebSocketDenialResponse),
+            client.websocket_connect("/v1/realtime", headers={"Host": "localhost", "Authorization": "Bearer wrong"}),
+        ):
+            raise AssertionError("a wrong key opened a WebSocket")
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer alice"}).status_code == 200
+        assert delays == [0.0, 0.1, 0.2, 0.4, 0.8]
+        text = client.get("/metrics", headers={"Authorization": "Bearer op"}).text
+        assert 'carousel:keys_refused_total{model_name="fake"} 5.0' in text
+
+
+def test_a_websocket_that_is_idle_is_closed_with_a_reason():
+    """Code 1000, and the time that is allowed."""
+    with make(websocket_idle_timeout=0.05) as client:
+        ready(client)
+        with client.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session:
+            assert session.receive_json()["type"] == "session.created"
+            closed = session.receive()
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1000)
+    assert "idle for 0.05 s" in closed["reason"]
+
+
+async def test_a_session_with_a_response_under_way_is_not_idle():
+    """A frame and the end of a response begin the time anew."""
+    sent: list[bytes] = []
+
+    async def send(message: bytes) -> None:
+        sent.append(message)
+
+    class Pacer:
+        async def turn(self) -> None:
+            pass
+
+    session = Session(SimpleNamespace(pacer=Pacer()), of_key("alice"), send, lambda _: False)
+    session._active_at -= 100
+    assert session.idle_seconds >= 100
+    session._responses["resp_1"] = SimpleNamespace()
+    assert session.idle_seconds == 0.0
+    session._responses.clear()
+    await session.take("not JSON")
+    assert session.idle_seconds < 100 and b"error" in sent[0]
 
 
 def test_draining_needs_an_operator_key(http, locked):

@@ -1,0 +1,37 @@
+"""Refused keys: a count, and a delay of the answer that grows with each wrong key from one network."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+FREE_ATTEMPTS = 5  # without a delay: a key that was mistyped, or replaced while its clients ran
+FIRST_DELAY_SECONDS = 0.1  # doubled with each further attempt
+MAX_DELAY_SECONDS = 5.0
+FORGET_SECONDS = 300.0  # after the last attempt
+MAX_NETWORKS = 4096
+
+
+class RefusedKeys:
+    """Wrong keys by network. A correct key is never delayed, so that no client can lock out others at its
+    address."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.total = 0
+        self._clock = clock
+        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # with the time of the last one
+
+    def count(self, network: str) -> float:
+        """Count a wrong key. Return the seconds by which the answer is to be delayed.
+
+        network: as `client_network` returns it; loopback is one network as well.
+        """
+        self.total += 1
+        now = self._clock()
+        attempts, last = self._attempts.pop(network, (0, now))
+        attempts = 1 if now - last > FORGET_SECONDS else attempts + 1
+        self._attempts[network] = attempts, now
+        if len(self._attempts) > MAX_NETWORKS:
+            self._attempts.popitem(last=False)
+        doublings = min(attempts - FREE_ATTEMPTS - 1, 16)
+        return min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**doublings) if doublings >= 0 else 0.0
