@@ -1,4 +1,4 @@
-"""Loads whose requests do not all start at once: a closed loop of clients, and Poisson arrivals."""
+"""Loads with staggered requests: a closed loop of clients, and Poisson arrivals."""
 
 from __future__ import annotations
 
