@@ -8,6 +8,8 @@ streams at once. Whatever is not being measured is frozen. The bound is the line
     python -m benchmarks.peers --setup              # only that
     python -m benchmarks.peers --model qwen3-0.6b   # at 1 and 8 streams
     python -m benchmarks.peers --prompt 1024 --streams 1,4,8
+    python -m benchmarks.peers --workload lognormal # closed loop, 32 clients, lengths like ShareGPT's
+    python -m benchmarks.peers --workload poisson   # the same lengths, open loop at 20 to 120 % of the capacity
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.arrivals import CLIENTS, MAX_OUTPUT, MAX_PROMPT, PERCENT_OF_CAPACITY, LognormalLoad, PoissonLoad
 from benchmarks.peers.environments import SetupFailed, set_up
 from benchmarks.peers.load import LONGEST, PROMPT, SHORTEST, Load
 from benchmarks.peers.model import SHAPES, make_model
@@ -31,20 +34,24 @@ from benchmarks.results import FOLDER, save, spread
 
 STREAMS = {"llama-115m": "1,4,8,16,32", "qwen3-0.6b": "1,8"}
 FIRST = 8  # tokens of an answer that are compared between peers
-LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "largest_gap_ms")
-FIGURES = ("tokens_per_s", *LATENCIES, "tokens_per_event", "other_cores")
+LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "largest_gap_ms")
+FIGURES = ("tokens_per_s", "requests_per_s", *LATENCIES, "tokens_per_event", "other_cores")
 REST = 0.5  # seconds between thawing and the run: a server is seldom asked in the moment in which it was stopped
 DISTURBED = 0.1  # cores taken by what is no part of this
 HTTP = ("carousel", "vllm", "llama-server", "transformers serve")
+WORKLOADS = ("together", "lognormal", "poisson")
 
 
 class Comparison:
     """The peers that are left, and what was measured. A peer that fails is dropped, loudly, and the rest goes on."""
 
-    def __init__(self, vocabulary: int, prompt: int) -> None:
-        """prompt: tokens of each."""
+    def __init__(self, vocabulary: int, prompt: int, workload: str = "together", capacity: float | None = None) -> None:
+        """prompt: tokens of each, where all streams start together. capacity: requests a second, for Poisson arrivals;
+        None is measured in a closed loop of the first peer."""
         self.vocabulary = vocabulary
         self.prompt = prompt
+        self.workload = workload
+        self.capacity = capacity
         self.peers: dict[str, Peer] = {}
         self.dropped: dict[str, str] = {}
         self.rows: list[dict[str, Any]] = []
@@ -63,7 +70,7 @@ class Comparison:
             print(f"starting {name} ...", flush=True)
             try:
                 log = home / "logs" / f"{name.replace(' ', '_')}.log"
-                self.peers[name] = PEERS[name][1](home, model, log, context(self.prompt), options.get(name, []))
+                self.peers[name] = PEERS[name][1](home, model, log, self._context, options.get(name, []))
                 self.peers[name].wait()
                 self.peers[name].process.freeze()
             except (PeerFailed, SetupFailed, OSError) as error:
@@ -85,7 +92,27 @@ class Comparison:
         for peer in self.peers.values():
             peer.process.stop()
 
+    def measure_capacity(self) -> None:
+        """Take the request rate of the first peer's closed loop as the capacity, unless one was given."""
+        if self.workload != "poisson" or self.capacity is not None or not self.peers:
+            return
+        measured = self._measure(next(iter(self.peers)), LognormalLoad(CLIENTS, -2, self.vocabulary))
+        if measured is None:
+            raise PeerFailed("the capacity could not be measured; state it with --capacity")
+        self.capacity = measured[0]["requests_per_s"]
+        print(f"capacity: {self.capacity:.2f} requests a second", flush=True)
+
+    @property
+    def _context(self) -> int:
+        return context(self.prompt if self.workload == "together" else MAX_PROMPT + MAX_OUTPUT)
+
     def _load(self, streams: int, run: int) -> Load:
+        """Return the load of a level: a number of streams or clients, or a percentage of the capacity."""
+        if self.workload == "lognormal":
+            return LognormalLoad(streams, run, self.vocabulary)
+        if self.workload == "poisson":
+            assert self.capacity is not None
+            return PoissonLoad(CLIENTS, run, self.vocabulary, rate=self.capacity * streams / 100)
         return Load(streams, run, self.vocabulary, self.prompt)
 
     def _measure(self, name: str, load: Load) -> tuple[dict[str, Any], list[list[str]]] | None:
@@ -128,8 +155,9 @@ class Comparison:
 def table(summary: dict[str, Any]) -> str:
     """The medians as Markdown, with the range of tokens per second."""
     lines = [
-        "| Streams | | tokens/s (range) | of the bound | TTFT p50 ms | ITL p50 ms | ITL p99 ms | largest gap ms |",
-        "|---|---|---|---|---|---|---|---|",
+        "| Streams, or % of capacity | | tokens/s (range) | of the bound | TTFT p50 ms | TTFT p99 ms | ITL p50 ms "
+        "| ITL p99 ms | largest gap ms |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for streams, peers in summary.items():
         limit = peers.get("bound", {}).get("tokens_per_s", {}).get("median")
@@ -167,12 +195,22 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default="llama-115m")
-    parser.add_argument("--streams", help="numbers of streams; default: " + str(STREAMS))
+    parser.add_argument("--workload", choices=WORKLOADS, default="together", help="default: %(default)s")
+    parser.add_argument(
+        "--streams",
+        help=f"numbers of streams; for poisson percentages of the capacity. Default: {STREAMS}, lognormal {CLIENTS}, "
+        f"poisson {','.join(map(str, PERCENT_OF_CAPACITY))}".replace("%", "%%"),
+    )
+    parser.add_argument(
+        "--capacity", type=float, metavar="R", help="requests a second for poisson; default: measured, first peer"
+    )
     parser.add_argument(
         "--prompt", type=int, default=PROMPT, metavar="TOKENS", help="of each stream (default: %(default)s)"
     )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--peers", default=",".join(PEERS), help="which to measure (default: %(default)s)")
+    parser.add_argument(
+        "--peers", help=f"which to measure; default: {','.join(PEERS)}, those with HTTP unless together"
+    )
     parser.add_argument("--home", type=Path, default=Path.home() / ".cache/carousel/peers")
     parser.add_argument("--setup", action="store_true", help="set up what is missing, and stop")
     parser.add_argument(
@@ -180,8 +218,15 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--pool", nargs="+", type=Path, metavar="FILE", help="measure nothing; put results together")
     options = parser.parse_args()
-    options.peers = options.peers.split(",")
-    options.streams = [int(number) for number in (options.streams or STREAMS[options.model]).split(",")]
+    is_together = options.workload == "together"
+    options.peers = options.peers.split(",") if options.peers else list(PEERS if is_together else HTTP)
+    options.streams = [int(number) for number in (options.streams or _default_streams(options)).split(",")]
+    if not is_together and (others := set(options.peers) - set(HTTP)):
+        parser.error(f"--workload {options.workload} requires peers with HTTP, got {', '.join(sorted(others))}")
+    if not is_together and options.prompt != PROMPT:
+        parser.error(f"--prompt applies to --workload together; {options.workload} draws prompt lengths")
+    if options.capacity is not None and (options.workload != "poisson" or not options.capacity > 0):
+        parser.error("--capacity must be a positive number of requests a second, and requires --workload poisson")
     if options.prompt < 1:
         parser.error(f"--prompt must be a number of tokens, not {options.prompt}")
     if unknown := set(options.peers) - set(PEERS):
@@ -189,6 +234,12 @@ def arguments() -> argparse.Namespace:
     if unknown := {name for name, _ in options.options} - set(HTTP):
         parser.error(f"--options is for {', '.join(HTTP)}, not for {', '.join(sorted(unknown))}")
     return options
+
+
+def _default_streams(options: argparse.Namespace) -> str:
+    if options.workload == "poisson":
+        return ",".join(map(str, PERCENT_OF_CAPACITY))
+    return str(CLIENTS) if options.workload == "lognormal" else STREAMS[options.model]
 
 
 def main() -> None:
@@ -199,7 +250,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peers are stopped then too
     versions, failed = set_up(options.home, {PEERS[name][0] or "" for name in options.peers})
-    comparison = Comparison(SHAPES[options.model]["vocab_size"], options.prompt)
+    comparison = Comparison(SHAPES[options.model]["vocab_size"], options.prompt, options.workload, options.capacity)
     for name in options.peers:
         if PEERS[name][0] in failed:
             comparison.drop(name, failed[PEERS[name][0] or ""])
@@ -211,6 +262,7 @@ def main() -> None:
     try:
         names = [name for name in options.peers if name not in comparison.dropped]
         comparison.start(options.home, model, names, extra)
+        comparison.measure_capacity()
         for streams in options.streams:
             comparison.measure(streams, options.runs)
     finally:
@@ -229,8 +281,9 @@ def report(
     agreement = {name: statistics.mean(values) for name, values in comparison.agreement.items()}
     settings = {
         "model": {"name": options.model, **SHAPES[options.model]},
-        "prompt": options.prompt,
-        "output": [SHORTEST, LONGEST],
+        "workload": options.workload,
+        "capacity": comparison.capacity,
+        **({"prompt": options.prompt, "output": [SHORTEST, LONGEST]} if options.workload == "together" else {}),
         "runs": options.runs,
         "options": extra,
         "versions": versions,
@@ -244,6 +297,9 @@ def report(
     name = "peers" if options.model == "llama-115m" else f"peers_{options.model}"
     if options.prompt != PROMPT:
         name += f"_prompts_of_{options.prompt}"
+    if options.workload != "together":
+        print("kept in", save(f"{name}_{options.workload}", settings, comparison.rows, summary))
+        return
     print("kept in", save(name, settings, comparison.rows, summary))
     print("drawn in", draw(summary, options.model, FOLDER / f"{name}.svg"))
 

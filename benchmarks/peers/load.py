@@ -31,7 +31,22 @@ class Load:
     def prompts(self) -> list[list[int]]:
         """Token ids; bytes are left out, see model.py."""
         chance = random.Random(f"{self.run} {self.streams}")
-        return [[chance.randrange(BYTES, self.vocabulary) for _ in range(self.prompt)] for _ in range(self.streams)]
+        return [[chance.randrange(BYTES, self.vocabulary) for _ in range(length)] for length in self.prompt_lengths]
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Prompt tokens of each stream."""
+        return [self.prompt] * self.streams
+
+    @property
+    def starts(self) -> list[float]:
+        """Seconds after the beginning of the run at which each request is sent."""
+        return [0.0] * len(self.lengths)
+
+    @property
+    def clients(self) -> int | None:
+        """Maximum number of requests in flight; None is no limit."""
+        return None
 
     @property
     def lengths(self) -> list[int]:
@@ -46,34 +61,50 @@ class Stream:
     moments: list[float]
     tokens: int
     words: list[str]
+    sent: float = 0.0  # seconds after the start
 
 
 def figures(streams: list[Stream]) -> dict[str, Any]:
     """Tokens a second until the last token, and latencies in milliseconds. A gap lies between two events."""
     tokens = sum(stream.tokens for stream in streams)
     gaps = sorted(b - a for s in streams for a, b in zip(s.moments, s.moments[1:], strict=False))
+    first = sorted(stream.moments[0] - stream.sent for stream in streams)
     return {
         "tokens_per_s": tokens / max(stream.moments[-1] for stream in streams),
         "tokens": tokens,
         "tokens_per_event": tokens / sum(len(stream.moments) for stream in streams),
-        "ttft_p50_ms": 1000 * statistics.median(stream.moments[0] for stream in streams),
+        "requests_per_s": len(streams) / max(stream.moments[-1] for stream in streams),
+        "ttft_p50_ms": 1000 * statistics.median(first),
+        "ttft_p99_ms": 1000 * first[int(0.99 * (len(first) - 1))],
         "itl_p50_ms": 1000 * statistics.median(gaps),
         "itl_p99_ms": 1000 * gaps[int(0.99 * (len(gaps) - 1))],
         "largest_gap_ms": 1000 * gaps[-1],
     }
 
 
-def over_http(port: int, bodies: list[dict[str, Any]]) -> list[Stream]:
-    """POST all bodies to /v1/completions at once. Raises `RuntimeError` for an answer of another length."""
+def over_http(
+    port: int, bodies: list[dict[str, Any]], starts: list[float] | None = None, clients: int | None = None
+) -> list[Stream]:
+    """POST bodies to /v1/completions, each `starts` seconds after the beginning (all at once without), with at most
+    `clients` in flight. Raises `RuntimeError` for an answer of another length."""
 
-    async def all_of_them() -> list[list[Part]]:
+    async def one(body: dict[str, Any], start: float, gate: asyncio.Semaphore) -> tuple[float, list[Part]]:
+        if start:
+            await asyncio.sleep(began + start - time.perf_counter())
+        async with gate:
+            sent = time.perf_counter() - began if start or clients else 0.0
+            return sent, await _receive(port, body)
+
+    async def all_of_them() -> list[tuple[float, list[Part]]]:
+        gate = asyncio.Semaphore(clients or len(bodies))
+        times = starts or [0.0] * len(bodies)
         async with asyncio.timeout(TIMEOUT):
-            return await asyncio.gather(*(_receive(port, body) for body in bodies))
+            return await asyncio.gather(*(one(*pair, gate) for pair in zip(bodies, times, strict=True)))
 
     began = time.perf_counter()
     received = run(all_of_them())
     # Read only now, as the client shares the machine with what it measures.
-    answers = [_read(parts, began) for parts in received]
+    answers = [_read(parts, began, sent) for sent, parts in received]
     for body, answer in zip(bodies, answers, strict=True):
         if answer.tokens != body["max_tokens"]:
             raise RuntimeError(f"{answer.tokens} tokens came instead of {body['max_tokens']}")
@@ -86,7 +117,7 @@ async def _receive(port: int, body: dict[str, Any]) -> list[Part]:
     return parts
 
 
-def _read(parts: list[Part], began: float) -> Stream:
+def _read(parts: list[Part], began: float, sent: float) -> Stream:
     """Tokens are as the usage block has them, since an event may carry several."""
     moments: list[float] = []
     pieces: list[str] = []
@@ -100,7 +131,7 @@ def _read(parts: list[Part], began: float) -> Stream:
             pieces.append(text)
         if usage := event.get("usage"):
             tokens = usage["completion_tokens"]
-    return Stream(moments, tokens, "".join(pieces).split())
+    return Stream(moments, tokens, "".join(pieces).split(), sent)
 
 
 def _events(parts: list[Part]) -> Iterator[tuple[float, dict[str, Any]]]:

@@ -157,7 +157,7 @@ class Server:
     def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
         """Figures, and the words of each stream."""
         bodies = [self._body(*pair) for pair in zip(load.prompts, load.lengths, strict=True)]
-        streams = over_http(self.port, bodies)
+        streams = over_http(self.port, bodies, load.starts, load.clients)
         return figures(streams), [stream.words for stream in streams]
 
 
