@@ -94,7 +94,9 @@ class EngineCollector(Collector):
         seconds.add_metric([self._model], load.step_seconds)
         yield seconds
         target = GaugeMetricFamily(
-            "carousel:step_seconds_target", "What a step may take for the prompts in it.", labels=("model_name",)
+            "carousel:step_seconds_target",
+            "Seconds that a step may take for prompts that are not urgent.",
+            labels=("model_name",),
         )
         target.add_metric([self._model], load.step_target)
         yield target

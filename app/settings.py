@@ -218,7 +218,16 @@ OPTIONS = (
     Option(
         "max-num-batched-tokens", int, "token budget of one step; default: what is read in --step-time", engine=True
     ),
-    Option("step-time", float, "seconds a step may take for prompts; default: from measured costs", engine=True),
+    Option("step-time", float, "fixed seconds a step may take for prompts; default: by the ITL targets", engine=True),
+    Option(
+        "target-itl-interactive",
+        float,
+        "longest time between two tokens of a running interactive answer, in seconds, while other prompts are read; "
+        "default: 0.06",
+        engine=True,
+    ),
+    Option("target-itl-standard", float, "the same for standard answers; default: 0.08", engine=True),
+    Option("target-itl-batch", float, "the same for batch answers; default: 0.25", engine=True),
     Option("prefill-chunk", int, "most prompt tokens of one sequence in one step", engine=True),
     Option("page-size", int, "tokens in a KV page", engine=True),
     Option("num-pages", int, "KV pages; default: sized from memory", engine=True),

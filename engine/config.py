@@ -20,6 +20,13 @@ MAX_VALUES = {
     "min_share": 2**31 - 1,
 }
 
+# Of EngineConfig.target_itl_*: 12 tokens a second are about twice the speed of a fast reader.
+DEFAULT_TARGET_ITL_SECONDS = {
+    "target_itl_interactive": 0.06,
+    "target_itl_standard": 0.08,
+    "target_itl_batch": 0.25,
+}
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sizes and switches of one engine. `None` means: decide from the model and the machine at start.
@@ -54,6 +61,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
     stretch: float = 2.0  # times longer that a step may take for those of lower classes who ride along, at most
+    # Longest fluent time between tokens, in seconds: limits steps with prompts (docs/decisions/0029).
+    target_itl_interactive: float | None = None  # None = DEFAULT_TARGET_ITL_SECONDS
+    target_itl_standard: float | None = None
+    target_itl_batch: float | None = None
     min_share: int = 64  # tokens a sequence may generate once it has its slot back, before it is paused again
 
     def validate(self) -> EngineConfig:
@@ -90,6 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError(f"swap_space must lie in [0, inf), not {self.swap_space}")
         if self.step_time is not None and not 0 < self.step_time < float("inf"):
             raise ConfigError(f"step_time must be a positive number of seconds, not {self.step_time}")
+        self._check_targets()
         if not self.stretch >= 1:  # refuses NaN too; infinity means that they ride whatever it costs
             raise ConfigError(f"stretch must be at least 1, not {self.stretch}")
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:
@@ -107,3 +119,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.batch_timeout == float("inf"):
             raise ConfigError("batch_timeout must be finite, or a batch that is never full would never start")
         return self
+
+    def target_itl(self, name: str) -> float:
+        """Return the target of the field `name` in seconds, or its default."""
+        target: float | None = getattr(self, name)
+        return DEFAULT_TARGET_ITL_SECONDS[name] if target is None else target
+
+    def _check_targets(self) -> None:
+        """Refuse targets that are no positive number, and targets that another option would make void."""
+        for name in DEFAULT_TARGET_ITL_SECONDS:
+            if getattr(self, name) is None:
+                continue
+            if not 0 < self.target_itl(name) < float("inf"):  # refuses NaN too
+                raise ConfigError(f"{name} must be a positive number of seconds, got {getattr(self, name)}")
+            for fixed in ("step_time", "max_num_batched_tokens"):
+                if getattr(self, fixed) is not None:
+                    raise ConfigError(f"{name} cannot be combined with {fixed}, which fixes the budget; leave one out")
+            if self.scheduling_policy != "carousel":
+                raise ConfigError(
+                    f"{name} requires scheduling_policy carousel, got {self.scheduling_policy}; leave {name} out"
+                )

@@ -223,7 +223,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     decode_rows: int = 0  # of the last step
     prefill_tokens: int = 0  # of the last step
     step_seconds: float = 0.0  # of the last step
-    step_target: float = 0.0  # seconds that a step may take for the prompts in it
+    step_target: float = 0.0  # seconds that a step may take for prompts, when they are not urgent
     busy_seconds: float = 0.0  # since the engine started, with a step under way
 
 

@@ -121,16 +121,18 @@ class Policy(ABC):
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
         """Who of those who run is served first: lower goes first. Must not change while it runs."""
 
-    def prompt_tokens(self, decodes: int, riding: int = 0) -> int:
+    def prompt_tokens(self, decodes: int, riding: int = 0, seconds: float = 0.0) -> int:
         """How many prompt tokens go with `decodes` rows that decode: what was configured, or what is read in
         `step_seconds`, and no more than is recorded with them and `riding` others. What those rows take longer than a
         lone one counts against it, as long as prompts have half of the step; while nobody decodes, it is twice as
-        much."""
+        much. `seconds` is granted for prompts in any case, unless a budget or `step_time` was configured."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
         most, rows = self.step_seconds, self.pace.step_seconds(decodes)
-        seconds = min(most, max(most + self.pace.lone_seconds - rows, rows)) if decodes else 2 * most
-        in_time = seconds / max(self.pace.token_seconds, 1e-9)
+        granted = min(most, max(most + self.pace.lone_seconds - rows, rows)) if decodes else 2 * most
+        if self.config.step_time is None:
+            granted = max(granted, seconds)
+        in_time = granted / max(self.pace.token_seconds, 1e-9)
         recorded = self.costs.recorded_tokens if decodes or riding else 0
         room = recorded - riding if recorded else MOST_TOKENS
         return max(LEAST_PROMPT_TOKENS, int(min(min(room, MOST_TOKENS) - decodes, in_time)))

@@ -49,9 +49,11 @@ class Sequence:
         "level",
         "mechanism",
         "most_tokens",
+        "next_due",
         "num_computed",
         "num_published",
         "num_tokens",
+        "paced_tokens",
         "page_table",
         "paused_by",
         "paused_why",
@@ -104,6 +106,7 @@ class Sequence:
         self.share_left = 0  # tokens that it should have generated before it is paused again
         self.has_claim = False  # and must
         self.rode = 0  # the step in which it last rode along with a higher class
+        self.next_due, self.paced_tokens = 0.0, 0  # deadline of its next token, as of so many tokens
         self.level, self.quantum = 0, 0.0  # of a multi-level feedback queue
         self.told_position = 0  # the queue position its client was last told
         self.lead: Sequence | None = None  # the choice that computes the prompt for this one

@@ -87,7 +87,7 @@ class Orca(_Line):
             if not stage.try_start(first, margin=promised if stage.running else 0):
                 return
 
-    def prompt_tokens(self, decodes: int, riding: int = 0) -> int:
+    def prompt_tokens(self, decodes: int, riding: int = 0, seconds: float = 0.0) -> int:
         """No budget but what the machine takes."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes

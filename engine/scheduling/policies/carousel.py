@@ -24,8 +24,10 @@
    had no service.
 7. A step takes no more tokens than are read in `step_seconds`, unless told otherwise: nobody's stream halts for longer
    because somebody else's prompt is long (Sarathi-Serve's stall-free schedule, Agrawal et al., OSDI'24). Nor does it
-   take more than can be recorded with the rows that decode, where steps are recorded. The prompts of a class share its
-   tokens by their tenants' turns.
+   take more than can be recorded with the rows that decode, where steps are recorded. Urgent prompts get longer steps,
+   up to the ITL targets of the streams in it, as long as all of these keep their pace
+   (`engine.scheduling.itl_targets`). The prompts of a class share its tokens by their tenants' turns; a tenant's
+   prompts are read in the order of priority, deadline and shortest remaining prefill, with ageing.
 8. While anybody of a higher class is served, those of lower ones ride along as far as they do not make a step too
    long, by what rows were seen to cost (`engine.scheduling.pace`): `config.stretch` times as long as for the people who
    decode in it if somebody is overdue or about to be, `PATIENT` of the way there if nobody has waited; and by no
@@ -45,6 +47,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
 from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, Account, FairLine
+from engine.scheduling.itl_targets import ItlTargets, prefill_rank
 from engine.scheduling.policy import Policy, Pressure, Shares, Stage
 from engine.scheduling.sequence import Sequence, State
 from engine.types import Cause, ServiceClass
@@ -90,6 +93,7 @@ class Carousel(Policy):
         # When each becomes overdue, soonest first. Entries of those who left are dropped when they come to the top.
         self._alarms: dict[ServiceClass, list[tuple[float, int, Sequence]]] = {c: [] for c in ServiceClass}
         self._serial = count()
+        self._targets = ItlTargets(config)
 
     # Who waits ----------------------------------------------------------------------------------------------------
 
@@ -183,7 +187,8 @@ class Carousel(Policy):
             spare = stretch * self.pace.step_seconds(higher)
             rows = self._riding_rows(len(lower), spare)
         paced = sum([s.service_class < BATCH for s in decodes]) if highest < BATCH else len(decodes)
-        budget = self.prompt_tokens(paced, max(0, higher + rows - paced))
+        extra = self._urgent_seconds(decodes[:paced], [*overdue, *first], higher + rows, now)
+        budget = self.prompt_tokens(paced, max(0, higher + rows - paced), extra)
         riding = min((spare - rows * self.pace.row_seconds) / max(self.pace.token_seconds, 1e-9), budget)
         prompts = []
         if overdue:
@@ -204,6 +209,13 @@ class Carousel(Policy):
             sequence.rode = step
         waits = {id(s) for s in lower[rows:]}
         return Shares([s for s in decodes if id(s) not in waits], lower[rows:], prompts)
+
+    def _urgent_seconds(self, paced: list[Sequence], prompts: list[Sequence], rows: int, now: float) -> float:
+        """Rule 7: seconds for `prompts` in a step of `rows`, within the targets of the `paced` streams."""
+        if not paced:
+            return 0.0
+        longest, urgency = self._targets.step_seconds(paced, prompts, self.pace.token_seconds, now)
+        return urgency * max(0.0, longest - self.pace.step_seconds(rows))
 
     def _urgency(self, now: float) -> float:
         """How near to being overdue the nearest is who waits, from 0 to 1."""
@@ -228,10 +240,11 @@ class Carousel(Policy):
         return max(-(-lower // RIDING_SHARE), int(min(spare / row, lower)) if row else lower)
 
     def _in_turn(self, prefilling: list[Sequence]) -> list[Sequence]:
-        """Classes in order, in each whose tenant had least."""
-        if len(prefilling) < 2 or all(line.num_tenants < 2 for line in self._lines.values()):
+        """Classes in order, in each the tenants by service, and a tenant's prompts by `prefill_rank`."""
+        if len(prefilling) < 2:
             return prefilling
-        return sorted(prefilling, key=lambda s: (s.service_class, s.account.served, s.arrival, s.choice))
+        token_seconds = self.pace.token_seconds
+        return sorted(prefilling, key=lambda s: (s.service_class, s.account.served, *prefill_rank(s, token_seconds)))
 
     # Who makes way ------------------------------------------------------------------------------------------------
 
