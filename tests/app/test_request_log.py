@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse
@@ -80,6 +81,9 @@ def test_an_accepted_handshake_has_an_id_and_an_access_line(http: TestClient, ca
         http.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session,
     ):
         assert (b"x-request-id") in dict(session.extra_headers)
+        session.close()
+        while not any(record.name == "carousel.access" for record in caplog.records):
+            time.sleep(0.001)  # until the session has ended: leaving the block cancels one that has not
     assert (access(caplog)["method"], access(caplog)["status"]) == ("WEBSOCKET", 101)
 
 
