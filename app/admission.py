@@ -106,6 +106,10 @@ class Admission:
             queues.all, tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,
             429, "of this key", "queue_quota_exceeded",
         )  # fmt: skip
+        self._check(
+            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming - slots,
+            503, f"of class {service_class.label}", "server_full",
+        )  # fmt: skip
         if self._tenant_share < 1:
             self._check(
                 queues.classes[service_class],
@@ -113,10 +117,6 @@ class Admission:
                 math.ceil(self._tenant_share * self._max_tokens), tokens, -slots,
                 429, f"of class {service_class.label} and one client", "queue_share_exceeded",
             )  # fmt: skip
-        self._check(
-            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming - slots,
-            503, f"of class {service_class.label}", "server_full",
-        )  # fmt: skip
 
     def enter(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """A request waits."""

@@ -96,6 +96,7 @@ def test_a_full_conversation_goes_on_without_its_oldest_messages(chat: Chat) -> 
         chat.wait_done()
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=FULL))
     chat.send("Once more")
+    expect(chat.page.get_by_role("button", name="Leave out the oldest messages")).to_be_visible()  # it was refused
     chat.page.unroute_all()
     answer_with(chat.page, delta("It fits."), DONE)
     with chat.page.expect_request("**/v1/chat/completions") as sent:
