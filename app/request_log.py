@@ -26,6 +26,7 @@ STREAM_HEADER = b"x-carousel-stream"
 REQUEST_ID = "carousel.request_id"  # key in the scope
 TENANT = "carousel.tenant"  # key in the scope: the name of the tenant that authenticated
 PROBES = ("/health", "/livez", "/readyz", "/metrics")  # logged at level debug: they come every few seconds
+STATIC = "/static/"  # logged at level debug too: a page loads dozens of files
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -65,7 +66,8 @@ class RequestLog:
             self._write(record)
 
     def _write(self, record: _Record) -> None:
-        level = logging.DEBUG if record.path.endswith(PROBES) else logging.INFO
+        is_routine = record.path.endswith(PROBES) or STATIC in record.path
+        level = logging.DEBUG if is_routine else logging.INFO
         if not log.isEnabledFor(level):
             return
         fields = record.fields()

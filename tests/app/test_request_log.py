@@ -119,3 +119,11 @@ def test_probes_write_no_access_line_at_info(http: TestClient, caplog: pytest.Lo
         http.get("/health")
         http.get("/metrics")
     assert [r for r in caplog.records if r.name == "carousel.access"] == []
+
+
+def test_probes_and_static_files_have_no_line_at_info(http: TestClient, caplog: pytest.LogCaptureFixture):
+    """A page loads dozens of files, and probes come every few seconds."""
+    with caplog.at_level(logging.INFO):
+        for path in ("/static/js/main.js", "/health", "/livez"):
+            assert http.get(path, headers={"Host": "localhost"}).status_code == 200
+    assert not [record for record in caplog.records if record.name == "carousel.access"]
