@@ -70,6 +70,23 @@ class Chat:
             arg=field,
         )
 
+    def reload(self) -> None:
+        """Reload the page once all writes that it has begun are kept: a write that is on its way ends with the page.
+
+        IndexedDB grants a transaction over the same tables only after all that were begun before it.
+        """
+        self.page.evaluate(
+            """async () => {
+                const open = indexedDB.open("carousel");
+                await new Promise((done) => (open.onsuccess = done));
+                const last = open.result.transaction(["conversations", "messages"], "readwrite");
+                last.objectStore("conversations").count();
+                await new Promise((done) => (last.oncomplete = done));
+                open.result.close();
+            }"""
+        )
+        self.page.reload()
+
     def set_field(self, name: str, value: str) -> None:
         self.page.locator("#settings-open").click()
         self.page.locator(f"#settings [name={name}]").fill(value)

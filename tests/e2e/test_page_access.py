@@ -105,7 +105,7 @@ def test_a_complete_answer_is_announced_once(chat: Chat) -> None:
     spoken = chat.page.locator("#spoken")
     expect(spoken).to_be_empty()
     chat.stop.click()
-    chat.page.reload()
+    chat.reload()
     answer_with(chat.page, delta("First.\n\nThen \\(x^2\\)."), DONE)
     chat.send("Go on")
     expect(spoken.locator("p")).to_have_text(["First.", "Then x^2."])

@@ -92,7 +92,7 @@ def test_conversations_outlive_a_reload(chat: Chat) -> None:
     chat.send("Tell me a story about a fox")
     chat.wait_done()
     before = chat.text().text_content()
-    chat.page.reload()
+    chat.reload()
     chat.page.wait_for_function(
         "(before) => document.querySelector('[data-role=assistant] .body')?.textContent === before", arg=before
     )
@@ -110,7 +110,7 @@ def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
     chat.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
     before = chat.text().text_content() or ""
     with chat.page.expect_request(lambda request: request.method == "GET" and "/v1/streams/" in request.url) as resumed:
-        chat.page.reload()
+        chat.reload()
     assert resumed.value.headers.get("last-event-id")
     kept = len(before)
     chat.page.wait_for_function(
@@ -140,7 +140,7 @@ def test_a_reload_changes_no_figure(chat: Chat) -> None:
             expect(figures).to_contain_text(["to first token"])
         known = figures.all_text_contents()
         chat.wait_saved(field)
-        chat.page.reload()
+        chat.reload()
         chat.wait_done()
         expect(figures).to_have_text([*known, "100 tokens/s", "11 tokens"])
 
@@ -226,7 +226,7 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
     expect(chat.text()).to_have_text("Half an answer.")
     expect(chat.answers.last.locator(".trouble")).to_be_hidden()
     chat.wait_done()
-    chat.page.reload()
+    chat.reload()
     expect(chat.text()).to_have_text("Half an answer.")
 
 
@@ -380,7 +380,7 @@ def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("5 tokens")
     expect(chat.answers.last.locator(".figures")).to_contain_text("cut at the token limit")
-    chat.page.reload()
+    chat.reload()
     expect(chat.answers).to_have_count(1)
     chat.page.locator("#settings-open").click()
     expect(chat.page.locator("#settings [name=max_tokens]")).to_have_value("5")
@@ -579,7 +579,7 @@ def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
     chat.page.get_by_role("button", name="Undo").click()
     expect(chat.answers).to_have_count(3)
     expect(chat.answers.first).to_contain_text("Answer 0.")
-    chat.page.reload()
+    chat.reload()
     expect(chat.answers).to_have_count(3)
 
 
@@ -606,7 +606,7 @@ def test_the_answer_that_another_one_replaced_can_be_had_back(chat: Chat) -> Non
     undo.click()
     expect(chat.questions).to_have_text("Which is better?")
     expect(chat.text()).to_have_text("The first.")
-    chat.page.reload()
+    chat.reload()
     expect(chat.text()).to_have_text("The first.")
 
 
@@ -624,7 +624,7 @@ def test_a_conversation_that_is_full_offers_a_new_one(chat: Chat) -> None:
 def test_a_draft_survives_a_reload(chat: Chat) -> None:
     """What was typed and not sent is still there."""
     chat.prompt.fill("Half a thou")
-    chat.page.reload()
+    chat.reload()
     expect(chat.prompt).to_have_value("Half a thou")
 
 
@@ -685,7 +685,7 @@ def test_dark_is_chosen_and_stays(chat: Chat) -> None:
     chat.page.get_by_role("menuitemradio", name="Dark").click()
     dark = chat.page.evaluate(background)
     assert dark != light
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.locator("html")).to_have_attribute("data-theme", "dark")
     assert chat.page.evaluate(background) == dark
 

@@ -105,7 +105,7 @@ def test_a_full_conversation_goes_on_without_its_oldest_messages(chat: Chat) -> 
     assert contents == ["Question 2", "Answer 2. ", "Once more"]
     expect(chat.text()).to_have_text("It fits.")
     expect(chat.answers).to_have_count(4)
-    chat.page.reload()
+    chat.reload()
     line = chat.page.locator(".left-out")
     expect(line).to_have_text("The model no longer sees the messages above.")
     expect(line.locator("xpath=following-sibling::*[1]")).to_contain_text("Question 2?")
@@ -163,11 +163,11 @@ def test_an_edit_in_progress_survives_a_look_at_another_conversation(chat: Chat)
     expect(chat.page.locator("#empty")).to_be_visible()
     chat.rows.first.get_by_role("link").click()
     expect(box).to_have_value("Is it really so")
-    chat.page.reload()
+    chat.reload()
     expect(box).to_have_value("Is it really so")
     chat.page.get_by_role("button", name="Cancel").click()
     expect(chat.questions.first).to_contain_text("Is it so?")
-    chat.page.reload()
+    chat.reload()
     expect(box).to_have_count(0)
 
 

@@ -75,7 +75,7 @@ def test_messages_and_rows_out_of_sight_are_not_laid_out(slow_server: Server, ne
     """The browser skips them until they are scrolled to; the newest message is in view when it is opened."""
     chat = Chat(new_page(), slow_server.url).open()
     chat.page.evaluate(FILL, [200, 30])
-    chat.page.reload()
+    chat.reload()
     expect(chat.rows).to_have_count(200)
     chat.rows.first.get_by_role("link").click()
     expect(chat.answers.last).to_be_in_viewport()

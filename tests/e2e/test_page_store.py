@@ -71,7 +71,7 @@ def test_a_conversation_deleted_in_another_tab_stays_deleted(chat: Chat) -> None
     expect(chat.rows).to_have_count(0)
     expect(other.rows).to_have_count(0)
     assert rows(chat.page, "messages") == []
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.locator("#conversations-none")).to_be_visible()
 
 
@@ -108,7 +108,7 @@ def test_a_rename_and_settings_of_another_tab_survive_an_answer(chat: Chat) -> N
     chat.stop.click()
     chat.wait_done()
     expect(chat.rows.first).to_contain_text("A better name")
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.locator("#title")).to_have_text("A better name")
     chat.page.locator("#settings-open").click()
     expect(chat.page.locator("#settings [name=temperature]")).to_have_value("0.3")
@@ -142,7 +142,7 @@ def test_a_deletion_that_is_undone_brings_all_messages_back(chat: Chat) -> None:
     chat.page.get_by_role("button", name="Undo").click()
     expect(other.rows).to_have_count(1)
     expect(chat.text()).to_have_text("Yes.")
-    chat.page.reload()
+    chat.reload()
     expect(chat.text()).to_have_text("Yes.")
 
 
@@ -177,6 +177,6 @@ def test_records_of_the_first_version_become_rows(slow_server: Server, new_page:
         chat.send("Third")
     assert len(sent.value.post_data_json["messages"]) == 1 + len(OLD["messages"]) + 1
     chat.wait_done()
-    page.reload()
+    chat.reload()
     expect(chat.questions.last).to_have_text("Third")
     assert all("messages" not in row for row in rows(page, "conversations"))
