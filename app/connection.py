@@ -26,6 +26,7 @@ BODY_SECONDS = 120.0  # that a body may take
 BODY_HEADERS = (b"content-length", b"transfer-encoding")  # which say how long a body is
 PARSE_BYTES = 16 << 10  # given to the parser at a time
 MAX_FOUND_PER_TURN = 1000  # pieces of bodies, which take about 1 ms
+REST_SECONDS = 0.01  # after a turn in which more was found
 LINGER = 1.0  # seconds that a refused client may still speak to nobody
 UNSENT = 1 << 14  # bytes that the system keeps of an answer beyond those on their way
 
@@ -45,7 +46,7 @@ class Connection(HttpToolsProtocol):
     _head_size = 0  # of its address and whole headers, which may all come at once with a body behind them
     _head_refusal: ApiError | None = None  # of a head that the parser would take
     _deadline: asyncio.TimerHandle | None = None  # of what is coming
-    _next_turn: asyncio.Handle | None = None  # of `_parse_some`
+    _next_turn: asyncio.TimerHandle | None = None  # of `_parse_some`
     _found = 0  # pieces of a body, in this turn of the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,7 +89,7 @@ class Connection(HttpToolsProtocol):
         while self._unparsed and not self._is_deaf:
             if self._found > MAX_FOUND_PER_TURN:
                 self.transport.pause_reading()
-                self._next_turn = self.loop.call_soon(self._parse_some)
+                self._next_turn = self.loop.call_later(REST_SECONDS, self._parse_some)
                 return
             piece = bytes(self._unparsed[:PARSE_BYTES])
             del self._unparsed[:PARSE_BYTES]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from app.cell_rate import CellRate
+
 MAX_EVENTS_PER_SECOND = 1000  # an event takes 0.1 to 0.2 ms, so this is at most a fifth of the event loop
 MAX_BURST = 16  # events handled without a pause after a quiet time
 
 
 class EventPacer:
-    """Generic cell rate algorithm (ITU-T I.371) with a first-in, first-out queue.
+    """A cell rate with a first-in, first-out queue.
 
     A socket asks for one turn at a time, so sockets that flood take turns with sockets that do not.
     """
 
     def __init__(self, per_second: float = MAX_EVENTS_PER_SECOND, burst: int = MAX_BURST) -> None:
-        self._interval = 1.0 / per_second
-        self._tolerance = (burst - 1) * self._interval
-        self._expected_at = 0.0  # when the next event would come at exactly the permitted rate
+        self._rate = CellRate(per_second, burst - 1)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -33,14 +33,14 @@ class EventPacer:
         await mine
 
     def _take(self, now: float) -> bool:
-        if self._expected_at - self._tolerance > now:
+        if self._rate.wait(now) > 0:
             return False
-        self._expected_at = max(self._expected_at, now) + self._interval
+        self._rate.spend(now)
         return True
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is None and self._waiting:
-            self._timer = loop.call_at(self._expected_at - self._tolerance, self._let_in, loop)
+            self._timer = loop.call_later(self._rate.wait(loop.time()), self._let_in, loop)
 
     def _let_in(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from app.audit import Intake
+from app.cell_rate import CellRate
 from app.conversation import Conversation
 from app.errors import ApiError
 from app.following import pieces
@@ -42,6 +43,9 @@ from app.tenants import Tenant
 from engine.types import SamplingParams
 
 MAX_RESPONSES = 8  # under way at once, out-of-band ones included
+MAX_EVENTS_PER_SECOND = 100  # of one socket, after `MAX_BURST` at once
+MAX_BURST = 100
+BYTES_PER_EVENT = 16 << 10  # received or sent, that count as one event more
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Session:
     _writing: str | None = None  # the response that writes to the conversation
     _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
+    _rate: CellRate = field(default_factory=lambda: CellRate(MAX_EVENTS_PER_SECOND, MAX_BURST - 1))
     _active_at: float = field(default_factory=time.monotonic)  # the last frame, or the end of the last response
     broken: asyncio.Event = field(default_factory=asyncio.Event)  # the client takes nothing any more
 
@@ -70,7 +75,10 @@ class Session:
     async def take(self, text: str) -> None:
         """Handle one frame from the client. A frame that is refused gets an `error` event, and the session goes on."""
         self._active_at = time.monotonic()
+        if wait := self._rate.wait(self._active_at):
+            await asyncio.sleep(wait)
         await self.service.pacer.turn()
+        self._rate.spend(time.monotonic(), 1 + len(text) / BYTES_PER_EVENT)
         try:
             if len(text) <= MAX_INLINE_BYTES:
                 event = parse_event(text)
@@ -278,6 +286,7 @@ class Session:
 
     async def _emit(self, kind: str, **content: Any) -> None:
         message = encode({"type": kind, "event_id": self._event_id(), **content})
+        self._rate.spend(time.monotonic(), len(message) / BYTES_PER_EVENT)
         if not self.write([message]):
             await self.send(message)
 

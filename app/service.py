@@ -34,6 +34,7 @@ from app.tenants import LIMITS, Tenant
 from app.text import TextModel
 from app.turnstile import Turnstile
 from engine.errors import ContextExceeded, RequestRefused
+from engine.host import cores
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 ENGINE_GONE = "the engine is not available; the server's log says why"
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us for each
 CHARACTERS_PER_TOKEN = 16  # of a context, in the longest text that /tokenize takes
+BODY_SHARE = min(0.5, 0.05 * cores())  # of a core, for large bodies; and for texts of /tokenize and /detokenize
 MAX_GRACE = 600.0  # seconds an answer may go on without a reader
 Turns = list[dict[str, Any]]  # of a conversation, as chat templates take them
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -76,10 +78,10 @@ class Service:
     draining: bool = False  # told to stop: nothing new is taken
     encoding: Encoding = field(init=False)
     live: LiveFeed = field(init=False)
-    bodies: Turnstile = field(default_factory=lambda: Turnstile(1))  # large ones, decoded and rendered
-    probes: Turnstile = field(
-        default_factory=lambda: Turnstile(1)
-    )  # /tokenize and /detokenize: no answer waits for them
+    # Large bodies, decoded and rendered.
+    bodies: Turnstile = field(default_factory=lambda: Turnstile(1, share=BODY_SHARE))
+    # /tokenize and /detokenize, for which no answer waits.
+    probes: Turnstile = field(default_factory=lambda: Turnstile(1, share=BODY_SHARE))
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -13,20 +14,31 @@ from itertools import count
 from typing import TypeVar
 
 from app.audit import Intake
+from app.cell_rate import CellRate
 from engine.types import Cause, ServiceClass
 
 LARGE = 1 << 20  # bytes or characters whose memory is worth returning at once
 RELEASE_SECONDS = 1.0  # after the last of them
+READ_SECONDS_PER_BYTE = 2.5e-9  # of CPU time, for a body that was read on the event loop
+TOLERANCE_SECONDS = 0.05  # of CPU time, after which a limited turnstile rests
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 Result = TypeVar("Result")
 
 
 class Turnstile:
-    """Run functions in threads. `places`: how many at once; `reserved`: how many of these are kept for interactive
-    requests, as a function that runs cannot be stopped."""
+    """Run functions in threads.
 
-    def __init__(self, places: int, reserved: int = 0) -> None:
+    With a limited `share`, a turnstile rests after its functions until they have taken no more than that share of a
+    core: their threads take cores from the engine, and one client that sends nothing but large inputs would take a
+    whole one.
+    """
+
+    def __init__(self, places: int, reserved: int = 0, share: float = math.inf) -> None:
+        """places: functions at once. reserved: how many of these are kept for interactive requests, as a function that
+        runs cannot be stopped. share: of a core."""
+        self._budget = CellRate(share, TOLERANCE_SECONDS)
+        self._resting: asyncio.TimerHandle | None = None
         self.pending = 0  # functions that wait or run
         self._has_garbage = False
         self._free = places
@@ -49,8 +61,9 @@ class Turnstile:
         self._has_garbage = self._has_garbage or size >= LARGE
         try:
             await self._turn(service_class, intake)
-            running = asyncio.get_running_loop().run_in_executor(None, work)
-            running.add_done_callback(lambda _: self._pass_on())
+            used: list[float] = []
+            running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
+            running.add_done_callback(lambda _: self._leave(sum(used) + READ_SECONDS_PER_BYTE * size))
             return await asyncio.shield(running)
         finally:
             self.pending -= 1
@@ -80,12 +93,19 @@ class Turnstile:
         if intake is not None:
             intake.waited(began, time.monotonic(), Cause.TEXTS)
 
+    def _leave(self, cpu_seconds: float) -> None:
+        self._budget.spend(time.monotonic(), cpu_seconds)
+        self._pass_on()
+
     def _pass_on(self) -> None:
         self._free += 1
         self._let_in()
 
     def _let_in(self) -> None:
         while self._waiting:
+            if (rest := self._budget.wait(time.monotonic())) > 0:
+                self._rest(rest)
+                return
             service_class, _, first = self._waiting[0]
             if not first.done():
                 if self._free <= (0 if service_class is ServiceClass.INTERACTIVE else self._reserved):
@@ -93,6 +113,20 @@ class Turnstile:
                 self._free -= 1
                 first.set_result(None)
             heappop(self._waiting)
+
+    def _rest(self, seconds: float) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+        self._resting = asyncio.get_running_loop().call_later(seconds, self._let_in)
+
+
+def _timed(work: Callable[[], Result], used: list[float]) -> Result:
+    """Return the result of `work`, and add the CPU seconds of this thread to `used`."""
+    began = time.thread_time()
+    try:
+        return work()
+    finally:
+        used.append(time.thread_time() - began)
 
 
 def release_memory() -> None:

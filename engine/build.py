@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from engine.execution.models.interface import Model
 from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
 from engine.heartbeat import Heartbeat
-from engine.host_memory import free_memory, total_memory
+from engine.host import cores, free_memory, total_memory
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -55,7 +54,7 @@ def build_engine(
     dtype = _dtype(config.dtype, device)
     kernels = _kernels(config, device, dtype)
     kernels.count_tasks(heartbeat.address if heartbeat else None)
-    kernels.set_threads(config.threads or _cores())  # laying out weights is work for all
+    kernels.set_threads(config.threads or cores())  # laying out weights is work for all
     model = load_model(
         Path(config.model),
         dtype=dtype,
@@ -178,11 +177,6 @@ def _known_dtype(option: str, name: str) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     except KeyError:
         raise ConfigError(f"{option} {name!r} is not one of auto, float32, bfloat16, float16") from None
-
-
-def _cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _max_len(config: EngineConfig, max_position: int) -> int:

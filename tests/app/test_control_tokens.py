@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
@@ -118,6 +118,7 @@ def test_a_message_cannot_forge_a_turn(name: str):
 @given(st.lists(st.text(alphabet="thes engin\n<|>[]/😀é0123", max_size=30), min_size=1, max_size=3))
 def test_messages_without_control_tokens_keep_their_ids(name: str, contents: list[str]):
     """The ids are those of the rendered text, to the last one."""
+    assume(not any(token in content for token in FAMILIES[name][0] for content in contents))
     turns = [{"role": "user", "content": content} for content in contents]
     guarded, allowing = GUARDED[name], ALLOWING[name]
     assert guarded.render_chat(turns) == allowing.render_chat(turns)

@@ -54,3 +54,20 @@ async def test_watchers_learn_that_an_engine_is_gone_and_end_when_the_server_dra
     assert await asyncio.wait_for(anext(watcher), 5) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
     draining[0] = True
     assert [event async for event in watcher] == []
+
+
+async def test_watchers_are_woken_a_few_at_a_time():
+    """Between two groups the event loop does other things; in the end everyone has the event."""
+    client = Client()
+    client.phase = Phase.RESTARTING
+    feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
+    watchers = [feed.watch() for _ in range(5 * live_feed.WOKEN_AT_ONCE)]
+    events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
+    largest = before = 0
+    while before < len(events):
+        await asyncio.sleep(0)
+        done = sum(event.done() for event in events)
+        largest, before = max(largest, done - before), done
+    assert largest <= live_feed.WOKEN_AT_ONCE
+    for watcher in watchers:
+        await watcher.aclose()

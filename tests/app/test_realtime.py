@@ -15,8 +15,9 @@ from websockets.client import ClientProtocol
 from websockets.frames import Opcode
 from websockets.uri import parse_uri
 
+from app.event_pacer import EventPacer
 from app.following import AT_ONCE, pieces
-from app.realtime import Session
+from app.realtime import MAX_BURST, Session
 from app.schemas.realtime import ResponseFields
 from app.spoken import ConversationItem, SpokenResponse, Telling
 from app.streams import Delta, Finished, StreamLog, Usage
@@ -192,3 +193,32 @@ async def test_nothing_is_written_where_it_would_wait_or_get_lost(opened, why: s
             server.conn.data_to_send()
     assert not write([b"x"])
     assert transport.sent == b""
+
+
+async def test_a_socket_that_floods_waits_for_its_own_rate_and_not_for_that_of_others(monkeypatch: pytest.MonkeyPatch):
+    """Events count, and so do the bytes that they bring and fetch; another socket is served at once."""
+    monkeypatch.setattr("app.realtime.MAX_EVENTS_PER_SECOND", 0.001)
+    service = SimpleNamespace(pacer=EventPacer())
+
+    def session() -> tuple[Session, Socket]:
+        socket = Socket()
+        return Session(service, SimpleNamespace(), socket.send, socket.write), socket
+
+    (small, small_socket), (large, large_socket), (other, other_socket) = session(), session(), session()
+
+    async def flood(flooding: Session, text: str) -> None:
+        while True:
+            await flooding.take(text)
+
+    floods = [
+        asyncio.ensure_future(flood(small, '{"type": "x"}')),
+        asyncio.ensure_future(flood(large, json.dumps({"type": "x", "event_id": "a" * 16_000}))),
+    ]
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(other.take('{"type": "x"}'), 5)
+    for task in floods:
+        assert not task.done()
+        task.cancel()
+    assert len(small_socket.heard) <= MAX_BURST
+    assert len(large_socket.heard) <= MAX_BURST / 2 + 1
+    assert len(other_socket.heard) == 1

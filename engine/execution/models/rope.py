@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.execution.models.config import DecoderConfig, RopeConfig
 from engine.execution.models.errors import ModelConfigError
-from engine.host_memory import free_memory
+from engine.host import free_memory
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import have_same_values, list_tensors
-from engine.host_memory import free_memory
+from engine.host import free_memory
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 

@@ -1,4 +1,4 @@
-"""How much main memory can be had."""
+"""The memory and the cores of this machine that can be had."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ def free_memory() -> int:
 def total_memory() -> int:
     """Bytes of physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
