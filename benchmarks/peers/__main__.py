@@ -78,8 +78,9 @@ class Comparison:
 
     def measure(self, streams: int, runs: int) -> None:
         """A warm-up of each peer, in which their tokens are compared; then the runs, each of all peers in turn."""
-        warm_up = {name: self._measure(name, self._load(streams, -1)) for name in list(self.peers)}
-        self._compare({name: measured[1] for name, measured in warm_up.items() if measured})
+        if load := self._warm_up(streams):
+            warm_up = {name: self._measure(name, load) for name in list(self.peers)}
+            self._compare({name: measured[1] for name, measured in warm_up.items() if measured})
         for run in range(runs):
             for name in list(self.peers):
                 measured = self._measure(name, self._load(streams, run))
@@ -105,6 +106,13 @@ class Comparison:
     @property
     def _context(self) -> int:
         return context(self.prompt if self.workload == "together" else MAX_PROMPT + MAX_OUTPUT)
+
+    def _warm_up(self, streams: int) -> Load | None:
+        """Return the load of a level's warm-up. Staggered requests have one, a burst, before the first level: a run of
+        them takes minutes, and its levels differ in nothing that a server would have to get used to."""
+        if self.workload == "together":
+            return self._load(streams, -1)
+        return None if self.agreement else LognormalLoad(CLIENTS, -1, self.vocabulary, requests_per_client=1)
 
     def _load(self, streams: int, run: int) -> Load:
         """Return the load of a level: a number of streams or clients, or a percentage of the capacity."""
