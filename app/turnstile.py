@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.audit import Intake
 from engine.types import Cause, ServiceClass
@@ -43,14 +43,14 @@ class Turnstile:
         intake: Intake | None = None,
     ) -> Result:
         """Return the result of `work`. A caller that is cancelled before its turn costs nothing; afterwards its place
-        stays taken until `work` returns. The time spent waiting goes to `intake`. size: bytes or
-        characters that `work` reads, whose memory is returned to the system once nothing runs."""
+        stays taken until `work` ends, and an exception of `work` is dropped. The time spent waiting goes to `intake`.
+        size: bytes or characters that `work` reads, whose memory is returned to the system once nothing runs."""
         self.pending += 1
         self._has_garbage = self._has_garbage or size >= LARGE
         try:
             await self._turn(service_class, intake)
             running = asyncio.get_running_loop().run_in_executor(None, work)
-            running.add_done_callback(lambda _: self._pass_on())
+            running.add_done_callback(self._end)
             return await asyncio.shield(running)
         finally:
             self.pending -= 1
@@ -79,6 +79,11 @@ class Turnstile:
             raise
         if intake is not None:
             intake.waited(began, time.monotonic(), Cause.TEXTS)
+
+    def _end(self, running: asyncio.Future[Any]) -> None:
+        if not running.cancelled():
+            running.exception()  # retrieved: asyncio would log it as an error when the caller was cancelled
+        self._pass_on()
 
     def _pass_on(self) -> None:
         self._free += 1
