@@ -124,7 +124,7 @@ def figures_of(process: psutil.Process) -> dict[str, float]:
 
 
 def total(metrics: str, pattern: str) -> float:
-    """Return the sum of the series in the text of /metrics whose name matches."""
+    """Return the sum of the matching series in the text of /metrics."""
     return sum(float(value) for value in re.findall(METRIC.format(pattern), metrics, re.MULTILINE))
 
 
@@ -181,7 +181,7 @@ def sample(plan: Plan, target: Target, clients: Child, began: float) -> list[dic
 
 
 def left_over(target: Target) -> dict[str, float]:
-    """Wait until nothing runs or waits and no page is held. Return what is still there after `MAX_DRAIN_SECONDS`."""
+    """Wait until nothing runs or waits and no page is held. Return the rest after `MAX_DRAIN_SECONDS`."""
     deadline = time.monotonic() + MAX_DRAIN_SECONDS
     while True:
         metrics = target.metrics()

@@ -125,7 +125,7 @@ class Clients:
         self.record = Record()
 
     async def learn(self) -> None:
-        """Ask for every expected answer, one after another. Raises what an answer raises."""
+        """Ask for every expected answer, one after another. Raises as `ask_sse` and `ask_realtime` do."""
         for ask in self._sse:
             self._expected[ask.name] = await ask_sse(self._port, ask)
         for ask in self._realtime:

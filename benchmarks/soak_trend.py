@@ -1,4 +1,4 @@
-"""Slopes of what a soak samples, each with an interval and a verdict.
+"""Slopes of the series that a soak samples, each with an interval and a verdict.
 
 Samples are correlated, so the interval comes from a block bootstrap: residuals of the regression line are drawn again
 in blocks of successive points, slopes are computed anew, and 95 % of them lie in the interval. Blocks count as the
@@ -85,8 +85,8 @@ def quiet_points(
 ) -> list[Point]:
     """Return one point for each quiet phase between two floods that has samples: the means of time and value.
 
-    floods: begin and end of each, in order. after: earliest time of a sample. settle: seconds after a flood whose
-    samples do not count.
+    floods: begin and end of each, in order. after: earliest time of a sample. settle: seconds after a flood
+    in which samples do not count.
     """
     begins = [begin for begin, _ in floods] + [float("inf")]
     ends = [float("-inf")] + [end + settle for _, end in floods]
