@@ -51,7 +51,12 @@ class Turnstile:
             await self._turn(service_class, intake)
             running = asyncio.get_running_loop().run_in_executor(None, work)
             running.add_done_callback(self._end)
-            return await asyncio.shield(running)
+            try:
+                return await asyncio.shield(running)
+            finally:
+                # The future has the exception, whose traceback has this frame: a cycle, which would keep all that the
+                # caller's frames refer to, such as a body of megabytes, until the garbage collector comes by.
+                del running
         finally:
             self.pending -= 1
             if self._has_garbage and not self.pending:

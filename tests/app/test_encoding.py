@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,35 @@ async def test_a_refusal_after_its_caller_has_left_is_no_error():
     await turnstile.run(lambda: None)  # its turn comes when the refusal has ended
     gc.collect()
     assert not reported
+
+
+async def test_a_refused_text_is_freed_without_the_garbage_collector():
+    """No reference cycle keeps a text of megabytes after its refusal."""
+
+    class Text:
+        """Like `str`, with weak references."""
+
+    async def refused(text: Text) -> bool:
+        def refuse() -> None:
+            raise ContextExceeded(f"{text} is too long", param="prompt")
+
+        try:
+            await Turnstile(1).run(refuse)
+        except ContextExceeded:
+            return True
+        return False
+
+    gc.disable()
+    try:
+        text = Text()
+        alive = weakref.ref(text)
+        assert await refused(text)
+        del text
+        async with asyncio.timeout(10):
+            while alive() is not None:  # the thread drops the function a moment after its end
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 async def test_who_is_cancelled_as_his_turn_comes_passes_it_on():
