@@ -9,7 +9,7 @@ ARGS ?=
 # STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
 STRICT ?=
 
-.PHONY: serve test install lint types unit browser bench peers gpu gpu-wheels constraints clean help
+.PHONY: serve test install lint types unit browser bench soak peers gpu gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -56,6 +56,9 @@ bench: install  ## the CPU benchmarks; results go to benchmarks/results/
 	@for part in "live --runs 5" "tenants --runs 5" "overload --runs 3" check "million --requests 125000"; do \
 		$(BIN)/python -m benchmarks.scheduling $$part || exit 1; done
 	@$(BIN)/python -m benchmarks.start
+
+soak: install  ## 30 minutes of kills, leaving clients and floods beside clients whose answers are checked; ARGS="--minutes 240"
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
 	@$(BIN)/python -m benchmarks.peers

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.audit import Intake
 from app.cell_rate import CellRate
@@ -55,16 +55,21 @@ class Turnstile:
         intake: Intake | None = None,
     ) -> Result:
         """Return the result of `work`. A caller that is cancelled before its turn costs nothing; afterwards its place
-        stays taken until `work` returns. The time spent waiting goes to `intake`. size: bytes or
-        characters that `work` reads, whose memory is returned to the system once nothing runs."""
+        stays taken until `work` ends, and an exception of `work` is dropped. The time spent waiting goes to `intake`.
+        size: bytes or characters that `work` reads, whose memory is returned to the system once nothing runs."""
         self.pending += 1
         self._has_garbage = self._has_garbage or size >= LARGE
         try:
             await self._turn(service_class, intake)
             used: list[float] = []
             running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
-            running.add_done_callback(lambda _: self._leave(sum(used) + READ_SECONDS_PER_BYTE * size))
-            return await asyncio.shield(running)
+            running.add_done_callback(lambda ended: self._end(ended, sum(used) + READ_SECONDS_PER_BYTE * size))
+            try:
+                return await asyncio.shield(running)
+            finally:
+                # The future has the exception, whose traceback has this frame: a cycle, which would keep all that the
+                # caller's frames refer to, such as a body of megabytes, until the garbage collector comes by.
+                del running
         finally:
             self.pending -= 1
             if self._has_garbage and not self.pending:
@@ -93,7 +98,9 @@ class Turnstile:
         if intake is not None:
             intake.waited(began, time.monotonic(), Cause.TEXTS)
 
-    def _leave(self, cpu_seconds: float) -> None:
+    def _end(self, running: asyncio.Future[Any], cpu_seconds: float) -> None:
+        if not running.cancelled():
+            running.exception()  # retrieved: asyncio would log it as an error when the caller was cancelled
         self._budget.spend(time.monotonic(), cpu_seconds)
         self._pass_on()
 

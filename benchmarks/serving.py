@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import TracebackType
 
 
@@ -16,12 +17,13 @@ class Serving:
     ready; `server.host` and `server.port` say where. What this process has loaded until then is put out of its garbage
     collector's sight: a walk through all of torch stops the client that measures for 100 ms and more.
 
-    cores: those that the server may run on (Linux); None: those of this process.
+    cores: those that the server may run on (Linux); None: those of this process. log: file that gets the server's log.
     """
 
-    def __init__(self, *options: str, cores: set[int] | None = None) -> None:
+    def __init__(self, *options: str, cores: set[int] | None = None, log: Path | None = None) -> None:
         self.options = options
         self.cores = cores
+        self._log = log or Path(os.devnull)
 
     def __enter__(self) -> Serving:
         command = [sys.executable, "-m", "app", "serve", *self.options, "--port", "0"]
@@ -36,8 +38,8 @@ class Serving:
                 self.host, self.port = found.group(1), int(found.group(2))
                 gc.collect()
                 gc.freeze()
-                self._listener = threading.Thread(target=self.process.stderr.read, daemon=True)
-                self._listener.start()  # a pipe that nobody reads stops who writes
+                self._listener = threading.Thread(target=self._copy_log, daemon=True)
+                self._listener.start()  # a pipe that is full would stop the server
                 return self
         raise RuntimeError("the server did not start")
 
@@ -49,3 +51,9 @@ class Serving:
         self._listener.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+    def _copy_log(self) -> None:
+        assert self.process.stderr is not None
+        with self._log.open("w") as log:
+            for line in self.process.stderr:
+                log.write(line)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from app.audit import WORTH_TELLING, Intake
 from app.encoding import PLACES, RESERVED, THREAD_FROM, Encoding
 from app.text import TextModel
+from app.turnstile import Turnstile
 from engine.errors import ContextExceeded
 from engine.types import Cause, ServiceClass
 
@@ -94,6 +97,56 @@ async def test_a_thread_that_goes_on_for_nobody_keeps_its_place():
     slow.may_end.set()
     await person
     assert encoding.coming == 0
+
+
+async def test_a_refusal_after_its_caller_has_left_is_no_error():
+    """The exception of work whose caller was cancelled is dropped, without an error in the log."""
+    slow, reported = Slow(), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+
+    def refuse() -> None:
+        slow.encode(LONG)
+        raise ContextExceeded("too long", param="prompt")
+
+    turnstile = Turnstile(1)
+    leaving = asyncio.create_task(turnstile.run(refuse))
+    await started(1, slow)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    del leaving  # its traceback refers to the future of the work
+    slow.may_end.set()
+    await turnstile.run(lambda: None)  # its turn comes when the refusal has ended
+    gc.collect()
+    assert not reported
+
+
+async def test_a_refused_text_is_freed_without_the_garbage_collector():
+    """No reference cycle keeps a text of megabytes after its refusal."""
+
+    class Text:
+        """Like `str`, with weak references."""
+
+    async def refused(text: Text) -> bool:
+        def refuse() -> None:
+            raise ContextExceeded(f"{text} is too long", param="prompt")
+
+        try:
+            await Turnstile(1).run(refuse)
+        except ContextExceeded:
+            return True
+        return False
+
+    gc.disable()
+    try:
+        text = Text()
+        alive = weakref.ref(text)
+        assert await refused(text)
+        del text
+        async with asyncio.timeout(10):
+            while alive() is not None:  # the thread drops the function a moment after its end
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 async def test_who_is_cancelled_as_his_turn_comes_passes_it_on():
