@@ -13,6 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from app.generation_config import AUTO, FILE, NONE, config_file
 from app.model_folder import ModelNotFound, find_folder
 from app.options import OPTIONS, Option
 from app.resources import demo_model
-from app.tenants import LIMITS, SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
+from app.tenant_tables import TenantError, read_tenants
+from app.tenants import LIMITS, SENT, Tenant, can_be_sent, key_digest, of_key
 from engine.config import EngineConfig
 
 # How what may be listed looks, and what it is called where it does not.
@@ -34,7 +36,7 @@ class SettingsError(Exception):
     """An option has a value that cannot be used; the message names it."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for the cached property
     """The server's own options, and the engine's."""
 
     engine: EngineConfig
@@ -72,6 +74,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     page_system_prompt: str = ""  # of new conversations
     log_level: str = "info"
     log_format: str = "text"
+
+    @cached_property
+    def tenants_by_digest(self) -> dict[str, Tenant]:
+        """Tenants by the digests of their keys."""
+        return {tenant.digest: tenant for tenant in self.tenants}
 
 
 # Variables that look like options: what is no option itself, and what tests and benchmarks are told.
@@ -179,15 +186,15 @@ def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.env
 
 def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None, metrics_key: str | None = None) -> None:
     """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use."""
-    used = {tenant.key for tenant in tenants}
+    used = {tenant.digest for tenant in tenants}
     for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
         if key is None:
             continue
         if not key or not can_be_sent(key):
             raise SettingsError(f"{name} must be {SENT}")
-        if key in used:
+        if key_digest(key) in used:
             raise SettingsError(f"{name} must not be an API key, the key of a tenant or another of the server's keys")
-        used.add(key)
+        used.add(key_digest(key))
 
 
 def _from_all(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -230,7 +237,7 @@ def _several(given: str | None) -> list[str]:
 
 def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     """Those the file names, and one for each further key."""
-    tenants = {tenant.key: tenant for tenant in named}
+    tenants = {tenant.digest: tenant for tenant in named}
     if len(tenants) < len(named):
         raise SettingsError("tenants: two of them have the same key")
     given = _several(keys)
@@ -239,7 +246,7 @@ def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     for number, key in enumerate(given, start=1):
         if not can_be_sent(key):
             raise SettingsError(f"api_key: key {number} must be {SENT}")
-        tenants.setdefault(key, of_key(key))
+        tenants.setdefault(key_digest(key), of_key(key))
     return tuple(tenants.values())
 
 

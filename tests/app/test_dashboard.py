@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from app.tenants import Tenant
+from app.tenants import Tenant, key_digest
 from tests.app.test_energy import zone
 from tests.app.test_http import ASK, CHAT, make, ready
 from tests.conftest import ROOT
@@ -31,7 +31,7 @@ def known(tmp_path_factory):
     """What a server says that served a request, refused another, keeps rows and can read its energy."""
     folder = tmp_path_factory.mktemp("dashboard")
     zone(folder / "intel-rapl:0", "package-0", 0)
-    night = Tenant(name="night", key="n", tiers=("flex", "default"))
+    night = Tenant(name="night", digest=key_digest("n"), tiers=("flex", "default"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "pynvml", None)
         patch.setattr("app.energy.POWERCAP", folder)
