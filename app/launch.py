@@ -21,6 +21,8 @@ from app.checkpoint_files import TokenizerMissing
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
 from app.graceful import GracefulServer
+from app.key_reload import KeyReload
+from app.keys_file import is_exposed
 from app.patience import UNREAD_SECONDS, keep_unread
 from app.security import is_loopback
 from app.server import create_app
@@ -46,8 +48,11 @@ SWITCH_SECONDS = 0.001
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 
 
-def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[Tenant, ...]]) -> int:
-    """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with."""
+def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tuple[Tenant, ...]]) -> int:
+    """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
+
+    read_configured: returns the current tenants of the options and the config file; see `KeyReload`.
+    """
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.announce(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
         return 1
@@ -81,7 +86,8 @@ def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[T
         server_header=False,
         backlog=BACKLOG,
     )
-    server = GracefulServer(config, app.state.service, settings.drain_timeout, read_tenants)
+    keys = KeyReload(app.state.service, read_configured)
+    server = GracefulServer(config, app.state.service, settings.drain_timeout, keys)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
         return runner.run(_run(server, client, bound, settings, logs))
 
@@ -102,9 +108,11 @@ async def _run(
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
-    if not (settings.tenants or is_loopback(settings.host)):
-        log.warning("anybody who reaches %s may use it; --api-key lets in those who have a key", settings.host)
-    if "*" in settings.allowed_origins and not settings.tenants:
+    if not (settings.requires_keys or is_loopback(settings.host)):
+        log.warning("every client that reaches %s may use it; --api-key and --keys-file require keys", settings.host)
+    if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):
+        log.warning("group or other users may read or write the keys file %s; chmod 600 it", settings.keys_file)
+    if "*" in settings.allowed_origins and not settings.requires_keys:
         log.warning("any page in a browser that reaches it may use it; --allowed-origins names those that may")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url, logs))

@@ -30,6 +30,12 @@ OPTIONS = (
     Option("port", int, "port to listen on; 0 takes a free one"),
     Option("served-model-name", str, "the name clients use; default: the folder's"),
     Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
+    Option(
+        "keys-file",
+        str,
+        "file with names, digests and limits of API keys, which `carousel keys` edits and the server rereads when it "
+        "changes; with it every client needs a key, even while the file has none; default: no file",
+    ),
     Option("root-path", str, "path under which a proxy serves this server, such as /llm, stripped or not"),
     Option(
         "allowed-hosts",

@@ -29,7 +29,7 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
     The given key is hashed and its digest looked up. The time of the lookup depends on the digest alone, from which no
     key can be found: a near miss of a key has an unrelated digest.
     """
-    if not settings.tenants:
+    if not settings.requires_keys:
         connection.scope[TENANT] = ANYBODY.name
         return anonymous(client_network(connection.scope.get("client")))
     if key is None:
@@ -55,7 +55,7 @@ def authenticate_metrics(connection: HTTPConnection, settings: Settings) -> None
     """Raise `ApiError` unless the request may read /metrics. With keys, the names and volumes of tenants are not for
     each of them: 401 without the metrics key or the operator key, 403 where neither is configured."""
     keys = [key for key in (settings.metrics_key, settings.operator_key) if key]
-    if settings.public_metrics or not (settings.tenants or settings.metrics_key):
+    if settings.public_metrics or not (settings.requires_keys or settings.metrics_key):
         return
     if not keys:
         message = "With API keys, /metrics needs --metrics-key or --operator-key, or --public-metrics to need none."

@@ -20,10 +20,11 @@ from typing import Any
 import msgspec
 
 from app.generation_config import AUTO, FILE, NONE, config_file
+from app.keys_file import KeysFileError, read_keys_file
 from app.model_folder import ModelNotFound, find_folder
 from app.options import OPTIONS, Option
 from app.resources import demo_model
-from app.tenant_tables import TenantError, read_tenants
+from app.tenant_tables import TenantError, read_tables, tenants_of
 from app.tenants import LIMITS, SENT, Tenant, can_be_sent, key_digest, of_key
 from engine.config import EngineConfig
 
@@ -43,7 +44,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
     model_name: str
     host: str = "127.0.0.1"
     port: int = 8000
-    tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
+    tenants: tuple[Tenant, ...] = ()  # of --api-key and the config file
+    keys_file: str | None = None
+    keys_file_tenants: tuple[Tenant, ...] = ()
     root_path: str = ""  # such as /llm
     allowed_hosts: tuple[str, ...] = ()  # besides the server's own names; "*": any
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
@@ -75,10 +78,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
     log_level: str = "info"
     log_format: str = "text"
 
+    @property
+    def requires_keys(self) -> bool:
+        """Whether clients need a key. With a keys file they do even while it is empty, so that revoking the last key
+        admits no client."""
+        return self.keys_file is not None or bool(self.tenants)
+
     @cached_property
     def tenants_by_digest(self) -> dict[str, Tenant]:
-        """Tenants by the digests of their keys."""
-        return {tenant.digest: tenant for tenant in self.tenants}
+        """Tenants of all sources, by the digests of their keys."""
+        return {tenant.digest: tenant for tenant in (*self.tenants, *self.keys_file_tenants)}
 
 
 # Variables that look like options: what is no option itself, and what tests and benchmarks are told.
@@ -138,6 +147,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     values["allowed_hosts"] = _listed(values, "allowed_hosts", *HOST)
     values["allowed_origins"] = _listed(values, "allowed_origins", *ORIGIN)
     values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
+    values["keys_file_tenants"] = read_keys(values.get("keys_file"), values["tenants"])
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
     limits = (
@@ -162,7 +172,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key in ("restart_interval", "drain_timeout"):
         if values.get(key) == math.inf:
             raise SettingsError(f"{key} must be finite")
-    check_keys(values["tenants"], values.get("operator_key"), values.get("metrics_key"))
+    digests = {tenant.digest for tenant in (*values["tenants"], *values["keys_file_tenants"])}
+    check_keys(digests, values.get("operator_key"), values.get("metrics_key"))
     if values.get("price_per_hour") == math.inf:
         raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
@@ -179,14 +190,30 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
 
 def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
-    """Return keys and tenants as flags, environment and file have them now. Raises `SettingsError`."""
+    """Return keys and tenants as flags, environment and config file have them now. Raises `SettingsError`."""
     values = _from_all(flags, environment)
     return _tenants(values.get("tenants", ()), values.get("api_key"))
 
 
-def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None, metrics_key: str | None = None) -> None:
-    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use."""
-    used = {tenant.digest for tenant in tenants}
+def read_keys(keys_file: str | None, tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+    """Return the tenants of the keys file, if there is one. Raises `SettingsError`, also for a name or key that one of
+    `tenants` has, which are those of all other sources."""
+    if keys_file is None:
+        return ()
+    if not keys_file:
+        raise SettingsError("keys_file is given but empty: it must be the path of a file")
+    try:
+        return read_keys_file(Path(keys_file), tenants)
+    except KeysFileError as error:
+        raise SettingsError(str(error)) from None
+
+
+def check_keys(digests: Iterable[str], operator_key: str | None, metrics_key: str | None = None) -> None:
+    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use.
+
+    digests: of the keys of tenants.
+    """
+    used = set(digests)
     for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
         if key is None:
             continue
@@ -238,8 +265,6 @@ def _several(given: str | None) -> list[str]:
 def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     """Those the file names, and one for each further key."""
     tenants = {tenant.digest: tenant for tenant in named}
-    if len(tenants) < len(named):
-        raise SettingsError("tenants: two of them have the same key")
     given = _several(keys)
     if keys is not None and not given:
         raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
@@ -290,7 +315,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
             values[key] = str(value)
         elif key == "tenants":
             try:
-                values[key] = read_tenants(value, "tenants")
+                values[key] = tenants_of(read_tables(value, "tenants"))
             except TenantError as error:
                 raise SettingsError(f"config file {path}: {error}") from None
         elif key not in by_key:

@@ -10,12 +10,15 @@ max_queue_tokens = 200000
 requests_per_minute = 600
 tokens_per_minute = 1000000
 max_concurrency = 64  # choices of its requests that may wait and run at once
+created = 2026-11-27T12:00:00Z  # of the key; `carousel keys` writes and lists it, and the server does not use it
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -23,6 +26,7 @@ import msgspec
 from app.tenants import ALL_TIERS, LIMITS, SENT, Tenant, TenantLimits, can_be_sent, key_digest
 
 DIGEST = re.compile("[0-9a-f]{64}")
+LIMIT_FIELDS = TenantLimits.__struct_fields__
 
 
 class TenantError(ValueError):
@@ -34,41 +38,57 @@ class TenantTable(TenantLimits, frozen=True, kw_only=True):
 
     key: str | None = None
     key_sha256: str | None = None
+    created: datetime | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its key."""
+        return self.key_sha256 or key_digest(self.key or "")
 
 
-def read_tenants(tables: Any, where: str) -> tuple[Tenant, ...]:
-    """Return the tenants of `[tenants.NAME]` tables. Raises `TenantError`.
+def read_tables(content: Any, where: str) -> dict[str, TenantTable]:
+    """Return `[tenants.NAME]` tables by name. Raises `TenantError`.
 
     where: the name of the tables in messages.
     """
-    if not isinstance(tables, dict):
+    if not isinstance(content, dict):
         raise TenantError(f"{where} must be tables such as [tenants.alice]")
-    return tuple(_read_tenant(name, table, f"{where}.{name}") for name, table in tables.items())
+    tables: dict[str, TenantTable] = {}
+    names: dict[str, str] = {}  # by digest
+    for name, fields in content.items():
+        tables[name] = table = _read_table(fields, f"{where}.{name}")
+        if (other := names.setdefault(table.digest, name)) != name:
+            raise TenantError(f"{where}.{name} and {where}.{other} have the same key")
+    return tables
 
 
-def _read_tenant(name: str, content: Any, at: str) -> Tenant:
+def tenants_of(tables: Mapping[str, TenantTable]) -> tuple[Tenant, ...]:
+    """Return the tenants that tables describe."""
+    return tuple(
+        Tenant(name=name, digest=table.digest, **{field: getattr(table, field) for field in LIMIT_FIELDS})
+        for name, table in tables.items()
+    )
+
+
+def _read_table(fields: Any, at: str) -> TenantTable:
     try:
-        table = msgspec.convert(content, TenantTable)
+        table = msgspec.convert(fields, TenantTable)
     except msgspec.ValidationError as error:
         raise TenantError(f"{at}: {error}") from None
-    digest = _digest(table, at)
+    _check_key(table, at)
     _check_limits(table, at)
-    limits = {field: getattr(table, field) for field in TenantLimits.__struct_fields__}
-    return Tenant(name=name, digest=digest, **limits)
+    return table
 
 
-def _digest(table: TenantTable, at: str) -> str:
+def _check_key(table: TenantTable, at: str) -> None:
     if (table.key is None) == (table.key_sha256 is None):
         given = "neither" if table.key is None else "both"
         raise TenantError(f"{at} must have either key or key_sha256, but has {given}")
-    if table.key_sha256 is not None:
-        if not DIGEST.fullmatch(table.key_sha256):
-            raise TenantError(f"{at}.key_sha256 must be 64 lower-case hexadecimal digits, not {table.key_sha256!r}")
-        return table.key_sha256
-    assert table.key is not None
-    if not table.key or not can_be_sent(table.key):
+    if table.key is not None and not (table.key and can_be_sent(table.key)):
         raise TenantError(f"{at}.key must be {SENT}")
-    return key_digest(table.key)
+    if table.key_sha256 is not None and not DIGEST.fullmatch(table.key_sha256):
+        # Not repeated in the message, as it may be a key that was put there by mistake.
+        raise TenantError(f"{at}.key_sha256 must be 64 lower-case hexadecimal digits, the SHA-256 of a key")
 
 
 def _check_limits(table: TenantLimits, at: str) -> None:

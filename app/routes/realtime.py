@@ -76,6 +76,11 @@ async def _serve(socket: WebSocket, session: Session) -> None:
         if message.get("text") is None:
             await _close(socket, 1003, "text frames only")
             return
+        tenant = session.service.current_tenant(session.tenant)
+        if tenant is None:
+            await _close(socket, 1008, "The API key of this session was revoked.")
+            return
+        session.tenant = tenant  # its limits may have changed
         await session.take(message["text"])
 
 

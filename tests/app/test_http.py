@@ -610,6 +610,7 @@ def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
     [
         ({}, (None, "anything"), ()),
         ({"tenants": (of_key("alice"),)}, (), ((None, 403), ("alice", 403))),
+        ({"keys_file": "keys.toml"}, (), ((None, 403), ("alice", 403))),
         ({"tenants": (of_key("alice"),), "public_metrics": True}, (None, "alice"), ()),
         ({"tenants": (of_key("alice"),), "operator_key": "op"}, ("op",), ((None, 401), ("alice", 401), ("", 401))),
         (
