@@ -25,6 +25,8 @@ LIMITS: dict[str, tuple[type, str]] = {
     "requests_per_minute": (int, "requests a minute; 0: no limit"),
     "tokens_per_minute": (int, "tokens of prompts and answers a minute; 0: no limit"),
     "max_concurrency": (int, "choices that may wait and run at once; 0: no limit"),
+    "max_websockets": (int, "WebSockets open at once; 0: no limit"),
+    "websocket_idle_timeout": (float, "seconds after which an idle WebSocket is closed; inf: never"),
 }
 
 

@@ -6,27 +6,31 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import shutil
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
 import uvicorn
 from tqdm import tqdm
 
+from app.addresses import AddressList
 from app.chat_template import TemplateBroken
 from app.checkpoint_files import TokenizerMissing
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
+from app.connection_limits import RESERVED_FILES, ConnectionLimits
 from app.graceful import GracefulServer
 from app.key_reload import KeyReload
 from app.keys_file import is_exposed
 from app.patience import UNREAD_SECONDS, keep_unread
 from app.security import is_loopback
 from app.server import create_app
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from app.tenants import Tenant
 from app.text import TextModel
 from app.turnstile import keep_little_memory
@@ -37,7 +41,7 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10  # after the drain
-MIN_OPEN_FILES = 64  # for the engine, files, and a few connections
+MIN_OPEN_FILES = 2 * RESERVED_FILES  # the other half is for connections
 BACKLOG = 2048  # connections that may wait to be accepted
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
@@ -56,6 +60,7 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.announce(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
         return 1
+    connections = _connection_limits(settings, files)
     try:
         text = load_text(settings)
         bound = _bind(settings.host, settings.port)
@@ -70,7 +75,7 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
         log_format=settings.log_format,
         restart_interval=settings.restart_interval,
     )
-    app = create_app(settings, client, text, logs.writer)
+    app = create_app(settings, client, text, logs.writer, connections)
     config = uvicorn.Config(
         app,
         # Never debug: the WebSocket library then logs the text of every frame.
@@ -78,7 +83,8 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
         log_config=None,
         access_log=False,
         root_path=settings.root_path,
-        http=Connection,
+        forwarded_allow_ips=_proxies(),
+        http=cast(type[asyncio.Protocol], partial(Connection, limits=connections)),  # as it makes protocols
         ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes
@@ -191,6 +197,21 @@ def _allow_files() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _connection_limits(settings: Settings, files: int) -> ConnectionLimits:
+    """Return the limits of connections where `files` may be open. Raises `SettingsError`."""
+    most = files - RESERVED_FILES
+    total = settings.max_connections or most
+    if total > most:
+        reason = f"`ulimit -n` allows {files:,} open files, of which {RESERVED_FILES} are reserved"
+        raise SettingsError(f"max_connections must be at most {most:,}, not {total:,}: {reason}")
+    return ConnectionLimits(total, settings.max_connections_per_address, AddressList(_proxies()))
+
+
+def _proxies() -> str:
+    """Return the addresses and networks of trusted proxies, by uvicorn's variable and default."""
+    return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
 
 
 def _bind(host: str, port: int) -> socket.socket:

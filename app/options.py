@@ -88,6 +88,24 @@ OPTIONS = (
         "choices that may wait and run at once, of each key or address; 0: no limit; "
         "default: none for keys and for loopback addresses, 512 for other addresses",
     ),
+    Option(
+        "max-websockets",
+        int,
+        "WebSockets open at once, of each key, or without keys of each address; beyond it 429 with Retry-After; 0: no "
+        "limit; default: 64, and none for loopback addresses without keys",
+    ),
+    Option(
+        "max-connections",
+        int,
+        "connections open at once, WebSockets included; beyond it 503 with Retry-After; default: the limit of open "
+        "files (`ulimit -n`) less 64",
+    ),
+    Option(
+        "max-connections-per-address",
+        int,
+        "connections open at once from one address; beyond it 429 with Retry-After; 0: no limit; default: 256, and "
+        "none for loopback addresses and for the proxies in FORWARDED_ALLOW_IPS",
+    ),
     Option("max-body", int, "most bytes of a request's body"),
     Option(
         "websocket-idle-timeout",

@@ -33,6 +33,7 @@ from app.streams import Encoder, StreamLog
 from app.tenants import LIMITS, Tenant
 from app.text import TextModel
 from app.turnstile import Turnstile
+from app.websocket_limits import WebSocketLimits
 from engine.errors import ContextExceeded, RequestRefused
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
@@ -82,6 +83,7 @@ class Service:
     )  # /tokenize and /detokenize: no answer waits for them
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
+    websockets: WebSocketLimits = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
     _running: int = 0  # choices of requests that have had a slot, and have not ended
 
@@ -89,6 +91,7 @@ class Service:
         self.encoding = Encoding(self.text)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMITS}
         self.limits = RateLimits(defaults, time.monotonic)
+        self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property

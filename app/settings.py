@@ -59,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
     requests_per_minute: int | None = None  # of each tenant that has no limit of its own; 0: no limit
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    max_websockets: int | None = None
+    max_connections: int | None = None  # None: by the limit of open files
+    max_connections_per_address: int | None = None  # None: a default beyond loopback; 0: no limit
     max_body: int = 4 << 20
     websocket_idle_timeout: float = 3600.0
     resume_ttl: float = 300.0
@@ -155,6 +158,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue_tokens", 1),
         ("max_body", 1),
         *((limit, 0) for limit in LIMITS),
+        ("max_connections", 1),
+        ("max_connections_per_address", 0),
         ("websocket_idle_timeout", 1),
         ("resume_ttl", 0),
         ("watchdog_timeout", 5),

@@ -10,6 +10,8 @@ max_queue_tokens = 200000
 requests_per_minute = 600
 tokens_per_minute = 1000000
 max_concurrency = 64  # choices of its requests that may wait and run at once
+max_websockets = 16   # open at once
+websocket_idle_timeout = 600.0  # seconds
 created = 2026-11-27T12:00:00Z  # of the key; `carousel keys` writes and lists it, and the server does not use it
 """
 
@@ -26,6 +28,8 @@ import msgspec
 from app.tenants import ALL_TIERS, LIMITS, SENT, Tenant, TenantLimits, can_be_sent, key_digest
 
 DIGEST = re.compile("[0-9a-f]{64}")
+FROM_ONE = ("deadline_ms", "max_queue", "max_queue_tokens", "websocket_idle_timeout")
+LEAST = dict.fromkeys(LIMITS, 0) | dict.fromkeys(FROM_ONE, 1)
 LIMIT_FIELDS = TenantLimits.__struct_fields__
 
 
@@ -97,8 +101,7 @@ def _check_limits(table: TenantLimits, at: str) -> None:
     wrong = [tier for tier in table.tiers if tier not in ALL_TIERS]
     if wrong or not table.tiers:
         raise TenantError(f"{at}.tiers must be some of {', '.join(ALL_TIERS)}, not {wrong or 'none'}")
-    least = {"deadline_ms": 1, "max_queue": 1, "max_queue_tokens": 1, **dict.fromkeys(LIMITS, 0)}
-    for limit, minimum in least.items():
+    for limit, minimum in LEAST.items():
         value = getattr(table, limit)
         if value is not None and not value >= minimum:  # refuses NaN too
             raise TenantError(f"{at}.{limit} must be at least {minimum}, not {value}")

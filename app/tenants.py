@@ -21,7 +21,8 @@ TIER_OF_CLASS = {
     ServiceClass.BATCH: "flex",
 }
 ALL_TIERS = tuple(TIER_OF_CLASS.values())
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")  # of a tenant, or of all by options
+# Limits of a tenant, or of all by options of the same names.
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "max_websockets")
 ID_DIGITS = 16  # of a digest: enough to tell owners apart, short enough for logs
 SENT = "printable ASCII without spaces"  # what `can_be_sent` wants
 
@@ -37,6 +38,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     requests_per_minute: int | None = None  # None: the option of this name; 0: no limit
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    max_websockets: int | None = None
+    websocket_idle_timeout: float | None = None  # seconds; None: as the option has it
 
 
 class Tenant(TenantLimits, frozen=True, kw_only=True):
