@@ -1,4 +1,4 @@
-"""The `carousel` command: serve a model, measure a server, say where the time went and what was used."""
+"""The `carousel` command: serve a model, edit its API keys, measure a server, show where time and tokens went."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from app.usage import add_arguments as add_usage_arguments
 
         add_usage_arguments(usage)
+    keys = commands.add_parser("keys", help="add, list and revoke API keys, in the file of `serve --keys-file`")
+    if "keys" in given[:1]:
+        from app.keys_command import add_arguments as add_keys_arguments
+
+        add_keys_arguments(keys)
     add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
     options = parser.parse_args(arguments)
     try:
@@ -48,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _explain(options)
         if options.command == "usage":
             return _usage(options)
+        if options.command == "keys":
+            return _keys(options)
         settings = resolve(vars(options), download=_download)
         return _serve(settings, vars(options))
     except (SettingsError, ConfigError) as error:
@@ -100,6 +107,22 @@ def _usage(options: argparse.Namespace) -> int:
     else:
         sys.stdout.buffer.write(f"{told}\n".encode())  # for programs: whatever the terminal is, no name may change
         sys.stdout.flush()
+    return 0
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from app.keys_command import run
+    from app.keys_file import KeysFileError
+
+    try:
+        text, remark = run(options)
+    except KeysFileError as error:
+        print(f"carousel: {error}", file=sys.stderr)
+        return 1
+    if text:
+        say(text)
+    if remark:
+        print(remark, file=sys.stderr)
     return 0
 
 

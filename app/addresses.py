@@ -1,8 +1,9 @@
-"""Addresses of clients: which of them count as one client."""
+"""Addresses of clients and proxies."""
 
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 
 IPV6_PREFIX = 64  # bits; the network that one subscriber or machine gets, with all of its addresses
 
@@ -24,3 +25,22 @@ def client_network(client: tuple[str, int] | None) -> str:
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((int(address), IPV6_PREFIX), strict=False))
+
+
+class AddressList:
+    """Addresses and networks, separated by commas; "*" is all of them. Other names contain no address."""
+
+    def __init__(self, listed: str) -> None:
+        entries = [entry.strip() for entry in listed.split(",")]
+        self._has_all = "*" in entries
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        for entry in entries:
+            with suppress(ValueError):
+                self._networks.append(ipaddress.ip_network(entry))
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            address = ipaddress.ip_address(str(name))
+        except ValueError:
+            return False
+        return self._has_all or any(address in network for network in self._networks)

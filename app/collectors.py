@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from app.admission import Admission
 from app.client import EngineClient, Phase
+from app.connection_limits import ConnectionLimits
 from app.energy import Energy
 from app.refused_keys import RefusedKeys
 from engine.log_queue import LogWriter
@@ -216,4 +217,23 @@ class RefusedKeysCollector(Collector):
         text = "Requests with a wrong key, of tenants, of the operator or for /metrics."
         refused = CounterMetricFamily("carousel:keys_refused", text, labels=("model_name",))
         refused.add_metric([self._model], self._refused_keys.total)
+        yield refused
+
+
+class ConnectionCollector(Collector):
+    """Reads open connections and those that were refused."""
+
+    def __init__(self, connections: ConnectionLimits, model: str) -> None:
+        self._connections = connections
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        opened = GaugeMetricFamily("carousel:connections", "Open connections, WebSockets included.", labels=labels)
+        opened.add_metric([self._model], self._connections.open)
+        yield opened
+        text = "Connections refused, by the limit that was reached."
+        refused = CounterMetricFamily("carousel:connections_refused", text, labels=(*labels, "limit"))
+        for limit, count in self._connections.refused.items():
+            refused.add_metric([self._model, limit], count)
         yield refused

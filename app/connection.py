@@ -10,15 +10,18 @@ import json
 import socket
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.errors import ApiError, error_body
+from app.connection_limits import ConnectionLimits, Release
+from app.errors import ApiError
 from app.following import AT_ONCE
 from app.patience import Patience
 from app.request_head import check_codings, check_headers, check_version
 from app.request_log import client_request_id, new_request_id
+from app.websocket import WebSocketProtocol
 
 MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 HEAD_SECONDS = 30.0  # that they may take
@@ -45,18 +48,31 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0  # that came while it had no end
     _head_size = 0  # of its address and whole headers, which may all come at once with a body behind them
     _head_refusal: ApiError | None = None  # of a head that the parser would take
+    _refusal: ApiError | None = None  # of a connection that waits for its first bytes to be refused
     _deadline: asyncio.TimerHandle | None = None  # of what is coming
     _next_turn: asyncio.TimerHandle | None = None  # of `_parse_some`
     _found = 0  # pieces of a body, in this turn of the event loop
+
+    def __init__(self, *args: Any, limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits or ConnectionLimits()
+        self._on_lost: Release | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._unparsed = bytearray()
         _keep_little(transport)
         self._patience = Patience(transport)
-        self._expect(HEAD_SECONDS)
+        try:
+            self._on_lost = self._limits.enter(self.client)
+        except ApiError as refusal:
+            self._refuse_connection(refusal)
+        else:
+            self._expect(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._on_lost is not None:
+            self._on_lost()
         self._expect(None)
         self._patience.end()
         self._unparsed.clear()
@@ -74,6 +90,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
+            return
+        if self._refusal is not None:
+            self._refuse(self._refusal)
             return
         if not self._unparsed and len(data) <= PARSE_BYTES:
             self._parse(data)
@@ -120,10 +139,13 @@ class Connection(HttpToolsProtocol):
         """Hand the connection over, with the frames of a client that did not wait for the answer."""
         self._expect(None)
         self.handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        assert isinstance(protocol, WebSocketProtocol)
+        protocol.on_lost = self._on_lost
         rest += bytes(self._unparsed)
         self._unparsed.clear()
         if rest:
-            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
+            protocol.data_received(rest)
 
     def _refuse_invalid(self, error: httptools.HttpParserError) -> None:
         if self._head_size > MAX_HEAD:
@@ -142,10 +164,11 @@ class Connection(HttpToolsProtocol):
                     check_version("")
             except ApiError as found:
                 refusal = found
-        self._refuse(refusal.status, str(refusal), refusal.code or "")
+        self._refuse(refusal)
 
     def _refuse_head(self) -> None:
-        self._refuse(431, f"the request's line and headers have more than {MAX_HEAD} bytes", "headers_too_large")
+        message = f"the request's line and headers have more than {MAX_HEAD} bytes"
+        self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def on_message_begin(self) -> None:
         if self._is_answering:
@@ -195,7 +218,7 @@ class Connection(HttpToolsProtocol):
 
     def _lose_patience(self) -> None:
         if self._is_head or (self._is_answering and not self.cycle.response_started):
-            self._refuse(408, "the request did not come to its end in time", "request_timeout")
+            self._refuse(ApiError(408, "the request did not come to its end in time", code="request_timeout"))
         else:  # nothing was asked, or it has been answered before its end
             self.transport.close()
 
@@ -231,18 +254,34 @@ class Connection(HttpToolsProtocol):
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
+    def _refuse_connection(self, refusal: ApiError) -> None:
+        """Refuse a connection when its first bytes come, as some clients take no answer before they have sent a
+        request. Beyond a number of such connections it is refused and closed at once: each occupies an open file."""
+        self._on_lost = self._limits.linger()
+        if self._on_lost is None:
+            self._refuse(refusal)
+            self.transport.close()
+        else:
+            self._refusal = refusal
+            self._deadline = self.loop.call_later(LINGER, self._refuse, refusal)
+
+    def _refuse(self, refusal: ApiError) -> None:
         self._expect(None)
         self._is_deaf = True
         if self._is_answering:  # whoever waits for the body need not any more, and nothing is written behind this
             self.scope["extensions"] = {}
             self._leave()
-        body = json.dumps(error_body(status, message, code=code)).encode()
-        self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-            b"x-request-id: %s\r\n\r\n%s"
-            % (status, HTTPStatus(status).phrase.encode(), len(body), self._request_id.encode(), body)
-        )
+        body = json.dumps(refusal.body).encode()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            "x-request-id": self._request_id,
+            **refusal.headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        status = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
+        self.transport.write(f"{status}{lines}\r\n".encode() + body)
         self.transport.write_eof()
         # Closed with bytes unread, the connection would be reset, which overtakes what was just said.
         self.loop.call_later(LINGER, self.transport.close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -12,13 +11,11 @@ from types import FrameType
 
 import uvicorn
 
+from app.key_reload import KeyReload
 from app.service import Service
-from app.settings import SettingsError
-from app.tenants import Tenant
-
-log = logging.getLogger("carousel")
 
 GOODBYE_SECONDS = 1.0  # for tasks without clients to end
+TICKS_PER_POLL = 10  # a second: uvicorn ticks every 0.1 s
 HANG_UP_SECONDS = 2.0  # after the drain, for clients to take the end of their answers; below uvicorn's own limit
 
 
@@ -31,14 +28,12 @@ class GracefulServer(uvicorn.Server):
         config: uvicorn.Config,
         service: Service,
         drain_timeout: float,
-        read_tenants: Callable[[], tuple[Tenant, ...]],
+        keys: KeyReload,
     ) -> None:
-        """read_tenants: raises `SettingsError`."""
         super().__init__(config)
         self._service = service
         self._drain_timeout = drain_timeout
-        self._read_tenants = read_tenants
-        self._reading: asyncio.Task[None] | None = None
+        self._keys = keys
 
     @property
     def exit_status(self) -> int:
@@ -56,7 +51,7 @@ class GracefulServer(uvicorn.Server):
             signal.SIGUSR1: self._begin_drain,
         }
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            handlers[signal.SIGHUP] = self._begin_reading
+            handlers[signal.SIGHUP] = self._keys.reload
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
@@ -72,7 +67,9 @@ class GracefulServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Stop when a drain was asked for, however."""
+        """Stop after a request to drain; look at the keys file every second."""
+        if counter % TICKS_PER_POLL == 0:
+            self._keys.poll()
         self.should_exit = self.should_exit or self._service.draining
         return await super().on_tick(counter)
 
@@ -95,16 +92,3 @@ class GracefulServer(uvicorn.Server):
     def _hang_up(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-
-    def _begin_reading(self) -> None:
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        try:
-            tenants = await asyncio.to_thread(self._read_tenants)
-            self._service.replace_tenants(tenants)
-        except SettingsError as error:
-            log.error("SIGHUP: keys and tenants stay as they were: %s", error)
-        else:
-            log.warning("SIGHUP: keys and tenants were read again: %d keys", len(tenants))

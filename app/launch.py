@@ -6,25 +6,31 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import shutil
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
 import uvicorn
 from tqdm import tqdm
 
+from app.addresses import AddressList
 from app.chat_template import TemplateBroken
 from app.checkpoint_files import TokenizerMissing
 from app.client import EngineClient, EngineUnavailable
 from app.connection import Connection
+from app.connection_limits import RESERVED_FILES, ConnectionLimits
 from app.graceful import GracefulServer
+from app.key_reload import KeyReload
+from app.keys_file import is_exposed
 from app.patience import UNREAD_SECONDS, keep_unread
 from app.security import is_loopback
 from app.server import create_app
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from app.tenants import Tenant
 from app.text import TextModel
 from app.turnstile import keep_little_memory
@@ -35,7 +41,7 @@ log = logging.getLogger("carousel")
 
 MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10  # after the drain
-MIN_OPEN_FILES = 64  # for the engine, files, and a few connections
+MIN_OPEN_FILES = 2 * RESERVED_FILES  # the other half is for connections
 BACKLOG = 2048  # connections that may wait to be accepted
 # Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
 # request starts a walk, most of which finds those of requests that are still being answered.
@@ -46,11 +52,15 @@ SWITCH_SECONDS = 0.001
 LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
 
 
-def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[Tenant, ...]]) -> int:
-    """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with."""
+def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tuple[Tenant, ...]]) -> int:
+    """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
+
+    read_configured: returns the current tenants of the options and the config file; see `KeyReload`.
+    """
     if (files := _allow_files()) < MIN_OPEN_FILES:
         logs.announce(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
         return 1
+    connections = _connection_limits(settings, files)
     try:
         text = load_text(settings)
         bound = _bind(settings.host, settings.port)
@@ -65,7 +75,7 @@ def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[T
         log_format=settings.log_format,
         restart_interval=settings.restart_interval,
     )
-    app = create_app(settings, client, text, logs.writer)
+    app = create_app(settings, client, text, logs.writer, connections)
     config = uvicorn.Config(
         app,
         # Never debug: the WebSocket library then logs the text of every frame.
@@ -73,7 +83,8 @@ def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[T
         log_config=None,
         access_log=False,
         root_path=settings.root_path,
-        http=Connection,
+        forwarded_allow_ips=_proxies(),
+        http=cast(type[asyncio.Protocol], partial(Connection, limits=connections)),  # as it makes protocols
         ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes
@@ -81,7 +92,8 @@ def run(settings: Settings, logs: LogHandler, read_tenants: Callable[[], tuple[T
         server_header=False,
         backlog=BACKLOG,
     )
-    server = GracefulServer(config, app.state.service, settings.drain_timeout, read_tenants)
+    keys = KeyReload(app.state.service, read_configured)
+    server = GracefulServer(config, app.state.service, settings.drain_timeout, keys)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
         return runner.run(_run(server, client, bound, settings, logs))
 
@@ -102,9 +114,11 @@ async def _run(
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
-    if not (settings.tenants or is_loopback(settings.host)):
-        log.warning("anybody who reaches %s may use it; --api-key lets in those who have a key", settings.host)
-    if "*" in settings.allowed_origins and not settings.tenants:
+    if not (settings.requires_keys or is_loopback(settings.host)):
+        log.warning("every client that reaches %s may use it; --api-key and --keys-file require keys", settings.host)
+    if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):
+        log.warning("group or other users may read or write the keys file %s; chmod 600 it", settings.keys_file)
+    if "*" in settings.allowed_origins and not settings.requires_keys:
         log.warning("any page in a browser that reaches it may use it; --allowed-origins names those that may")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url, logs))
@@ -183,6 +197,21 @@ def _allow_files() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _connection_limits(settings: Settings, files: int) -> ConnectionLimits:
+    """Return the limits of connections where `files` may be open. Raises `SettingsError`."""
+    most = files - RESERVED_FILES
+    total = settings.max_connections or most
+    if total > most:
+        reason = f"`ulimit -n` allows {files:,} open files, of which {RESERVED_FILES} are reserved"
+        raise SettingsError(f"max_connections must be at most {most:,}, not {total:,}: {reason}")
+    return ConnectionLimits(total, settings.max_connections_per_address, AddressList(_proxies()))
+
+
+def _proxies() -> str:
+    """Return the addresses and networks of trusted proxies, by uvicorn's variable and default."""
+    return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -113,7 +113,7 @@ class Metrics:
         )
         objectives.labels(self._model, "ttft").set(settings.slo_ttft)
         objectives.labels(self._model, "itl").set(settings.slo_itl)
-        self.names = {tenant.id: tenant.name for tenant in settings.tenants}
+        self.names = {tenant.id: tenant.name for tenant in settings.tenants_by_digest.values()}
         self.recent = Recent(time.monotonic)
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, SECONDS)

@@ -17,7 +17,7 @@ from app.addresses import client_network
 from app.errors import ApiError, KeyRefused, error_body
 from app.request_log import TENANT
 from app.settings import Settings
-from app.tenants import ANYBODY, Tenant, anonymous
+from app.tenants import ANYBODY, Tenant, anonymous, key_digest
 
 PROBES = ("/livez", "/readyz")
 JSON_TYPES = frozenset({"application/json", ""})
@@ -26,21 +26,21 @@ JSON_TYPES = frozenset({"application/json", ""})
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
     """Return the tenant of the key, or of the address where no keys are configured. Raises `ApiError` (401).
 
-    Every configured key is compared, each in constant time: neither length nor place of a near miss can be timed.
+    The given key is hashed and its digest looked up. The time of the lookup depends on the digest alone, from which no
+    key can be found: a near miss of a key has an unrelated digest.
     """
-    if not settings.tenants:
+    if not settings.requires_keys:
         connection.scope[TENANT] = ANYBODY.name
         return anonymous(client_network(connection.scope.get("client")))
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
         key = credentials.strip() if scheme.lower() == "bearer" else ""
-    given = key.encode("utf-8", "surrogatepass")
-    matches = [tenant for tenant in settings.tenants if hmac.compare_digest(given, tenant.key.encode())]
-    if not matches:
+    tenant = settings.tenants_by_digest.get(key_digest(key))
+    if tenant is None:
         message = "a valid API key is needed: Authorization: Bearer KEY"
         raise KeyRefused(message, "invalid_api_key", was_given=bool(key))
-    connection.scope[TENANT] = matches[0].name
-    return matches[0]
+    connection.scope[TENANT] = tenant.name
+    return tenant
 
 
 def authenticate_operator(connection: HTTPConnection, settings: Settings) -> None:
@@ -55,7 +55,7 @@ def authenticate_metrics(connection: HTTPConnection, settings: Settings) -> None
     """Raise `ApiError` unless the request may read /metrics. With keys, the names and volumes of tenants are not for
     each of them: 401 without the metrics key or the operator key, 403 where neither is configured."""
     keys = [key for key in (settings.metrics_key, settings.operator_key) if key]
-    if settings.public_metrics or not (settings.tenants or settings.metrics_key):
+    if settings.public_metrics or not (settings.requires_keys or settings.metrics_key):
         return
     if not keys:
         message = "With API keys, /metrics needs --metrics-key or --operator-key, or --public-metrics to need none."

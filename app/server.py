@@ -22,7 +22,15 @@ from app.addresses import client_network
 from app.admission import Admission
 from app.assets import Assets
 from app.client import EngineClient
-from app.collectors import AdmissionCollector, EnergyCollector, LogCollector, MeteringCollector, RefusedKeysCollector
+from app.collectors import (
+    AdmissionCollector,
+    ConnectionCollector,
+    EnergyCollector,
+    LogCollector,
+    MeteringCollector,
+    RefusedKeysCollector,
+)
+from app.connection_limits import ConnectionLimits
 from app.energy import Energy
 from app.errors import ApiError, KeyRefused, error_body
 from app.loop_lag import LoopLag
@@ -43,9 +51,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("carousel.server")
 
 
-def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: LogWriter | None = None) -> Starlette:
-    """The ASGI application. It starts `client` with the server and stops it with it. Raises `SettingsError` when what
-    it was told to write to cannot be written. logs: the queue whose dropped lines /metrics counts."""
+def create_app(
+    settings: Settings,
+    client: EngineClient,
+    text: TextModel,
+    logs: LogWriter | None = None,
+    connections: ConnectionLimits | None = None,
+) -> Starlette:
+    """Return the ASGI application. It starts `client` with the server and stops it with it. Raises `SettingsError` when
+    a file that it is to write cannot be written.
+
+    logs, connections: counted in /metrics.
+    """
     service = Service(
         settings=settings,
         client=client,
@@ -58,7 +75,7 @@ def create_app(settings: Settings, client: EngineClient, text: TextModel, logs: 
         started=int(time.time()),  # deliberately the wall clock: it is shown to clients
     )
 
-    _collect(service, logs)
+    _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 
     @asynccontextmanager
@@ -138,12 +155,13 @@ def _metering(settings: Settings) -> Metering | None:
     return Metering(Path(settings.metering))
 
 
-def _collect(service: Service, logs: LogWriter | None) -> None:
+def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLimits) -> None:
     """Add to /metrics what is read when somebody scrapes."""
     registry, model = service.metrics.registry, service.settings.model_name
     registry.register(AdmissionCollector(service.admission, model))
     registry.register(EnergyCollector(service.energy, model))
     registry.register(LogCollector(logs))
+    registry.register(ConnectionCollector(connections, model))
     registry.register(RefusedKeysCollector(service.refused_keys, model))
     if service.metering is not None:
         registry.register(MeteringCollector(service.metering, model))

@@ -33,6 +33,7 @@ from app.streams import Encoder, StreamLog
 from app.tenants import LIMITS, Tenant
 from app.text import TextModel
 from app.turnstile import Turnstile
+from app.websocket_limits import WebSocketLimits
 from engine.errors import ContextExceeded, RequestRefused
 from engine.host import cores
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
@@ -84,6 +85,7 @@ class Service:
     probes: Turnstile = field(default_factory=lambda: Turnstile(1, share=BODY_SHARE))
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
+    websockets: WebSocketLimits = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
     _running: int = 0  # choices of requests that have had a slot, and have not ended
 
@@ -91,6 +93,7 @@ class Service:
         self.encoding = Encoding(self.text)
         defaults = {limit: getattr(self.settings, limit) for limit in LIMITS}
         self.limits = RateLimits(defaults, time.monotonic)
+        self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
 
     @property
@@ -343,14 +346,20 @@ class Service:
         for generation in self.registry.live():
             generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
-    def replace_tenants(self, tenants: tuple[Tenant, ...]) -> None:
-        """Admit requests by these keys from now on; running answers and open sessions go on. Raises `SettingsError`
-        where no key would be left, which would admit everybody."""
-        check_keys(tenants, self.settings.operator_key, self.settings.metrics_key)
-        if self.settings.tenants and not tenants:
+    def replace_tenants(self, tenants: tuple[Tenant, ...], keys_file_tenants: tuple[Tenant, ...] = ()) -> None:
+        """Admit requests by these keys from now on; running answers go on. Raises `SettingsError` for a key that has
+        another use here, and where no key would be left without a keys file, which would admit every client."""
+        changed = msgspec.structs.replace(self.settings, tenants=tenants, keys_file_tenants=keys_file_tenants)
+        check_keys(changed.tenants_by_digest, changed.operator_key, changed.metrics_key)
+        if self.settings.requires_keys and not changed.requires_keys:
             raise SettingsError("no key is left; restart the server to serve without keys")
-        self.settings = msgspec.structs.replace(self.settings, tenants=tenants)
-        self.metrics.names |= {tenant.id: tenant.name for tenant in tenants}
+        self.settings = changed
+        self.metrics.names |= {tenant.id: tenant.name for tenant in changed.tenants_by_digest.values()}
+
+    def current_tenant(self, tenant: Tenant) -> Tenant | None:
+        """Return `tenant` with its current limits; None if its key was revoked, or if it has none and one is required
+        by now."""
+        return self.settings.tenants_by_digest.get(tenant.digest) if self.settings.requires_keys else tenant
 
     def close(self) -> None:
         """Have on the disk what is to be there. Blocks; once more does nothing."""

@@ -13,16 +13,19 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from app.generation_config import AUTO, FILE, NONE, config_file
+from app.keys_file import KeysFileError, read_keys_file
 from app.model_folder import ModelNotFound, find_folder
+from app.options import OPTIONS, Option
 from app.resources import demo_model
-from app.tenants import LIMITS, SENT, Tenant, TenantError, can_be_sent, of_key, read_tenants
+from app.tenant_tables import TenantError, read_tables, tenants_of
+from app.tenants import LIMITS, SENT, Tenant, can_be_sent, key_digest, of_key
 from engine.config import EngineConfig
 
 # How what may be listed looks, and what it is called where it does not.
@@ -34,14 +37,16 @@ class SettingsError(Exception):
     """An option has a value that cannot be used; the message names it."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: for the cached property
     """The server's own options, and the engine's."""
 
     engine: EngineConfig
     model_name: str
     host: str = "127.0.0.1"
     port: int = 8000
-    tenants: tuple[Tenant, ...] = ()  # none: everybody is let in
+    tenants: tuple[Tenant, ...] = ()  # of --api-key and the config file
+    keys_file: str | None = None
+    keys_file_tenants: tuple[Tenant, ...] = ()
     root_path: str = ""  # such as /llm
     allowed_hosts: tuple[str, ...] = ()  # besides the server's own names; "*": any
     allowed_origins: tuple[str, ...] = ()  # of others' pages that may ask; "*": any
@@ -54,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None = None  # of each tenant that has no limit of its own; 0: no limit
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    max_websockets: int | None = None
+    max_connections: int | None = None  # None: by the limit of open files
+    max_connections_per_address: int | None = None  # None: a default beyond loopback; 0: no limit
     max_body: int = 4 << 20
     websocket_idle_timeout: float = 3600.0
     resume_ttl: float = 300.0
@@ -73,190 +81,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "text"
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: where it goes, how it is read, what it is for."""
-
-    name: str  # the flag without its dashes; the environment and the file use it with underscores
-    kind: type
-    text: str
-    engine: bool = False  # it belongs to EngineConfig, under the same name with underscores
-    choices: tuple[str, ...] = ()
-    short: str = ""
-
     @property
-    def key(self) -> str:
-        return self.name.replace("-", "_")
+    def requires_keys(self) -> bool:
+        """Whether clients need a key. With a keys file they do even while it is empty, so that revoking the last key
+        admits no client."""
+        return self.keys_file is not None or bool(self.tenants)
 
-    @property
-    def variable(self) -> str:
-        return f"CAROUSEL_{self.key.upper()}"
-
-
-OPTIONS = (
-    Option("host", str, "address to listen on; 127.0.0.1 is this machine only"),
-    Option("port", int, "port to listen on; 0 takes a free one"),
-    Option("served-model-name", str, "the name clients use; default: the folder's"),
-    Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
-    Option("root-path", str, "path under which a proxy serves this server, such as /llm, stripped or not"),
-    Option(
-        "allowed-hosts",
-        str,
-        "names in the Host header that are accepted besides localhost, separated by commas, such as a proxy's; *: any; "
-        "default: none on a loopback address; on others every IP address and this machine's own names",
-    ),
-    Option(
-        "allowed-origins",
-        str,
-        "whose pages may ask from a browser besides this server's own, separated by commas, such as "
-        "https://chat.example.com; *: any; default: none",
-    ),
-    Option("chat-template", str, "file with a Jinja chat template to use instead of the checkpoint's"),
-    Option(
-        "generation-config",
-        str,
-        "which generation_config.json recommends sampling parameters and names the tokens that end a text: auto is the "
-        "checkpoint's own, none recommends nothing, anything else is the path of a file or of a folder that has one",
-    ),
-    Option(
-        "allow-control-tokens",
-        bool,
-        "encode control tokens in chat messages, such as <|im_end|>, as the model's own; by default they are plain "
-        "text there, so that no message can forge a turn",
-    ),
-    Option("max-queue", int, "most requests of a class that wait; beyond it clients get 503 with Retry-After"),
-    Option("max-queue-tokens", int, "most prompt tokens of a class that wait"),
-    Option(
-        "max-queue-share",
-        float,
-        "the part of --max-queue and --max-queue-tokens that one tenant (a key, or without keys an address) may take "
-        "in a class; beyond it that tenant gets 429 with Retry-After, and others are still admitted; 1: all",
-    ),
-    Option(
-        "requests-per-minute",
-        int,
-        "requests a minute of each key, or without keys of each address; beyond it 429 with Retry-After; 0: no limit; "
-        "default: none for keys and for loopback addresses, 3000 for other addresses",
-    ),
-    Option(
-        "tokens-per-minute",
-        int,
-        "tokens a minute, of prompts and answers, of each key or address; 0: no limit; "
-        "default: none for keys and for loopback addresses, 3000000 for other addresses",
-    ),
-    Option(
-        "max-concurrency",
-        int,
-        "choices that may wait and run at once, of each key or address; 0: no limit; "
-        "default: none for keys and for loopback addresses, 512 for other addresses",
-    ),
-    Option("max-body", int, "most bytes of a request's body"),
-    Option(
-        "websocket-idle-timeout",
-        float,
-        "seconds without a frame from the client and without a response after which a WebSocket is closed; inf: never",
-    ),
-    Option("resume-ttl", float, "seconds a finished answer can still be read again"),
-    Option(
-        "watchdog-timeout",
-        float,
-        "seconds without progress, inside a step too, after which an engine is replaced; inf: never",
-    ),
-    Option(
-        "restart-interval",
-        float,
-        "seconds between further engine starts after several in a row failed; default: the process exits with status 1",
-    ),
-    Option("drain-timeout", float, "seconds that running answers get to finish when the server is told to stop"),
-    Option("operator-key", str, "key for POST /drain, better given by the variable; default: the route is refused"),
-    Option(
-        "metrics-key",
-        str,
-        "key for GET /metrics, better given by the variable; the operator key is accepted too; "
-        "default: /metrics needs a key only where API keys are configured",
-    ),
-    Option("public-metrics", bool, "GET /metrics needs no key, although API keys are configured"),
-    Option("slo-ttft", float, "seconds to the first token that count as good, for the goodput in /metrics"),
-    Option("slo-itl", float, "seconds between tokens, on average over an answer, that count as good"),
-    Option(
-        "metering", str, "SQLite file for a row of every request, to bill from (see `carousel usage`); default: none"
-    ),
-    Option("price-per-hour", float, "of the whole machine, for the cost in /metrics"),
-    Option("page-title", str, "name that the chat page shows for this server"),
-    Option(
-        "page-examples",
-        str,
-        "questions that an empty conversation on the chat page offers, one a line; an empty text offers nothing; "
-        "default: some that the demo model can answer",
-    ),
-    Option(
-        "page-system-prompt",
-        str,
-        "system prompt that new conversations on the chat page begin with; each person can change it there; default: "
-        "none",
-    ),
-    Option("log-level", str, "how much is logged", choices=("debug", "info", "warning", "error")),
-    Option("log-format", str, "json writes each log line as a JSON object", choices=("text", "json")),
-    Option("device", str, "auto, cpu, cuda or cuda:N", engine=True),
-    Option("dtype", str, "what is computed in", engine=True, choices=("auto", "float32", "bfloat16", "float16")),
-    Option(
-        "kv-cache-dtype",
-        str,
-        "what keys and values are kept in; default: as the weights",
-        engine=True,
-        choices=("auto", "float32", "bfloat16", "float16"),
-    ),
-    Option(
-        "kernels", str, "torch computes without our kernels, for comparison", engine=True, choices=("auto", "torch")
-    ),
-    Option("batch-invariant", bool, "on a GPU: the same text in every batch, bit for bit; slower", engine=True),
-    Option("enforce-eager", bool, "no CUDA graphs: a faster start, slower tokens", engine=True),
-    Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
-    Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),
-    Option("max-num-seqs", int, "slots: sequences that run at once", engine=True),
-    Option(
-        "max-num-batched-tokens", int, "token budget of one step; default: what is read in --step-time", engine=True
-    ),
-    Option("step-time", float, "fixed seconds a step may take for prompts; default: by the ITL targets", engine=True),
-    Option(
-        "target-itl-interactive",
-        float,
-        "longest time between two tokens of a running interactive answer, in seconds, while other prompts are read; "
-        "default: 0.06",
-        engine=True,
-    ),
-    Option("target-itl-standard", float, "the same for standard answers; default: 0.08", engine=True),
-    Option("target-itl-batch", float, "the same for batch answers; default: 0.25", engine=True),
-    Option("prefill-chunk", int, "most prompt tokens of one sequence in one step", engine=True),
-    Option("page-size", int, "tokens in a KV page", engine=True),
-    Option("num-pages", int, "KV pages; default: sized from memory", engine=True),
-    Option("gpu-memory-utilization", float, "share of the memory to use (same as --memory-fraction)"),
-    Option("memory-fraction", float, "share of the memory to use", engine=True),
-    Option("swap-space", float, "GiB of host memory for paused sequences", engine=True),
-    Option("enable-prefix-caching", bool, "keep and reuse the KV of common prefixes (default: on)", engine=True),
-    Option(
-        "batching",
-        str,
-        "static and dynamic take a batch at a time, for comparison",
-        engine=True,
-        choices=("continuous", "static", "dynamic"),
-    ),
-    Option("batch-size", int, "static, dynamic: requests that make a batch complete; default: all slots", engine=True),
-    Option("batch-timeout", float, "static, dynamic: seconds after which it starts incomplete", engine=True),
-    Option(
-        "scheduling-policy",
-        str,
-        "who goes first and who makes way; the others are for comparison",
-        engine=True,
-        choices=("carousel", "orca", "vllm", "sglang", "fastserve"),
-    ),
-    Option("threads", int, "CPU threads of the engine; default: one a core", engine=True),
-    Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
-    Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
-    Option("stretch", float, "times longer that a step may take at most for who rides along", engine=True),
-    Option("min-share", int, "tokens a resumed request may generate before it is paused again", engine=True),
-)
+    @cached_property
+    def tenants_by_digest(self) -> dict[str, Tenant]:
+        """Tenants of all sources, by the digests of their keys."""
+        return {tenant.digest: tenant for tenant in (*self.tenants, *self.keys_file_tenants)}
 
 
 # Variables that look like options: what is no option itself, and what tests and benchmarks are told.
@@ -316,6 +150,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     values["allowed_hosts"] = _listed(values, "allowed_hosts", *HOST)
     values["allowed_origins"] = _listed(values, "allowed_origins", *ORIGIN)
     values["tenants"] = _tenants(values.pop("tenants", ()), values.pop("api_key", None))
+    values["keys_file_tenants"] = read_keys(values.get("keys_file"), values["tenants"])
     if not 0 <= values.get("port", 0) <= 65535:
         raise SettingsError(f"port must lie in [0, 65535], not {values['port']}")
     limits = (
@@ -323,6 +158,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue_tokens", 1),
         ("max_body", 1),
         *((limit, 0) for limit in LIMITS),
+        ("max_connections", 1),
+        ("max_connections_per_address", 0),
         ("websocket_idle_timeout", 1),
         ("resume_ttl", 0),
         ("watchdog_timeout", 5),
@@ -340,7 +177,8 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     for key in ("restart_interval", "drain_timeout"):
         if values.get(key) == math.inf:
             raise SettingsError(f"{key} must be finite")
-    check_keys(values["tenants"], values.get("operator_key"), values.get("metrics_key"))
+    digests = {tenant.digest for tenant in (*values["tenants"], *values["keys_file_tenants"])}
+    check_keys(digests, values.get("operator_key"), values.get("metrics_key"))
     if values.get("price_per_hour") == math.inf:
         raise SettingsError("price_per_hour must be finite, or requests without a slot would cost NaN")
     if values.get("chat_template"):
@@ -357,22 +195,38 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
 
 def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
-    """Return keys and tenants as flags, environment and file have them now. Raises `SettingsError`."""
+    """Return keys and tenants as flags, environment and config file have them now. Raises `SettingsError`."""
     values = _from_all(flags, environment)
     return _tenants(values.get("tenants", ()), values.get("api_key"))
 
 
-def check_keys(tenants: tuple[Tenant, ...], operator_key: str | None, metrics_key: str | None = None) -> None:
-    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use."""
-    used = {tenant.key for tenant in tenants}
+def read_keys(keys_file: str | None, tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+    """Return the tenants of the keys file, if there is one. Raises `SettingsError`, also for a name or key that one of
+    `tenants` has, which are those of all other sources."""
+    if keys_file is None:
+        return ()
+    if not keys_file:
+        raise SettingsError("keys_file is given but empty: it must be the path of a file")
+    try:
+        return read_keys_file(Path(keys_file), tenants)
+    except KeysFileError as error:
+        raise SettingsError(str(error)) from None
+
+
+def check_keys(digests: Iterable[str], operator_key: str | None, metrics_key: str | None = None) -> None:
+    """Raise `SettingsError` for an operator's or a metrics key that cannot be sent or that has a second use.
+
+    digests: of the keys of tenants.
+    """
+    used = set(digests)
     for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
         if key is None:
             continue
         if not key or not can_be_sent(key):
             raise SettingsError(f"{name} must be {SENT}")
-        if key in used:
+        if key_digest(key) in used:
             raise SettingsError(f"{name} must not be an API key, the key of a tenant or another of the server's keys")
-        used.add(key)
+        used.add(key_digest(key))
 
 
 def _from_all(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -415,16 +269,14 @@ def _several(given: str | None) -> list[str]:
 
 def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     """Those the file names, and one for each further key."""
-    tenants = {tenant.key: tenant for tenant in named}
-    if len(tenants) < len(named):
-        raise SettingsError("tenants: two of them have the same key")
+    tenants = {tenant.digest: tenant for tenant in named}
     given = _several(keys)
     if keys is not None and not given:
         raise SettingsError("api_key is given but holds no key: leave it out to let everybody in")
     for number, key in enumerate(given, start=1):
         if not can_be_sent(key):
             raise SettingsError(f"api_key: key {number} must be {SENT}")
-        tenants.setdefault(key, of_key(key))
+        tenants.setdefault(key_digest(key), of_key(key))
     return tuple(tenants.values())
 
 
@@ -468,7 +320,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
             values[key] = str(value)
         elif key == "tenants":
             try:
-                values[key] = read_tenants(value, "tenants")
+                values[key] = tenants_of(read_tables(value, "tenants"))
             except TenantError as error:
                 raise SettingsError(f"config file {path}: {error}") from None
         elif key not in by_key:

@@ -1,23 +1,9 @@
-"""Tenants: whose requests they are. Each API key is one; the configuration file may say more about it.
-
-[tenants.night-reports]
-key = "sk-..."
-weight = 0.5          # its share of a class, against 1 for others
-tiers = ["flex"]      # which service tiers it may ask for
-deadline_ms = 60000   # of requests that name none
-max_queue = 100       # requests of it that may wait at once
-max_queue_tokens = 200000
-requests_per_minute = 600
-tokens_per_minute = 1000000
-max_concurrency = 64  # choices of its requests that may wait and run at once
-"""
+"""Tenants: the owners of requests. Each API key is one; app.tenant_tables reads the limits that files give them."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -35,32 +21,37 @@ TIER_OF_CLASS = {
     ServiceClass.BATCH: "flex",
 }
 ALL_TIERS = tuple(TIER_OF_CLASS.values())
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")  # of a tenant, or of all by options
+# Limits of a tenant, or of all by options of the same names.
+LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "max_websockets")
+ID_DIGITS = 16  # of a digest: enough to tell owners apart, short enough for logs
 SENT = "printable ASCII without spaces"  # what `can_be_sent` wants
 
 
-class TenantError(ValueError):
-    """What is said of a tenant cannot be used; the message names it."""
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of one tenant, named as in its table."""
 
-
-class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key's name and limits."""
-
-    name: str
-    key: str = ""
     weight: float = 1.0
     tiers: tuple[str, ...] = ALL_TIERS
     deadline_ms: int | None = None
     max_queue: int | None = None
     max_queue_tokens: int | None = None
-    requests_per_minute: int | None = None  # None: as the option of this name has it; 0: no limit
+    requests_per_minute: int | None = None  # None: the option of this name; 0: no limit
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    max_websockets: int | None = None
+    websocket_idle_timeout: float | None = None  # seconds; None: as the option has it
+
+
+class Tenant(TenantLimits, frozen=True, kw_only=True):
+    """Name, key digest and limits of one tenant."""
+
+    name: str
+    digest: str = ""  # of its key, as `key_digest` returns it; the key itself is not kept
 
     @property
     def id(self) -> str:
-        """Identify it in queues and in the engine: a digest of its key."""
-        return owner_id(self.key) if self.key else ""
+        """Identify it in queues and in the engine: the beginning of its digest."""
+        return self.digest[:ID_DIGITS]
 
     @property
     def owner(self) -> str:
@@ -93,7 +84,7 @@ class AnonymousTenant(Tenant, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        return owner_id(self.network) if self.network else ""
+        return key_digest(self.network)[:ID_DIGITS] if self.network else ""
 
     @property
     def owner(self) -> str:
@@ -113,9 +104,9 @@ def anonymous(network: str) -> Tenant:
     return AnonymousTenant(name=ANYBODY.name, network=network) if network else ANYBODY
 
 
-def owner_id(key: str) -> str:
-    """A digest of a key, short enough for logs."""
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+def key_digest(key: str) -> str:
+    """Return the SHA-256 of a key in hexadecimal digits. Keys are random, so a slow hash with a salt adds nothing."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def can_be_sent(key: str) -> bool:
@@ -124,37 +115,6 @@ def can_be_sent(key: str) -> bool:
 
 
 def of_key(key: str) -> Tenant:
-    """A tenant of which nothing is known but its key."""
-    return Tenant(name=f"key-{owner_id(key)[:6]}", key=key)
-
-
-def read_tenants(tables: Any, where: str) -> tuple[Tenant, ...]:
-    """`[tenants.NAME]` tables. Raises `TenantError`."""
-    if not isinstance(tables, dict):
-        raise TenantError(f"{where} must be tables such as [tenants.alice]")
-    tenants = []
-    for name, table in tables.items():
-        at = f"{where}.{name}"
-        try:
-            tenant = msgspec.convert({"name": name, **(table if isinstance(table, dict) else {"": table})}, Tenant)
-        except msgspec.ValidationError as error:
-            raise TenantError(f"{at}: {error}") from None
-        if not tenant.key:
-            raise TenantError(f"{at} needs a key")
-        if not can_be_sent(tenant.key):
-            raise TenantError(f"{at}.key must be {SENT}")
-        if not (0 < tenant.weight < math.inf):
-            raise TenantError(f"{at}.weight must be a positive number, not {tenant.weight}")
-        wrong = [tier for tier in tenant.tiers if tier not in ALL_TIERS]
-        if wrong or not tenant.tiers:
-            raise TenantError(f"{at}.tiers must be some of {', '.join(ALL_TIERS)}, not {wrong or 'none'}")
-        for limit in ("deadline_ms", "max_queue", "max_queue_tokens"):
-            value = getattr(tenant, limit)
-            if value is not None and value < 1:
-                raise TenantError(f"{at}.{limit} must be at least 1, not {value}")
-        for limit in LIMITS:
-            value = getattr(tenant, limit)
-            if value is not None and value < 0:
-                raise TenantError(f"{at}.{limit} must be at least 0, not {value}")
-        tenants.append(tenant)
-    return tuple(tenants)
+    """Return the tenant of a key that has no table."""
+    digest = key_digest(key)
+    return Tenant(name=f"key-{digest[:6]}", digest=digest)

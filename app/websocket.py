@@ -6,6 +6,7 @@ without a coroutine for each message.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -20,6 +21,8 @@ PARSE_BYTES = 1024  # given to the parser at a time: at most 170 frames, the sma
 MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
 MAX_CONTROL_FRAMES_PER_SECOND = 50
 MAX_FRAGMENTS = 1024  # of one message
+FLOOD = 1008  # close code for too many frames
+REFUSED = "carousel.refused"  # key in a disconnect message: the server closed the connection on account of a frame
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -39,6 +42,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     _next_parse: asyncio.Handle | None = None
     _control_frames = 0  # in the second that began at `_second_began`
     _second_began = 0.0
+    on_lost: Callable[[], None] | None = None  # called once; set by the protocol that handed the connection over
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -48,6 +52,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.end()
         self._unparsed.clear()
+        if self.on_lost is not None:
+            self.on_lost()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -140,7 +146,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._second_began, self._control_frames = now, 0
         self._control_frames += 1
         if self._control_frames > MAX_CONTROL_FRAMES_PER_SECOND:
-            self._refuse(1008, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
+            self._refuse(FLOOD, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
             return False
         return True
 
@@ -149,7 +155,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             return
         if len(self.frames) >= MAX_FRAGMENTS:
             self.frames = []
-            self._refuse(1008, f"more than {MAX_FRAGMENTS} fragments in a message")
+            self._refuse(FLOOD, f"more than {MAX_FRAGMENTS} fragments in a message")
             return
         super().handle_cont(event)
 
@@ -179,7 +185,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             return
         assert self.conn.close_sent is not None
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        # Refused frames are marked, as clients may close with any code.
+        message: Any = {"type": "websocket.disconnect", "code": code, "reason": reason, REFUSED: True}
+        self.queue.put_nowait(message)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.write_eof()
         self.close_sent = True

@@ -9,11 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from app.addresses import client_network
 from app.errors import ApiError
 from app.following import write_of
 from app.realtime import Session
 from app.routes import service_of
 from app.security import authenticate
+from app.service import Service
+from app.tenants import Tenant
+from app.websocket import FLOOD, REFUSED
 
 MAX_SLEEP_SECONDS = 3600.0  # an event loop takes no infinite time
 KEY_PROTOCOL = "openai-insecure-api-key."
@@ -28,7 +32,18 @@ async def realtime(socket: WebSocket) -> None:
     tenant = authenticate(socket, service.settings, key=key)
     service.check_model(socket.query_params.get("model"))
     _ = service.info
-    await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
+    try:
+        service.websockets.check(tenant, client_network(socket.scope.get("client")))
+    except ApiError as error:
+        service.metrics.refused(tenant, tenant.highest, error.code or "other")
+        raise
+    with service.websockets.opened(tenant):
+        await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
+        await _run(socket, service, tenant)
+
+
+async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
+    """Run a session until its client leaves, is refused or has been idle for too long."""
 
     async def send(message: bytes) -> None:
         try:
@@ -39,7 +54,7 @@ async def realtime(socket: WebSocket) -> None:
     session = Session(service, tenant, send, write_of(socket.scope))
     serving = asyncio.create_task(_serve(socket, session))
     breaking = asyncio.create_task(session.broken.wait())
-    limit = service.settings.websocket_idle_timeout
+    limit = tenant.websocket_idle_timeout or service.settings.websocket_idle_timeout
     idling = asyncio.create_task(_wait_until_idle(session, limit))
     tasks = (serving, breaking, idling)
     try:
@@ -72,10 +87,17 @@ async def _serve(socket: WebSocket, session: Session) -> None:
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
+            if message.get(REFUSED) and message["code"] == FLOOD:
+                session.service.websockets.count_flood(session.tenant, client_network(socket.scope.get("client")))
             return
         if message.get("text") is None:
             await _close(socket, 1003, "text frames only")
             return
+        tenant = session.service.current_tenant(session.tenant)
+        if tenant is None:
+            await _close(socket, 1008, "The API key of this session was revoked.")
+            return
+        session.tenant = tenant  # its limits may have changed
         await session.take(message["text"])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.admission import MAX_IDLE_TENANTS, MOST_SECONDS, UNKNOWN_SECONDS, Admission
 from app.errors import ApiError
-from app.tenants import Tenant
+from app.tenants import Tenant, key_digest
 from engine.types import ServiceClass
 
 S, B = ServiceClass.STANDARD, ServiceClass.BATCH
@@ -29,7 +29,8 @@ class Door:
         return caught.value
 
 
-ANNA, BERT = Tenant(name="anna", key="a", max_queue=3, max_queue_tokens=100), Tenant(name="bert", key="b")
+ANNA = Tenant(name="anna", digest=key_digest("a"), max_queue=3, max_queue_tokens=100)
+BERT = Tenant(name="bert", digest=key_digest("b"))
 
 
 def test_a_tenant_s_own_bound_is_429_and_nobody_else_s_business():
@@ -130,7 +131,7 @@ def test_one_tenant_takes_its_share_of_a_class_and_others_are_admitted():
 def test_tenants_without_waiting_requests_are_forgotten_and_others_are_not():
     """A client may come from any number of addresses, so their state is bounded."""
     door = Door(requests=10**6, tokens=10**9)
-    waiting = [Tenant(name=f"w{number}", key=f"w{number}") for number in range(5)]
+    waiting = [Tenant(name=f"w{number}", digest=key_digest(f"w{number}")) for number in range(5)]
     for tenant in waiting:
         door.enter(tenant, 3)
     for number in range(2 * MAX_IDLE_TENANTS):

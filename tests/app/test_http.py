@@ -19,7 +19,7 @@ from app.realtime import Session
 from app.security import HostGuard
 from app.server import create_app
 from app.settings import Settings
-from app.tenants import Tenant, anonymous, of_key
+from app.tenants import Tenant, anonymous, key_digest, of_key
 from app.text import TextModel
 from engine.config import EngineConfig
 from engine.types import ServiceClass, SlotView, WaitView
@@ -538,7 +538,7 @@ def test_a_deadline_that_is_none_is_refused_by_name(http, value):
 
 def test_a_key_may_ask_for_its_tiers_only():
     """What it did not choose is the best that it may have; the rest is refused by name."""
-    night = Tenant(name="night", key="n", tiers=("flex",))
+    night = Tenant(name="night", digest=key_digest("n"), tiers=("flex",))
     with make(tenants=(night,)) as client:
         headers = {"Authorization": "Bearer n"}
         told = ready(client).get("/v1/models", headers=headers).json()["data"][0]
@@ -551,7 +551,7 @@ def test_a_key_may_ask_for_its_tiers_only():
 
 def test_a_burst_that_the_slots_have_room_for_is_let_in():
     """Though fewer may wait, and nobody has been told yet that he has a slot; and what has ended holds none."""
-    anna = Tenant(name="anna", key="a", max_queue=1)
+    anna = Tenant(name="anna", digest=key_digest("a"), max_queue=1)
     with make(tenants=(anna,), max_queue=1) as client, ThreadPoolExecutor(CONFIG.max_num_seqs) as pool:
         ready(client)
         for _ in range(3):
@@ -592,7 +592,8 @@ def test_a_client_without_a_key_that_fills_its_share_shuts_no_other_address_out(
 
 def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
     """The refusal names the limit and is counted by its code."""
-    anna, bert = Tenant(name="anna", key="a", tokens_per_minute=10), Tenant(name="bert", key="b")
+    anna = Tenant(name="anna", digest=key_digest("a"), tokens_per_minute=10)
+    bert = Tenant(name="bert", digest=key_digest("b"))
     with make(tenants=(anna, bert), requests_per_minute=100, max_concurrency=16, public_metrics=True) as client:
         headers = {"Authorization": "Bearer a"}
         assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
@@ -609,6 +610,7 @@ def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
     [
         ({}, (None, "anything"), ()),
         ({"tenants": (of_key("alice"),)}, (), ((None, 403), ("alice", 403))),
+        ({"keys_file": "keys.toml"}, (), ((None, 403), ("alice", 403))),
         ({"tenants": (of_key("alice"),), "public_metrics": True}, (None, "alice"), ()),
         ({"tenants": (of_key("alice"),), "operator_key": "op"}, ("op",), ((None, 401), ("alice", 401), ("", 401))),
         (

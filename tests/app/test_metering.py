@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from app.__main__ import main
 from app.metering import APPLICATION, VERSION, Metering, MeteringRefused, Row, connect
-from app.tenants import Tenant
+from app.tenants import Tenant, key_digest
 from app.usage import Prices, Sums, decimal, read
 from tests.app.test_http import ASK, CHAT, make, ready
 from tests.conftest import ROOT
@@ -284,7 +284,9 @@ def test_the_server_does_not_start_with_such_a_file(path: Path):
 
 # From a request to a row ----------------------------------------------------------------------------------------------
 
-ANNA, NIGHT = Tenant(name="anna", key="a"), Tenant(name="night", key="n", tiers=("flex",))
+ANNA = Tenant(name="anna", digest=key_digest("a"))
+NIGHT = Tenant(name="night", digest=key_digest("n"), tiers=("flex",))
+KEYS = {"anna": "a", "night": "n"}
 
 
 def test_rows_sum_to_what_usage_blocks_said(path: Path):
@@ -300,7 +302,7 @@ def test_rows_sum_to_what_usage_blocks_said(path: Path):
             body["service_tier"] = draw.choice(tenant.tiers)
             if body["stream"]:
                 body["stream_options"] = {"include_usage": True}
-            answer = client.post(CHAT, json=body, headers={"Authorization": f"Bearer {tenant.key}"})
+            answer = client.post(CHAT, json=body, headers={"Authorization": f"Bearer {KEYS[tenant.name]}"})
             assert answer.status_code == 200, answer.text
             if body["stream"]:
                 blocks = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]

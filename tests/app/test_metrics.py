@@ -12,13 +12,14 @@ from app.admission import Admission
 from app.collectors import AdmissionCollector, GapCollector
 from app.generation import ABANDONED, Timing
 from app.streams import Failure
-from app.tenants import Tenant
+from app.tenants import Tenant, key_digest
 from engine.types import ServiceClass
 from tests.app.test_http import ASK, CHAT, fill, make, ready
 from tests.promql import catalogue
 
-NIGHT = Tenant(name="night", key="n", tiers=("flex",))
-ANNA = Tenant(name="anna", key="a", max_queue_tokens=10)
+NIGHT = Tenant(name="night", digest=key_digest("n"), tiers=("flex",))
+ANNA = Tenant(name="anna", digest=key_digest("a"), max_queue_tokens=10)
+KEYS = {"anna": "a", "night": "n"}
 
 
 def samples(client: TestClient, name: str) -> set[str]:
@@ -32,7 +33,7 @@ def refusal(tenant: str, service_class: str, code: str, count: int) -> str:
 
 
 def ask(client: TestClient, tenant: Tenant, **fields) -> int:
-    headers = {"Authorization": f"Bearer {tenant.key}"}
+    headers = {"Authorization": f"Bearer {KEYS[tenant.name]}"}
     return client.post(CHAT, json={**ASK, **fields}, headers=headers).status_code
 
 

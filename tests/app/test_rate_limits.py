@@ -6,9 +6,9 @@ import pytest
 
 from app.errors import ApiError
 from app.rate_limits import ANONYMOUS_LIMITS, MAX_IDLE_TENANTS, UNLIMITED, RateLimits
-from app.tenants import ANYBODY, Tenant, anonymous
+from app.tenants import ANYBODY, Tenant, anonymous, key_digest
 
-KEY = Tenant(name="anna", key="a")
+KEY = Tenant(name="anna", digest=key_digest("a"))
 
 
 class Clocked:
@@ -36,7 +36,7 @@ def test_requests_beyond_the_limit_are_refused_until_one_has_flowed_back():
     for _ in range(30):
         clocked.request()
     assert clocked.refusal() == (429, "requests_per_minute_exceeded", 2)
-    clocked.request(Tenant(name="bert", key="b"))
+    clocked.request(Tenant(name="bert", digest=key_digest("b")))
     clocked.now += 1.0
     assert clocked.refusal()[2] == 1
     clocked.now += 1.0
@@ -81,7 +81,7 @@ def test_a_tenant_s_own_limit_beats_the_option_and_the_option_beats_the_default(
     assert Clocked(requests_per_minute=0).limits.limits_of(remote).requests_per_minute == float("inf")
     for tenant in (KEY, ANYBODY, remote):
         assert Clocked(requests_per_minute=5).limits.limits_of(tenant).requests_per_minute == 5
-    own = Tenant(name="own", key="o", requests_per_minute=7, tokens_per_minute=0)
+    own = Tenant(name="own", digest=key_digest("o"), requests_per_minute=7, tokens_per_minute=0)
     limits = Clocked(requests_per_minute=5, tokens_per_minute=5).limits.limits_of(own)
     assert (limits.requests_per_minute, limits.tokens_per_minute) == (7, float("inf"))
 
@@ -91,6 +91,6 @@ def test_idle_tenants_are_forgotten_and_those_with_a_request_under_way_are_not()
     clocked = Clocked()
     clocked.limits.enter(KEY, 2, 1)
     for number in range(2 * MAX_IDLE_TENANTS):
-        clocked.request(Tenant(name="t", key=f"k{number}"))
+        clocked.request(Tenant(name="t", digest=key_digest(f"k{number}")))
     assert len(clocked.limits._usages) <= MAX_IDLE_TENANTS
     clocked.limits.leave(KEY.id, 2, 1)

@@ -13,7 +13,7 @@ from websockets.client import ClientProtocol
 from websockets.frames import Close, Frame, Opcode
 from websockets.uri import parse_uri
 
-from app.websocket import MAX_CONTROL_FRAMES_PER_SECOND, MAX_FRAGMENTS, PARSE_BYTES, WebSocketProtocol
+from app.websocket import FLOOD, MAX_CONTROL_FRAMES_PER_SECOND, MAX_FRAGMENTS, PARSE_BYTES, REFUSED, WebSocketProtocol
 from tests.app.test_realtime import Transport
 
 READ = 256 << 10  # bytes that a transport delivers in one call
@@ -129,6 +129,27 @@ async def test_a_flood_of_control_frames_is_refused_within_its_first_piece(peer:
     assert peer.close == Close(1008, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
     peer.send(os.urandom(READ))  # the rest is discarded
     assert not peer.transport.is_gone and not peer.server._unparsed and handled[0] <= FRAMES_IN_A_PIECE
+
+
+@pytest.mark.parametrize(
+    ("data", "is_refused"),
+    [
+        (frame(Opcode.PING) * (MAX_CONTROL_FRAMES_PER_SECOND + 1), True),
+        (frame(Opcode.CLOSE, Close(FLOOD, "").serialize()), False),
+    ],
+)
+async def test_a_refusal_is_told_apart_from_a_close_code_of_the_client(data: bytes, is_refused: bool):
+    """The application receives a mark, and the end of the connection is reported once."""
+    peer, ends = Peer(), []
+    peer.server.on_lost = lambda: ends.append(None)
+    await peer.opened()
+    peer.send(data)
+    peer.may_receive.release()
+    message = await asyncio.wait_for(peer.messages.get(), 5)
+    assert message["code"] == FLOOD and message.get(REFUSED, False) is is_refused
+    assert not ends
+    await peer.end()
+    assert len(ends) == 1
 
 
 async def test_as_many_control_frames_as_may_come_in_a_second_are_answered(peer: Peer):

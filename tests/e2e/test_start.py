@@ -162,7 +162,7 @@ def test_too_few_open_files_are_named():
     command = f"ulimit -n 16; exec {sys.executable} -m app serve --port 0"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=90, cwd=ROOT, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["carousel: `ulimit -n` allows 16 open files; at least 64 are needed"]
+    assert done.stderr.splitlines() == ["carousel: `ulimit -n` allows 16 open files; at least 128 are needed"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

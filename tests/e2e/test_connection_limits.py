@@ -1,0 +1,188 @@
+"""Limits of connections and WebSockets of a running server."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from app.connection_limits import RESERVED_FILES
+from tests.conftest import ROOT, Server
+
+OPEN_FILES = 192
+TENANTS = """
+[tenants.anna]
+key = "anna"
+max_websockets = 2
+
+[tenants.bert]
+key = "bert"
+websocket_idle_timeout = 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory) -> Iterator[Server]:
+    """A server on which each address, also of loopback, may have four connections."""
+    config = tmp_path_factory.mktemp("limits") / "carousel.toml"
+    config.write_text(f"max_connections_per_address = 4\npublic_metrics = true\n{TENANTS}")
+    server = Server.start("--config", str(config), "--max-num-seqs", "1")
+    yield server
+    server.stop()
+
+
+def opened(server: Server) -> socket.socket:
+    url = httpx.URL(server.url)
+    return socket.create_connection((url.host, url.port), timeout=30)
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return all bytes up to the end of the other side."""
+    chunks = []
+    while chunk := connection.recv(1 << 16):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for `condition`; fail after 30 s."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_served(server: Server) -> bool:
+    return httpx.get(f"{server.url}/health").status_code == 200
+
+
+def metric(server: Server, name: str) -> float:
+    text = httpx.get(f"{server.url}/metrics").text
+    return float(re.findall(rf"^carousel:{name}\S*? (\S+)$", text, re.M)[0])
+
+
+def realtime(server: Server, key: str) -> ClientConnection:
+    url = server.url.replace("http", "ws") + "/v1/realtime"
+    return connect(url, additional_headers={"Authorization": f"Bearer {key}"})
+
+
+def refused(server: Server, key: str) -> tuple[int, str]:
+    """Return status and code of a refused WebSocket, whose answer has Retry-After."""
+    with pytest.raises(InvalidStatus) as raised, realtime(server, key):
+        pass
+    response = raised.value.response
+    assert int(response.headers["Retry-After"]) > 0
+    return response.status_code, json.loads(response.body)["error"]["code"]
+
+
+def test_a_connection_beyond_the_limit_of_its_address_gets_429(limited: Server):
+    """With an error in the usual shape, whether it sends a request or not; WebSockets count too."""
+    until(lambda: metric(limited, "connections") == 1)  # that which asks
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(closing(opened(limited)))
+        socket_ = stack.enter_context(realtime(limited, "anna"))
+        with closing(opened(limited)) as silent:
+            answer = received(silent)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 ") and b"Retry-After: 5" in head and b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "max_connections_per_address_exceeded"
+        asked = httpx.post(f"{limited.url}/v1/chat/completions", json={"model": "x" * 100_000})
+        assert (asked.status_code, asked.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert refused(limited, "anna") == (429, "max_connections_per_address_exceeded")
+        socket_.close()
+        until(lambda: is_served(limited))
+    until(lambda: metric(limited, "connections") == 1)
+
+
+def test_a_key_may_have_as_many_websockets_as_its_limit(limited: Server):
+    """Another key is not affected, and a closed one makes room."""
+    with realtime(limited, "anna") as first, realtime(limited, "anna"):
+        assert refused(limited, "anna") == (429, "max_websockets_exceeded")
+        with realtime(limited, "bert"):
+            pass
+        first.close()
+
+        def is_admitted() -> bool:
+            try:
+                with realtime(limited, "anna"):
+                    return True
+            except InvalidStatus:
+                return False
+
+        until(is_admitted)
+    until(lambda: metric(limited, "connections") == 1)
+
+
+def test_a_key_s_own_idle_timeout_closes_its_sessions(limited: Server):
+    """That of the option is an hour."""
+    with realtime(limited, "bert") as session, pytest.raises(ConnectionClosed) as closed:
+        while True:
+            session.recv(timeout=60)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1000, "The session was idle for 1 s.")
+
+
+def test_a_client_whose_sockets_flood_is_refused_for_a_while(limited: Server):
+    """After ten closures with 1008; a client's own close code counts for nothing."""
+    for _ in range(11):
+        with realtime(limited, "bert") as session:
+            session.close(1008)
+    for _ in range(10):
+        with realtime(limited, "bert") as session, pytest.raises(ConnectionClosed) as closed:
+            for _ in range(60):
+                session.ping()
+            while True:
+                session.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+    assert refused(limited, "bert") == (429, "websocket_floods_exceeded")
+    with realtime(limited, "anna"):
+        pass
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """A server that may have few open files."""
+    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve --port 0 --max-num-seqs 1"
+    process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    server = Server(process)
+    server._follower.start()
+    assert server._ready.wait(90) and server.url
+    yield server
+    server.stop()
+
+
+def test_connections_beyond_the_limit_of_open_files_get_503(small: Server):
+    """The server keeps some for itself, so that it can refuse them, and serves again when they have gone."""
+    with ExitStack() as stack:
+        for _ in range(OPEN_FILES - RESERVED_FILES):
+            stack.enter_context(closing(opened(small)))
+        for _ in range(3):
+            with closing(opened(small)) as beyond:
+                head, _, body = received(beyond).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 5" in head
+            assert json.loads(body)["error"]["code"] == "max_connections_exceeded"
+        for _ in range(OPEN_FILES):  # many more than there are files left
+            stack.enter_context(closing(opened(small)))
+    until(lambda: is_served(small))
+    assert metric(small, "connections_refused_total") >= 3
+    assert [line for line in small.log if "ERROR" in line or "Too many open files" in line] == []
+
+
+def test_more_connections_than_open_files_are_refused_at_the_start():
+    """Exit status 2 and one line."""
+    command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve --port 0 --max-connections 129"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    reason = "`ulimit -n` allows 192 open files, of which 64 are reserved"
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"carousel: max_connections must be at most 128, not 129: {reason}"]
