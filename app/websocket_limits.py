@@ -14,6 +14,7 @@ DEFAULT_MAX_WEBSOCKETS = 64  # of a key, or of an address beyond loopback
 RETRY_SECONDS = 5  # when an open WebSocket ends is not known
 MAX_FLOODS = 10  # closures for floods of frames, in
 FLOOD_SECONDS = 60.0
+DELAY_SECONDS = 1.0  # of the answer to a handshake after so many: a handshake costs more than the frames of a flood
 MAX_FLOODERS = 4096  # remembered clients
 
 Client = tuple[str, str]  # network and tenant, so that a client cannot lock out others at its address or of its key
@@ -55,20 +56,26 @@ class WebSocketLimits:
     def count_flood(self, tenant: Tenant, network: str) -> None:
         """Count a WebSocket that was closed for a flood of frames."""
         client = network, tenant.id
-        if client == ("", ""):
-            return
         times = self._floods.pop(client, None) or deque(maxlen=MAX_FLOODS)
         times.append(self._clock())
         self._floods[client] = times
         if len(self._floods) > MAX_FLOODERS:
             self._floods.popitem(last=False)
 
-    def _check_floods(self, client: Client) -> None:
+    def delay(self, tenant: Tenant, network: str) -> float:
+        """Return the seconds by which the answer to a client's handshake is to be delayed."""
+        return DELAY_SECONDS if self._flooded_seconds((network, tenant.id)) > 0 else 0.0
+
+    def _flooded_seconds(self, client: Client) -> float:
+        """Return the seconds until the floods of a client are fewer than too many; negative: since then."""
         times = self._floods.get(client)
         if times is None or len(times) < MAX_FLOODS:
-            return
-        seconds = FLOOD_SECONDS - (self._clock() - times[0])
-        if seconds > 0:
+            return -math.inf
+        return FLOOD_SECONDS - (self._clock() - times[0])
+
+    def _check_floods(self, client: Client) -> None:
+        seconds = self._flooded_seconds(client)
+        if seconds > 0 and client != ("", ""):  # that may be a proxy of many clients
             retry = math.ceil(seconds)
             message = f"{MAX_FLOODS} WebSockets of this client were closed for floods of frames within a minute"
             raise _refusal(f"{message}. Retry in {retry} s.", "websocket_floods", retry)

@@ -32,8 +32,11 @@ async def realtime(socket: WebSocket) -> None:
     tenant = authenticate(socket, service.settings, key=key)
     service.check_model(socket.query_params.get("model"))
     _ = service.info
+    network = client_network(socket.scope.get("client"))
+    if delay := service.websockets.delay(tenant, network):
+        await asyncio.sleep(delay)
     try:
-        service.websockets.check(tenant, client_network(socket.scope.get("client")))
+        service.websockets.check(tenant, network)
     except ApiError as error:
         service.metrics.refused(tenant, tenant.highest, error.code or "other")
         raise

@@ -134,7 +134,9 @@ def test_a_client_that_floods_is_refused_for_the_rest_of_the_minute():
         limits.count_flood(KEY, HOME)
         now += 1
     limits.check(KEY, HOME)
+    assert limits.delay(KEY, HOME) == 0
     limits.count_flood(KEY, HOME)
+    assert limits.delay(KEY, HOME) > 0
     error = refusal(limits.check, KEY, HOME)
     assert (error.status, error.code) == (429, "websocket_floods_exceeded")
     assert error.headers["Retry-After"] == str(int(FLOOD_SECONDS) - MAX_FLOODS + 1)
@@ -142,14 +144,16 @@ def test_a_client_that_floods_is_refused_for_the_rest_of_the_minute():
     limits.check(Tenant(name="bert", digest=key_digest("b")), HOME)
     now += FLOOD_SECONDS - MAX_FLOODS + 1
     limits.check(KEY, HOME)
+    assert limits.delay(KEY, HOME) == 0
 
 
-def test_loopback_without_a_key_is_not_refused_after_floods_and_few_flooders_are_remembered():
+def test_loopback_without_a_key_is_delayed_and_not_refused_after_floods_and_few_flooders_are_remembered():
     """It may be a proxy of many clients; the oldest flooders are forgotten."""
     limits = WebSocketLimits(None, lambda: 0.0)
     for _ in range(MAX_FLOODS):
         limits.count_flood(ANYBODY, "")
     limits.check(ANYBODY, "")
+    assert limits.delay(ANYBODY, "") > 0
     for number in range(MAX_FLOODERS + 10):
         limits.count_flood(KEY, str(number))
     assert len(limits._floods) == MAX_FLOODERS

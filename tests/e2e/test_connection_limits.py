@@ -17,6 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from app.connection_limits import RESERVED_FILES
+from app.websocket_limits import MAX_FLOODS
+from benchmarks.hostile_clients import handshake
 from tests.conftest import ROOT, Server
 
 OPEN_FILES = 192
@@ -186,3 +188,19 @@ def test_more_connections_than_open_files_are_refused_at_the_start():
     reason = "`ulimit -n` allows 192 open files, of which 64 are reserved"
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"carousel: max_connections must be at most 128, not 129: {reason}"]
+
+
+def test_after_floods_loopback_without_keys_still_opens_sockets(small: Server):
+    """A second late; a client that leaves before is no trouble."""
+    url = f"ws{small.url.removeprefix('http')}/v1/realtime"
+    for _ in range(MAX_FLOODS):
+        with connect(url) as session, pytest.raises(ConnectionClosed):
+            for _ in range(60):
+                session.ping()
+            while True:
+                session.recv(timeout=60)
+    with closing(opened(small)) as leaving:
+        leaving.sendall(handshake(httpx.URL(small.url).port or 0))
+    with connect(url) as session:
+        assert json.loads(session.recv(timeout=60))["type"] == "session.created"
+    assert not any("Traceback" in line for line in small.log)
