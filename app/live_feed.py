@@ -38,14 +38,16 @@ class LiveFeed:
         self._before: tuple[float, Load] | None = None  # time and load of the newest snapshot
         self._phase, self._phase_at = Phase.READY, 0.0  # that the newest event about the engine named, and when
 
-    async def watch(self) -> AsyncIterator[bytes]:
-        """Yield events until the server drains."""
+    async def watch(self, is_admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Yield events until the server drains or the watcher is not admitted any more, such as by a revoked key."""
         self._enter()
         try:
             while not self._is_draining():
                 newer = asyncio.get_running_loop().create_future()
                 self._waiting.append(newer)
                 await newer
+                if not is_admitted():
+                    break
                 if not self._is_draining():
                     yield self._event
         finally:

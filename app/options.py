@@ -29,7 +29,12 @@ OPTIONS = (
     Option("host", str, "address to listen on; 127.0.0.1 is this machine only"),
     Option("port", int, "port to listen on; 0 takes a free one"),
     Option("served-model-name", str, "the name clients use; default: the folder's"),
-    Option("api-key", str, "keys that are let in, separated by commas; default: everybody"),
+    Option(
+        "api-key",
+        str,
+        "API keys, separated by commas; other users of this machine can see them in the process list, so better given "
+        "by the variable or by --keys-file; default: none, and without any key every client is admitted",
+    ),
     Option(
         "keys-file",
         str,

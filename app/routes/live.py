@@ -15,9 +15,9 @@ SHUTDOWN_GRACE_SECONDS = 2.0
 async def engine_events(request: Request) -> Response:
     """Server-sent snapshots, several a second while something runs, without texts and keys. An event `engine` names the
     phase of an engine that is not ready."""
-    tenant_of(request)
+    tenant, service = tenant_of(request), service_of(request)
     return EventSourceResponse(
-        service_of(request).live.watch(),
+        service.live.watch(lambda: service.current_tenant(tenant) is not None),
         headers=sse.HEADERS,
         ping=sse.PING_SECONDS,
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,6 +257,17 @@ def test_the_default_path_is_the_variable_s_else_in_the_configuration_folder(mon
     assert keys_command.default_path() == Path("/etc/xdg/carousel/keys.toml")
     monkeypatch.setenv("CAROUSEL_KEYS_FILE", "k.toml")
     assert keys_command.default_path() == Path("k.toml")
+
+
+def test_a_writer_waits_for_another_one(path: Path):
+    """It reads the file only after that: otherwise one of the keys would be lost."""
+    with keys_editor._edited(path) as tables:
+        second = threading.Thread(target=add_key, args=(path, "bob"))
+        second.start()
+        second.join(0.5)  # without a lock it is done by then
+        tables["alice"] = {"key_sha256": DIGEST}
+    second.join(30)
+    assert {tenant.name for tenant in read_keys_file(path, ())} == {"alice", "bob"}
 
 
 def test_concurrent_writers_lose_no_key(path: Path):

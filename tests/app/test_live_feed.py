@@ -32,7 +32,7 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
     client, draining, made = Client(), [False], []
     monkeypatch.setattr(live_feed, "_view", lambda *given: made.append(given) or {"step": len(made)})
     feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
-    watchers = [feed.watch() for _ in range(3)]
+    watchers = [feed.watch(lambda: True) for _ in range(3)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
     await asyncio.sleep(0)
     assert len(client.watchers) == 1
@@ -50,7 +50,7 @@ async def test_watchers_learn_that_an_engine_is_gone_and_end_when_the_server_dra
     client, draining = Client(), [False]
     client.phase = Phase.RESTARTING
     feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
-    watcher = feed.watch()
+    watcher = feed.watch(lambda: True)
     assert await asyncio.wait_for(anext(watcher), 5) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
     draining[0] = True
     assert [event async for event in watcher] == []
@@ -71,3 +71,19 @@ async def test_watchers_are_woken_a_few_at_a_time():
     assert largest <= live_feed.WOKEN_AT_ONCE
     for watcher in watchers:
         await watcher.aclose()
+
+
+async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(monkeypatch):
+    """Its feed ends at the next event; others go on."""
+    client, admitted = Client(), [True]
+    monkeypatch.setattr(live_feed, "_view", lambda *_: {})
+    feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
+    watchers = [feed.watch(lambda: admitted[0]), feed.watch(lambda: True)]
+    for is_admitted in (True, False):
+        admitted[0] = is_admitted
+        events = [asyncio.ensure_future(anext(watcher, b"end")) for watcher in watchers]
+        await asyncio.sleep(0)
+        client.watchers[0](None, None)
+        first, second = await asyncio.wait_for(asyncio.gather(*events), 5)
+        assert (first == b"end") is not is_admitted and second.startswith(b"data: ")
+    await watchers[1].aclose()

@@ -72,7 +72,7 @@ def test_an_empty_file_admits_no_client_and_an_exposed_file_is_reported(locked: 
 
 
 def test_a_key_works_soon_after_it_is_added_and_until_it_is_revoked(locked: Server, path: Path):
-    """A stream that runs at its revocation ends whole, and the key before a rotation is refused."""
+    """A running stream ends whole, the feed of the engine page ends early, and a rotated key is refused."""
     first = keys(path, "add", "alice")
     until(lambda: status(locked, first) == 200)
     second = keys(path, "add", "alice", "--replace")
@@ -80,12 +80,17 @@ def test_a_key_works_soon_after_it_is_added_and_until_it_is_revoked(locked: Serv
     assert status(locked, first) == 401
     asked = {**ASK, "max_tokens": 1200, "min_tokens": 1200, "stream_options": {"include_usage": True}}
     url = f"{locked.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=asked, headers=headers(second), timeout=120) as response:
+    feed = f"{locked.url}/v1/engine/events"
+    with (
+        httpx.stream("GET", feed, headers=headers(second), timeout=120) as watching,
+        httpx.stream("POST", url, json=asked, headers=headers(second), timeout=120) as response,
+    ):
         lines = response.iter_lines()
         while not next(lines).startswith("data: "):
             pass
         keys(path, "revoke", "alice")
         until(lambda: status(locked, second) == 401)
+        watching.read()
         data = [line[6:] for line in lines if line.startswith("data: ")]
     assert data[-1] == "[DONE]" and json.loads(data[-2])["usage"]["completion_tokens"] == 1200
 
