@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from app.errors import ApiError
 from app.following import write_of
 from app.realtime import Session
+from app.request_log import REQUEST_ID
 from app.routes import service_of
 from app.security import authenticate
 
@@ -36,7 +37,7 @@ async def realtime(socket: WebSocket) -> None:
         except (RuntimeError, OSError) as error:  # how Starlette and uvicorn say that the client has just gone
             raise WebSocketDisconnect(1006) from error
 
-    session = Session(service, tenant, send, write_of(socket.scope))
+    session = Session(service, tenant, send, write_of(socket.scope), socket.scope[REQUEST_ID])
     serving = asyncio.create_task(_serve(socket, session))
     breaking = asyncio.create_task(session.broken.wait())
     limit = service.settings.websocket_idle_timeout
