@@ -1,7 +1,10 @@
-"""Static files: versioned addresses, compressed bodies, and the modules that a page will ask for.
+"""Static files: versioned addresses, compressed bodies, and the bundles of the pages.
 
 A file is served under `/static/<version>/...`, where it may be cached for ever, and under `/static/...`, where browsers
 ask again. The version is a hash of all files, so relative imports of modules and style sheets are versioned too.
+
+The modules of a page are one file, and so are its style sheets: `js/main.bundle.js` is `js/main.js` with all that it
+imports. A bundle is made from the files when it is first asked for, and again when one of them has changed.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import gzip
 import hashlib
 import mimetypes
 import re
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,13 +23,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+import app.bundle
 from app.errors import error_body
 from app.resources import static_dir
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 COMPRESSED = frozenset({".js", ".mjs", ".css", ".svg"})
-# Static imports and re-exports; those that load on demand have parentheses.
-IMPORT = re.compile(r"""^(?:import|export)\b[^"'()]*?["'](\.{1,2}/[^"']+)["']""", re.M)
+ENTRIES = frozenset({"js/main.js", "js/engine/main.js", "css/chat-page.css", "css/engine-page.css"})
 
 mimetypes.add_type("font/woff2", ".woff2")
 mimetypes.add_type("text/javascript", ".js")
@@ -35,41 +38,49 @@ mimetypes.add_type("text/javascript", ".mjs")
 
 @cache
 def version() -> str:
-    """Return a short hash of the names and contents of all static files."""
-    digest = hashlib.sha256()
+    """Return a short hash of the names and contents of all static files, and of the program that joins them."""
+    digest = hashlib.sha256(Path(app.bundle.__file__).read_bytes())
     root = static_dir()
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-@cache
-def modules_of(entry: str) -> tuple[str, ...]:
-    """Return the modules that `entry` imports, directly or not, each once, as paths in the static folder."""
-    found = [entry]
-    for module in found:
-        for target in IMPORT.findall((static_dir() / module).read_text()):
-            path = _normal(PurePosixPath(module).parent / target)
-            if path not in found:
-                found.append(path)
-    return tuple(found[1:])
+def bundled(path: str) -> str:
+    """Return the path of the bundle of an entry: `js/main.bundle.js` for `js/main.js`."""
+    if path not in ENTRIES:
+        raise ValueError(f"{path} is not the entry of a page: {', '.join(sorted(ENTRIES))}")
+    stem, dot, suffix = path.rpartition(".")
+    return f"{stem}.bundle{dot}{suffix}"
 
 
-def _normal(path: PurePosixPath) -> str:
-    parts: list[str] = []
-    for part in path.parts:
-        if part == "..":
-            parts.pop()
-        else:
-            parts.append(part)
-    return "/".join(parts)
+def _entry_of(path: str) -> str | None:
+    """Return the entry whose bundle has this path."""
+    return next((entry for entry in ENTRIES if bundled(entry) == path), None)
+
+
+def _stamp(root: Path) -> int:
+    """Return a number that changes with any file in a folder."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return hash(tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+
+
+@lru_cache(maxsize=2 * len(ENTRIES))
+def _bundle(root: Path, entry: str, stamp: int) -> tuple[bytes, bytes]:
+    """Return a bundle as it is and compressed; the stamp keeps it until a file changes."""
+    content = app.bundle.bundle(root, entry).encode()
+    return content, gzip.compress(content, 9, mtime=0)
 
 
 @cache
 def _gzipped(path: str, size: int, modified: int) -> tuple[bytes, str]:
     """The compressed content of a file and its ETag; size and modification time make a changed file another one."""
     content = Path(path).read_bytes()
-    return gzip.compress(content, 9, mtime=0), f'"{hashlib.sha256(content).hexdigest()[:24]}-gzip"'
+    return gzip.compress(content, 9, mtime=0), _etag(content, is_gzip=True)
+
+
+def _etag(content: bytes, *, is_gzip: bool) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()[:24]}{"-gzip" if is_gzip else ""}"'
 
 
 def _content_range(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -120,22 +131,49 @@ class Assets(StaticFiles):
             r"[0-9a-f]{12}", first
         ):  # of another version, too: a page that was open when the server changed
             path = rest
-        response = await super().get_response(path, scope)
         headers = Headers(scope=scope)
+        entry = _entry_of(path)
+        if entry and scope["method"] in ("GET", "HEAD"):
+            response = await self._bundle(entry, headers)
+        else:
+            response = await self._file(path, scope, headers)
+        response.headers["Cache-Control"] = IMMUTABLE if is_versioned else "no-cache"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    async def _file(self, path: str, scope: Scope, headers: Headers) -> Response:
+        response = await super().get_response(path, scope)
         suffix = PurePosixPath(path).suffix
         if suffix in COMPRESSED and response.status_code in (200, 304):
             if accepts_gzip(headers) and "range" not in headers:
                 response = await self._compressed(path, headers, response.media_type or "")
             response.headers["Vary"] = "Accept-Encoding"
-        response.headers["Cache-Control"] = IMMUTABLE if is_versioned else "no-cache"
-        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    async def _bundle(self, entry: str, headers: Headers) -> Response:
+        """Return a whole bundle; a range of it is answered with all of it (RFC 9110, 14.2)."""
+        root = Path(self.all_directories[0])
+        stamp = await anyio.to_thread.run_sync(_stamp, root)
+        plain, compressed = await anyio.to_thread.run_sync(_bundle, root, entry, stamp)
+        is_gzip = accepts_gzip(headers)
+        media_type = mimetypes.guess_type(entry)[0] or ""
+        response = _unless_known(
+            compressed if is_gzip else plain, _etag(plain, is_gzip=is_gzip), headers, media_type, is_gzip=is_gzip
+        )
+        response.headers["Vary"] = "Accept-Encoding"
         return response
 
     async def _compressed(self, path: str, headers: Headers, media_type: str) -> Response:
         full, status = self.lookup_path(path)
         assert status is not None
         body, etag = await anyio.to_thread.run_sync(_gzipped, full, status.st_size, status.st_mtime_ns)
-        known = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
-        if etag in known:
-            return Response(status_code=304, headers={"ETag": etag})
-        return Response(body, media_type=media_type, headers={"ETag": etag, "Content-Encoding": "gzip"})
+        return _unless_known(body, etag, headers, media_type, is_gzip=True)
+
+
+def _unless_known(body: bytes, etag: str, headers: Headers, media_type: str, *, is_gzip: bool) -> Response:
+    """Return a body, or 304 to a client that has it already."""
+    known = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
+    if etag in known:
+        return Response(status_code=304, headers={"ETag": etag})
+    encoding = {"Content-Encoding": "gzip"} if is_gzip else {}
+    return Response(body, media_type=media_type, headers={"ETag": etag, **encoding})

@@ -51,8 +51,10 @@ class Interval:
 class Intake:
     """The beginning of an account, which all choices share. Times are monotonic seconds."""
 
-    def __init__(self, arrived: float) -> None:
+    def __init__(self, arrived: float, client_id: str = "") -> None:
+        """client_id: the ID by which its client knows the request, for log lines; empty: it has none of its own."""
         self.arrived = arrived
+        self.client_id = client_id
         self.complete = arrived  # when all of it was there: what came before is its client's time
         self._intervals = [Interval(arrived, INTAKE)]
 

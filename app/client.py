@@ -63,11 +63,12 @@ class EngineClient:
         config: EngineConfig,
         build: Builder | None = None,
         watchdog: float = math.inf,
-        log_format: str = "text",
+        logs: tuple[str, str] = ("info", "text"),
         restart_interval: float | None = None,
     ) -> None:
         """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
-        further starts when those in a row have failed; None: the client fails then."""
+        further starts when those in a row have failed; None: the client fails then. logs: level and format of the
+        engine process's log."""
         self.config = config
         self.phase = Phase.LOADING
         self.loading = Loading("start", 0, 1)
@@ -76,7 +77,7 @@ class EngineClient:
         self.load: Load | None = None
         self.restarts = 0
         self._build = build
-        self._log_format = log_format  # of the engine process
+        self._logs = logs
         self._restart_interval = restart_interval
         self._in_flight = InFlight()
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
@@ -89,7 +90,7 @@ class EngineClient:
         self._beats = 0  # as of that moment
         self._is_echo_due = False  # an idle engine was asked for a sign
         self._looking: asyncio.Task[None] | None = None
-        self._life = Life(self._hear, self._lose, build, log_format)
+        self._life = Life(self._hear, self._lose, build, logs)
 
     # Life ---------------------------------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ class EngineClient:
             if self._life.ending:
                 log.error("that engine's process ended %s", self._life.ending)
             await asyncio.sleep(pause)
-            self._life = Life(self._hear, self._lose, self._build, self._log_format)
+            self._life = Life(self._hear, self._lose, self._build, self._logs)
             self._note_progress()
             # With no page less: somebody may count on all of them.
             await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)

@@ -18,6 +18,7 @@ from app.detokenizer import Detokenizer, StopMatcher
 from app.status import status_view
 from app.streams import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
 from app.text import TextModel
+from engine.request_logging import log_request
 from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
 
 log = logging.getLogger("carousel.generation")
@@ -138,7 +139,7 @@ class Generation:
         try:
             self._take(event)
         except Exception:
-            log.exception("request %s", self.request.id)
+            log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
             self.fail("the server made a mistake; its log says which", "internal_error")
         self.log.announce()
 
@@ -150,10 +151,10 @@ class Generation:
                 self._take_status(event)
             case EndEvent(_, choice, finish, message, code, param):
                 if finish is FinishReason.ERROR:
-                    if code == "not_a_number":  # the only error of a single choice
-                        if self._choices[choice].finished:
-                            return  # a stop string was met; the engine's abort and this crossed
-                        log.error("request %s: %s", self.request.id, message)
+                    is_ours = code == "not_a_number"  # the only error of a single choice
+                    if is_ours and self._choices[choice].finished:
+                        return  # a stop string was met; the engine's abort and this crossed
+                    log_request(log, logging.ERROR if is_ours else logging.INFO, self.request, "%s (%s)", message, code)
                     self._client.abort(self.request.id)  # its other choices, if they are still at it
                     self._close(Failure(message, code, param))
                 else:

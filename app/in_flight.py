@@ -14,6 +14,7 @@ from collections.abc import Callable, Set
 
 from msgspec.structs import replace
 
+from engine.request_logging import log_request
 from engine.types import Cause, EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
 
 log = logging.getLogger("carousel.in_flight")
@@ -99,7 +100,7 @@ class Ongoing:
         try:
             self.sink(event)
         except Exception:
-            log.exception("an event of request %s could not be taken in", self.request.id)
+            log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
 
     def tell_no_engine(self) -> None:
         """It waits for one to be there."""
@@ -131,6 +132,8 @@ class Ongoing:
 
     def lose_engine(self) -> None:
         """It waits for the next one."""
+        level, doing = (logging.WARNING, "at work on it") if self.is_at_work else (logging.INFO, "while it waited")
+        log_request(log, level, self.request, "the engine died %s; it goes on in the next one", doing)
         self.deaths += self.is_at_work
         self.is_sent, self.progress = False, 0
         self.tell_no_engine()
@@ -212,7 +215,7 @@ class InFlight:
         culprits = at_work if at_work == self._suspects[:1] else []
         for culprit in culprits:
             message = CULPRIT.format(culprit.deaths + 1)
-            log.error("request %s: %s", culprit.request.id, message)
+            log_request(log, logging.ERROR, culprit.request, "%s", message)
             culprit.fail(message, "engine_died")
         for ongoing in list(self._requests.values()):
             ongoing.lose_engine()

@@ -72,7 +72,7 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
     client = EngineClient(
         settings.engine,
         watchdog=settings.watchdog_timeout,
-        log_format=settings.log_format,
+        logs=(settings.log_level, settings.log_format),
         restart_interval=settings.restart_interval,
     )
     app = create_app(settings, client, text, logs.writer, connections)

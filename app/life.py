@@ -49,13 +49,13 @@ class Life:
         hear: Callable[[FromEngine], Iterator[None]],
         lose: Callable[[str], None],
         build: Builder | None = None,
-        log_format: str = "text",
+        logs: tuple[str, str] = ("info", "text"),
     ) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._is_started = False
         self._build = build
-        self._log_format = log_format
+        self._logs = logs
         self._channel = _Channel(hear, lose)
         self.heartbeat = Heartbeat()
 
@@ -63,7 +63,7 @@ class Life:
         """Begin to load. Returns at once."""
         ours, theirs = socket.socketpair()
         if self._build is None:
-            self.process = _spawn(theirs, self.heartbeat, self._log_format)
+            self.process = _spawn(theirs, self.heartbeat, self._logs)
             theirs.close()
         else:
             self._thread = threading.Thread(
@@ -188,13 +188,13 @@ class _Channel(asyncio.Protocol):
             self.give_up(ENDED)
 
 
-def _spawn(sock: socket.socket, heartbeat: Heartbeat, log_format: str) -> subprocess.Popen[bytes]:
+def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> subprocess.Popen[bytes]:
     """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**ENGINE_ENVIRONMENT, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
-        [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), log_format],
+        [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), *logs],
         pass_fds=[sock.fileno(), heartbeat.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,

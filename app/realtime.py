@@ -57,6 +57,7 @@ class Session:
     tenant: Tenant
     send: Callable[[bytes], Awaitable[None]]
     write: Callable[[list[bytes]], bool]
+    request_id: str = ""  # of the handshake, for log lines
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
     _items: Conversation = field(default_factory=Conversation)
@@ -184,7 +185,7 @@ class Session:
         return turns
 
     async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
-        asked, intake = response.fields, Intake(time.monotonic())
+        asked, intake = response.fields, Intake(time.monotonic(), self.request_id)
         service_class = self.service.admit(self.tenant, self.tenant.highest)
         names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
         text = await self.service.render_chat(turns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -10,6 +11,9 @@ from dataclasses import dataclass, field
 
 from app.generation import Generation
 from app.streams import Cursor, CursorRefused
+from engine.request_logging import log_request
+
+log = logging.getLogger("carousel.registry")
 
 EACH = 50  # units that any stream counts for, whatever was said in it; a unit is about 150 bytes
 
@@ -17,8 +21,8 @@ EACH = 50  # units that any stream counts for, whatever was said in it; a unit i
 def size(generation: Generation) -> int:
     """What keeping it takes, in such units: tokens of its prompt, records, and log-probabilities in them; and the
     entries of its logit bias."""
-    request, log = generation.request, generation.log
-    return EACH + len(request.prompt) + len(request.sampling.logit_bias) + len(log.records) + log.details
+    request, stream = generation.request, generation.log
+    return EACH + len(request.prompt) + len(request.sampling.logit_bias) + len(stream.records) + stream.details
 
 
 @dataclass
@@ -101,6 +105,7 @@ class StreamRegistry:
 
     def _forget(self, name: str, owner: _Owner) -> None:
         stream_id, generation = owner.streams.popitem(last=False)
+        log_request(log, logging.DEBUG, generation.request, "its stream is forgotten and cannot be read any more")
         del self._streams[stream_id]
         owner.size -= size(generation)
         self._size -= size(generation)

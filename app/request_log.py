@@ -1,7 +1,7 @@
 """Request IDs and the access log: an X-Request-Id on every answer, and one line for each request. Pure ASGI.
 
-Work is done once a request, not once a token: pieces of a stream that are written straight to the socket
-(`app.following`) do not pass here, so their bytes are not counted.
+Work is done once a request, and for a token only its bytes are counted: pieces of a stream that are written straight to
+the socket (`app.following`) pass here through a wrapper of that write.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import error_body
+from app.following import AT_ONCE
 from app.registry import StreamRegistry
 
 log = logging.getLogger("carousel.access")
@@ -89,12 +91,25 @@ class _Record:
         self.stream = ""
         self._began = time.monotonic()
         self._bytes = 0
-        self._is_counted = True  # all of its bytes are
         self._is_accepted = False
         self._scope = scope
         self._send = send
         self._given = client_request_id(scope["headers"])
         scope[REQUEST_ID] = self._given or new_request_id()
+        extension = (scope.get("extensions") or {}).get(AT_ONCE)
+        if extension is not None and scope["type"] == "http":
+            extension["write"] = self._counted(extension["write"])
+
+    def _counted(self, write: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
+        """Return `write` so that the bytes of the pieces that it takes are counted."""
+
+        def counted(piece: bytes) -> bool:
+            is_taken = write(piece)
+            if is_taken:
+                self._bytes += len(piece)
+            return is_taken
+
+        return counted
 
     async def send(self, message: Message) -> None:
         """Pass a message on, with the ID in the head of the answer."""
@@ -115,7 +130,7 @@ class _Record:
     def fields(self) -> dict[str, Any]:
         """Return the fields of the access line that the answer's head tells."""
         fields: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status or 499}
-        if self._is_counted and self.method != "WEBSOCKET":
+        if self.method != "WEBSOCKET":
             fields["bytes"] = self._bytes
         fields["seconds"] = round(time.monotonic() - self._began, 4)
         fields["tenant"] = self._scope.get(TENANT, "-")
@@ -130,7 +145,6 @@ class _Record:
         own = _header(headers, HEADER)
         if own and self._given is None:  # an answer's own ID, by which its timeline is found
             self._scope[REQUEST_ID] = own.decode("ascii")
-        self._is_counted = not (_header(headers, b"content-type") or b"").startswith(b"text/event-stream")
         others = [(name, value) for name, value in headers if name.lower() != HEADER]
         return [*others, (HEADER, self._scope[REQUEST_ID].encode("ascii"))]
 

@@ -193,7 +193,7 @@ async def _nobody_reads(_: Request, error: Exception) -> Response:
 async def _our_fault(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (Starlette re-raises after this answer), never to the client.
     request_id = request.scope[REQUEST_ID]
-    log.error("request %s failed", request_id)
+    log.error("request %s failed", request_id, extra={"fields": {"request_id": request_id}})
     message = f"Internal server error; see the server log for request ID {request_id}."
     headers = {"Connection": "close", "X-Request-Id": request_id}  # uvicorn closes the connection then
     return JSONResponse(error_body(500, message, code="internal_error"), status_code=500, headers=headers)

@@ -305,6 +305,7 @@ class Service:
             tenant=tenant.id,
             weight=tenant.weight,
             deadline=None if deadline_ms is None else intake.arrived + deadline_ms / 1000,
+            client_id=intake.client_id,
         )
         try:
             self.client.check(request)  # before anything is made of its tokens

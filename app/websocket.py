@@ -11,11 +11,13 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 
 from app.following import AT_ONCE
 from app.patience import Patience
+from app.request_log import client_request_id, new_request_id
 
 PARSE_BYTES = 1024  # given to the parser at a time: at most 170 frames, the smallest of which has 6 bytes
 MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
@@ -46,6 +48,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.conn.accept = self._accept  # type: ignore[method-assign]
         self._unparsed = bytearray()
         self._patience = Patience(self.transport)
 
@@ -116,6 +119,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] != "websocket.send":
             self._unblock()
+
+    def _accept(self, request: Request) -> Response:
+        """Answer a handshake; a refusal by the library does not reach the application, so it gets its ID here."""
+        response = ServerProtocol.accept(self.conn, request)
+        if response.status_code != 101:
+            headers = [(name.encode(), value.encode("utf-8", "replace")) for name, value in request.headers.raw_items()]
+            response.headers["X-Request-Id"] = client_request_id(headers) or new_request_id()
+        return response
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

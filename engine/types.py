@@ -121,6 +121,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # What an engine that is gone had said, by choice; choices that are not in it had ended. Empty: nothing was said.
     said: dict[int, tuple[int, ...]] = {}
     since: float | None = None  # it waits, on the same clock, where that began with such an engine or before this one
+    client_id: str = ""  # the X-Request-Id that its client sent, or that of its WebSocket's handshake; for log lines
+
+    @property
+    def log_id(self) -> str:
+        """The ID that names it in log lines: the one that its client knows."""
+        return self.client_id or self.id
 
     @property
     def choices(self) -> Iterable[int]:

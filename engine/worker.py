@@ -1,7 +1,7 @@
 """The engine process: inbox -> steps -> events. One thread, no event loop; it sleeps when there is nothing to do.
 
-Started by `app.life` as `python -m engine.worker FD FD FORMAT`, with one end of a socket pair and a heartbeat; tests
-run `serve` on a thread.
+Started by `app.life` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket pair and a heartbeat;
+tests run `serve` on a thread.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from engine.frames import (
 )
 from engine.heartbeat import Heartbeat
 from engine.log_queue import start_logging
+from engine.request_logging import log_request
 from engine.types import EndEvent, Event, FinishReason, Request, Snapshot
 from engine.view import snapshot
 
@@ -102,6 +103,7 @@ class Worker:
                 try:
                     self._engine.submit(request)
                 except RequestRefused as error:
+                    log_request(log, logging.INFO, request, "refused: %s", error)
                     self._refused += _refusal(request, error)
             case Abort(request_id, choice):
                 self._engine.abort(request_id, choice)
@@ -167,13 +169,13 @@ def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
 
 
 def main() -> None:
-    """Entry point of the process. Arguments: the descriptors of its end of the socket pair and of its heartbeat, and
-    the log format."""
+    """Entry point of the process. Arguments: the descriptors of its end of the socket pair and of its heartbeat, the
+    log level and the log format."""
     # Service managers tell all processes of a service at once. Answers are finished first: it ends with its channel.
     for told in (signal.SIGTERM, signal.SIGINT):
         signal.signal(told, signal.SIG_IGN)
-    descriptor, beats, log_format = sys.argv[1:]
-    logs = start_logging("info", log_format)
+    descriptor, beats, log_level, log_format = sys.argv[1:]
+    logs = start_logging(log_level, log_format)
     from engine.build import build_engine  # imports torch: after logging is up, and never in a test's fake engine
 
     heartbeat = Heartbeat(int(beats))

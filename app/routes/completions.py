@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from app.audit import Intake
 from app.presence import done_for
+from app.request_log import client_request_id
 from app.routes import service_of, tenant_of
 from app.routes.answers import format_for, resume_grace, stream, whole
 from app.schemas import completions
@@ -18,7 +19,7 @@ from app.tenants import TIER_OF_CLASS
 
 async def text_completions(request: Request) -> Response:
     """Continue a text, streamed or whole."""
-    intake = Intake(time.monotonic())
+    intake = Intake(time.monotonic(), client_request_id(request.scope["headers"]) or "")
     service, tenant = service_of(request), tenant_of(request)
     body = await read_json_body(request, service.settings)
     intake.has_come(time.monotonic())

@@ -7,7 +7,7 @@ from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
-from app.assets import modules_of, version
+from app.assets import bundled, version
 from app.resources import static_dir, templates_dir
 from app.routes import service_of
 from app.schemas.common import effective_defaults
@@ -43,7 +43,7 @@ def _page(request: Request, name: str) -> Response:
         "sampling": effective_defaults(service.text.sampling_defaults),
         "resume_seconds": int(MAX_GRACE),
         "asset": lambda path: f"{base}/static/{version()}/{path}",
-        "modules_of": modules_of,
+        "bundled": bundled,
     }
     return _templates.TemplateResponse(request, f"{name}.html", context, headers=SECURITY_HEADERS)
 

@@ -13,6 +13,7 @@ from app.addresses import client_network
 from app.errors import ApiError
 from app.following import write_of
 from app.realtime import Session
+from app.request_log import REQUEST_ID
 from app.routes import service_of
 from app.security import authenticate
 from app.service import Service
@@ -54,7 +55,7 @@ async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
         except (RuntimeError, OSError) as error:  # how Starlette and uvicorn say that the client has just gone
             raise WebSocketDisconnect(1006) from error
 
-    session = Session(service, tenant, send, write_of(socket.scope))
+    session = Session(service, tenant, send, write_of(socket.scope), socket.scope[REQUEST_ID])
     serving = asyncio.create_task(_serve(socket, session))
     breaking = asyncio.create_task(session.broken.wait())
     limit = tenant.websocket_idle_timeout or service.settings.websocket_idle_timeout

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+from engine.request_logging import log_request
 from engine.scheduling.sequence import Sequence, State
 from engine.types import Cause, EndEvent, Event, FinishReason, Phase, StatusEvent
+
+log = logging.getLogger("carousel.engine")
 
 
 class News:
@@ -47,6 +52,8 @@ class News:
         param: str | None = None,
     ) -> None:
         """It ends without a token."""
+        if finish is FinishReason.ERROR:
+            log_request(log, logging.INFO, sequence.request, "choice %d failed: %s", sequence.choice, message)
         self.tell(sequence, Phase.ENDED, now)
         self.events.append(EndEvent(sequence.request.id, sequence.choice, finish, message, code, param))
 

@@ -7,11 +7,13 @@ paging vLLM (Kwon et al., SOSP'23).
 
 from __future__ import annotations
 
+import logging
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
+from engine.request_logging import log_request
 from engine.scheduling.batch import Batch, Chunk, Join, Outcome
 from engine.scheduling.books import ByClass, Totals, check_integrity, load_of
 from engine.scheduling.budget import share_tokens
@@ -23,6 +25,8 @@ from engine.scheduling.policy import Movable, Policy, Pressure, nobody
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.waiting import Waiting
 from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, TokenEvent
+
+log = logging.getLogger("carousel.engine")
 
 NOT_NUMBERS = (
     "the model computed NaN for this request, so its answer ends here; float16 is too narrow for some models (--dtype "
@@ -120,10 +124,18 @@ class Scheduler:
         sequence.told_position = 0
         if sequence.num_generated - sequence.waiting_from >= self.config.min_share:
             sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
+        self._log_pause(sequence, made_for)
         self.policy.paused(sequence)
         self.waiting.push(sequence, now)
         self._deadlines.watch(sequence)
         self._news.tell(sequence, Phase.PAUSED, now, Cause.ORDER)
+
+    def _log_pause(self, sequence: Sequence, made_for: Sequence | None) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            cause = "as memory ran short" if made_for is None else f"for request {made_for.request.log_id}"
+            message, mechanism = "choice %d was preempted by %s %s: %s", sequence.mechanism
+            values = (sequence.choice, mechanism, cause, sequence.paused_why)
+            log_request(log, logging.DEBUG, sequence.request, message, *values)
 
     # A step -------------------------------------------------------------------------------------------------------
 

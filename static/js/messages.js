@@ -15,9 +15,11 @@ import { ending, figures, isUnfinished, thinkingTime } from "./words.js";
 export class AnswerView {
   #text = /** @type {MarkdownStream | null} */ (null);
   #thinking = /** @type {MarkdownStream | null} */ (null);
+  #isDrawn = true;
 
-  /** @param {Message} message @param {Actions} actions */
-  constructor(message, actions) {
+  /** @param {Message} message @param {Actions} actions @param {boolean} [later] leave the text of a complete answer to `draw` */
+  constructor(message, actions, later = false) {
+    this.#isDrawn = !later || message.state === "streaming";
     this.message = message;
     this.actions = actions;
     this.summary = h("summary");
@@ -35,6 +37,14 @@ export class AnswerView {
     this.account = new AccountView((stream) => this.actions.account(stream));
     this.node = h("article", { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
       this.thoughts, this.body, this.wait.node, this.trouble, this.tools, this.account.node);
+    this.node.addEventListener("contentvisibilityautostatechange", ({ skipped }) => skipped || this.draw());
+    this.begin();
+  }
+
+  /** Shows the text that was left for later; it is also called when the answer comes near the view. */
+  draw() {
+    if (this.#isDrawn) return;
+    this.#isDrawn = true;
     this.begin();
   }
 
@@ -49,8 +59,8 @@ export class AnswerView {
     this.trouble.hidden = true;
     this.#text = new MarkdownStream(this.body);
     this.#thinking = new MarkdownStream(this.thinking);
-    if (message.thinking) this.think(message.thinking);
-    if (message.content) this.#text.write(message.content);
+    if (this.#isDrawn && message.thinking) this.think(message.thinking);
+    if (this.#isDrawn && message.content) this.#text.write(message.content);
     if (message.state !== "streaming") return this.settle();
     this.#setLive(true);
     this.#showFigures();

@@ -1,6 +1,8 @@
 // Owns the search over conversations: titles and texts in lower case, made once for each revision and before they are needed.
+import { whenIdle } from "./idle.js";
 
 export class SearchIndex {
+  #stop = () => {};
   #entries = /** @type {Map<string, { revision: number, length: number, title: string, text: string }>} */ (new Map());
 
   /** The conversations that hold all words. @param {import("./store.js").Conversation[]} list @param {string} query */
@@ -16,11 +18,11 @@ export class SearchIndex {
   /** Prepares a part of the index whenever the browser has time. @param {import("./store.js").Conversation[]} list */
   prepare(list) {
     let at = 0;
-    const work = (deadline) => {
-      while (at < list.length && deadline.timeRemaining() > 1) this.#text(list[at++]);
-      if (at < list.length) requestIdleCallback(work);
-    };
-    if ("requestIdleCallback" in window) requestIdleCallback(work);
+    this.#stop();
+    this.#stop = whenIdle(() => {
+      if (at < list.length) this.#text(list[at++]);
+      return at < list.length;
+    });
   }
 
   #text({ id, revision = 0, title, messages }) {

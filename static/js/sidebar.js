@@ -15,6 +15,8 @@ export class Sidebar {
   #current = "";
   #running = new Set();
   #renaming = false;
+  #rows = /** @type {Map<string, Row>} */ (new Map());
+  #headings = /** @type {Map<string, HTMLElement>} */ (new Map());
   index = new SearchIndex();
 
   /** @param {Actions} actions */
@@ -69,27 +71,40 @@ export class Sidebar {
 
   #draw() {
     const found = this.index.find(this.#list, this.search.value);
+    const midnight = new Date().setHours(0, 0, 0, 0);
     let day = "";
-    const rows = [];
+    const nodes = [];
     for (const conversation of found) {
-      const name = dayName(conversation.updated);
-      if (name !== day && !this.search.value) rows.push(h("li", { class: "day" }, (day = name)));
-      rows.push(this.#row(conversation));
+      const name = dayName(conversation.updated, midnight);
+      if (name !== day && !this.search.value) nodes.push(this.#heading((day = name)));
+      nodes.push(this.#row(conversation));
     }
-    this.items.replaceChildren(...rows);
+    arrange(this.items, nodes);
+    this.#forget();
     const none = byId("conversations-none");
     none.hidden = found.length > 0;
     none.textContent = this.#list.length ? "Nothing found." : "What you talk about will be listed here.";
   }
 
+  #heading(name) {
+    let node = this.#headings.get(name);
+    if (!node) this.#headings.set(name, (node = h("li", { class: "day" }, name)));
+    return node;
+  }
+
+  /** The row of a conversation, made once; what has changed since is changed in it. */
   #row({ id, title }) {
-    const current = id === this.#current;
-    const more = iconButton("more", `Menu of ${title}`, () => this.#menu(more, id), { "aria-haspopup": "menu" });
-    more.classList.add("row-more");
-    return h("li", { class: "row", "data-id": id, "data-current": current },
-      h("a", { class: "row-open", href: `#/c/${id}`, title, "aria-current": current ? "page" : null }, title),
-      this.#running.has(id) && h("span", { class: "row-live", role: "img", "aria-label": "answering" }),
-      more);
+    let row = this.#rows.get(id);
+    if (!row) this.#rows.set(id, (row = new Row(id, (button) => this.#menu(button, id))));
+    row.show(title, id === this.#current, this.#running.has(id));
+    return row.node;
+  }
+
+  /** Drops the rows of deleted conversations. */
+  #forget() {
+    if (this.#rows.size <= this.#list.length) return;
+    const ids = new Set(this.#list.map(({ id }) => id));
+    for (const id of this.#rows.keys()) if (!ids.has(id)) this.#rows.delete(id);
   }
 
   #menu(button, id) {
@@ -113,6 +128,7 @@ export class Sidebar {
     const close = (keep) => {
       if (!open) return; // leaving the field by Enter also blurs it
       open = this.#renaming = false;
+      this.#rows.delete(id); // the input stands in its place
       if (keep && input.value.trim()) this.actions.rename(id, input.value.trim());
       this.#draw();
       /** @type {any} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
@@ -144,9 +160,56 @@ export class Sidebar {
   }
 }
 
-/** @param {number} time */
-function dayName(time) {
-  const midnight = new Date().setHours(0, 0, 0, 0);
+/** One conversation of the list. */
+class Row {
+  #title = "";
+  #current = /** @type {boolean | null} */ (null);
+  #running = false;
+
+  /** @param {string} id @param {(button: HTMLElement) => void} openMenu */
+  constructor(id, openMenu) {
+    this.link = h("a", { class: "row-open", href: `#/c/${id}` });
+    this.live = h("span", { class: "row-live", role: "img", "aria-label": "answering" });
+    this.more = iconButton("more", "", () => openMenu(this.more), { "aria-haspopup": "menu" });
+    this.more.classList.add("row-more");
+    this.node = h("li", { class: "row", "data-id": id }, this.link, this.more);
+  }
+
+  /** @param {string} title @param {boolean} current @param {boolean} running */
+  show(title, current, running) {
+    if (title !== this.#title) this.#name(title);
+    if (current !== this.#current) this.#mark(current);
+    if (running !== this.#running) running ? this.more.before(this.live) : this.live.remove();
+    this.#running = running;
+  }
+
+  #name(title) {
+    this.#title = this.link.textContent = this.link.title = title;
+    this.more.title = `Menu of ${title}`;
+    this.more.setAttribute("aria-label", this.more.title);
+  }
+
+  #mark(current) {
+    this.#current = current;
+    this.node.toggleAttribute("data-current", current);
+    if (current) this.link.setAttribute("aria-current", "page");
+    else this.link.removeAttribute("aria-current");
+  }
+}
+
+/** Makes the children of `parent` these nodes, and moves only what is out of place. @param {HTMLElement} parent @param {Node[]} nodes */
+function arrange(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
+  let at = parent.firstChild;
+  for (const node of nodes) {
+    if (node === at) at = at.nextSibling;
+    else parent.insertBefore(node, at);
+  }
+}
+
+/** @param {number} time @param {number} midnight at which today began */
+function dayName(time, midnight) {
   const days = Math.ceil((midnight - time) / 86_400_000);
   if (days <= 0) return "Today";
   if (days === 1) return "Yesterday";

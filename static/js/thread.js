@@ -1,11 +1,15 @@
 // Owns the column of messages of the open conversation: which views stand in it and which message each shows.
 import { byId, h } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
+import { whenIdle } from "./idle.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
 import { Follow } from "./scroll.js";
 
+const AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened, more than a screen
+
 export class Thread {
+  #stopDrawing = () => {};
   #views = /** @type {Map<string, AnswerView | UserView>} */ (new Map());
 
   /** @param {import("./messages.js").Actions & { send(text: string): void }} actions */
@@ -22,7 +26,8 @@ export class Thread {
   show(messages, first) {
     this.#views.clear();
     this.node.replaceChildren();
-    for (const message of messages) this.append(message);
+    const views = messages.map((message, i) => this.#add(message, i < messages.length - AT_ONCE));
+    this.#drawWhenIdle(views.filter((view) => view instanceof AnswerView));
     this.markFirst(first);
     this.#showEmpty();
     this.follow.open(messages.length > 0);
@@ -45,11 +50,24 @@ export class Thread {
 
   /** @param {import("./store.js").Message} message */
   append(message) {
-    const view = message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions);
+    this.#add(message, false);
+    this.#showEmpty();
+  }
+
+  #add(message, later) {
+    const view = message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions, later);
     this.#views.set(message.id, view);
     this.node.append(view.node);
-    this.#showEmpty();
     return view;
+  }
+
+  /** The texts of older answers, the newest first: many would block the page, and the browser's search shall find them. @param {AnswerView[]} views */
+  #drawWhenIdle(views) {
+    this.#stopDrawing();
+    this.#stopDrawing = whenIdle(() => {
+      views.pop()?.draw();
+      return views.length > 0;
+    });
   }
 
   /** @param {import("./store.js").Message} message @returns {AnswerView | null} */

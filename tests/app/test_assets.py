@@ -1,16 +1,18 @@
-"""Static files: compression, caching, versions, and the list of modules to load ahead."""
+"""Static files: compression, caching, versions, and the bundles of the pages."""
 
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 
 import pytest
 
-from app.assets import modules_of, version
+from app.assets import ENTRIES, bundled, version
 from app.resources import static_dir
 from tests.app.test_http import make
 
 CSS = "css/base.css"
+BUNDLE = "css/engine-page.bundle.css"
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +80,57 @@ def test_fonts_have_their_type(http):
     assert http.get("/static/vendor/katex/fonts/KaTeX_Main-Regular.woff2").headers["content-type"] == "font/woff2"
 
 
-@pytest.mark.parametrize(("page", "entry"), [("/", "js/main.js"), ("/engine", "js/engine/main.js")])
-def test_a_page_announces_every_module_that_it_imports(http, page: str, entry: str):
-    """Each once, under its versioned address; libraries that load on demand are not among them."""
-    found = re.findall(r'rel="modulepreload" href="/static/(\w+)/([^"]+)"', http.get(page).text)
-    assert [path for _, path in found] == list(modules_of(entry))
+@pytest.mark.parametrize(
+    ("page", "entries"),
+    [("/", ["css/chat-page.css", "js/main.js"]), ("/engine", ["css/engine-page.css", "js/engine/main.js"])],
+)
+def test_a_page_asks_for_one_bundle_of_modules_and_one_of_styles(http, page: str, entries: list[str]):
+    """Both are named by their versioned addresses and nothing else is, except the script before the first paint."""
+    found = re.findall(r'(?:src|rel="stylesheet" href)="/static/(\w+)/([^"]+)"', http.get(page).text)
+    assert [path for _, path in found] == ["js/theme.js", *map(bundled, entries)]
     assert {each for each, _ in found} == {version()}
-    assert len(set(found)) == len(found)
-    assert not [path for _, path in found if "highlight" in path or "katex" in path]
-    assert all((static_dir() / path).is_file() for _, path in found)
+
+
+@pytest.mark.parametrize("entry", sorted(ENTRIES))
+@pytest.mark.parametrize("accepted", ["gzip", "identity"])
+def test_a_bundle_is_compressed_cached_and_typed_as_files_are(http, entry: str, accepted: str):
+    """It has the type and the headers of its entry, and a client that has it gets 304."""
+    path, headers = f"/static/{version()}/{bundled(entry)}", {"Accept-Encoding": accepted}
+    answer, file = http.get(path, headers=headers), http.get(f"/static/{version()}/{entry}", headers=headers)
+    assert len(answer.content) > len(file.content)
+    for name in ("content-type", "content-encoding", "vary", "cache-control", "x-content-type-options"):
+        assert answer.headers.get(name) == file.headers.get(name), name
+    again = http.get(path, headers={**headers, "If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_only_entries_have_bundles_and_only_for_reading(http):
+    """Another file has none, and other methods get the answer that they get for a file."""
+    assert http.get("/static/css/base.bundle.css").status_code == 404
+    assert http.post(f"/static/{BUNDLE}").status_code == http.post(f"/static/{CSS}").status_code == 405
+
+
+def test_a_library_on_demand_is_not_in_a_bundle(http):
+    """The addresses in a bundle lead to files that it does not hold, so that no module exists twice."""
+    text = http.get("/static/js/main.bundle.js").text
+    held = set(re.findall(r"^// (\S+\.m?js)$", text, re.M))
+    code = re.sub(r"/\*\*.*?\*/", "", text, flags=re.S)
+    asked = {f"js/{path}" for path in re.findall(r'(?:import|new URL)\("([^"]+)"', code)}
+    assert {PurePosixPath(path).name for path in asked} == {"highlight.min.js", "katex.min.js", "katex.min.css"}
+    assert all((static_dir() / path).is_file() for path in asked)
+    assert "vendor/marked/marked.esm.js" in held
+    assert not any("katex" in path or "highlight" in path for path in held)
+
+
+def test_a_bundle_follows_a_changed_file(http, tmp_path, monkeypatch):
+    """A file that is edited while the server runs is in the bundle as it is now."""
+    (tmp_path / "css").mkdir()
+    (tmp_path / "css" / "engine-page.css").write_text('@import "a.css";\n')
+    assets = next(route.app for route in http.app.routes if getattr(route, "path", "") == "/static")
+    monkeypatch.setattr(assets, "all_directories", [tmp_path])
+    for text in ("a {}\n", "b { }\n"):
+        (tmp_path / "css" / "a.css").write_text(text)
+        assert text in http.get(f"/static/{BUNDLE}").text
 
 
 def test_compression_follows_a_changed_file(http, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -10,6 +11,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from app.client import EngineClient
 from app.tenants import of_key
+from engine.types import EndEvent, FinishReason
 from tests.app.test_http import ASK, CHAT, make, ready
 
 
@@ -111,6 +113,50 @@ def test_an_access_line_says_how_a_request_went(caplog: pytest.LogCaptureFixture
         assert (access(caplog)["status"], access(caplog)["tenant"]) == (401, "-")
         client.get("/a%0aINFO forged")
         assert access(caplog)["path"] == "/a\\nINFO forged"
+
+
+def test_an_error_of_the_engine_is_logged_with_the_client_s_id(monkeypatch, caplog: pytest.LogCaptureFixture):
+    """The engine has it too, for lines of its own."""
+    sent = []
+    submit = EngineClient.submit
+
+    def fail(self, request, sink):
+        sent.append(request)
+        submit(self, request, sink)
+        error = EndEvent(request.id, 0, FinishReason.ERROR, "computed NaN", "not_a_number")
+        asyncio.get_running_loop().call_soon(sink, error)
+
+    monkeypatch.setattr(EngineClient, "submit", fail)
+    with make() as client, caplog.at_level(logging.INFO):
+        ready(client)
+        answer = client.post(CHAT, json={**ASK, "stream": True}, headers={"X-Request-Id": "mine"})
+    stream = answer.headers["x-carousel-stream"]
+    assert [request.client_id for request in sent] == ["mine"]
+    [record] = [r for r in caplog.records if r.name == "carousel.generation"]
+    assert record.getMessage() == f"request mine (stream {stream}): computed NaN (not_a_number)"
+    assert record.fields == {"request_id": "mine", "stream": stream}
+
+
+def test_the_requests_of_a_session_have_the_id_of_its_handshake(http: TestClient, monkeypatch, caplog):
+    """That is what the access line and the client know."""
+    sent = []
+    submit = EngineClient.submit
+    monkeypatch.setattr(EngineClient, "submit", lambda self, *args: (sent.append(args[0]), submit(self, *args)))
+    with (
+        caplog.at_level(logging.INFO),
+        http.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session,
+    ):
+        handshake = dict(session.extra_headers)[b"x-request-id"].decode()
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
+        session.send_json({"type": "conversation.item.create", "item": item})
+        session.send_json({"type": "response.create"})
+        while session.receive_json()["type"] != "response.done":
+            pass
+        session.close()
+        while not any(record.name == "carousel.access" for record in caplog.records):
+            time.sleep(0.001)  # until the session has ended
+    assert access(caplog)["request_id"] == handshake
+    assert [request.client_id for request in sent] == [handshake]
 
 
 def test_probes_write_no_access_line_at_info(http: TestClient, caplog: pytest.LogCaptureFixture):

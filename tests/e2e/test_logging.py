@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +12,8 @@ import sys
 import time
 
 import httpx
+import psutil
+import pytest
 from websockets.sync.client import connect
 
 from tests.conftest import ROOT, Server
@@ -64,3 +68,51 @@ def test_a_debug_log_has_neither_keys_nor_the_text_of_conversations():
         server.stop()
     text = "\n".join(server.log + server.access)
     assert "sk-hidden" not in text and "a private matter" not in text
+
+
+def test_a_client_s_request_id_finds_every_line_about_its_request():
+    """That of the access log, with the bytes that were sent, that of the engine process which preempts it, and that of
+    the API process when the engine dies."""
+    server = Server.start("--max-num-seqs", "1", "--kernels", "torch", "--log-level", "debug")
+    body = {**ASK, "ignore_eos": True, "max_tokens": 300, "service_tier": "flex", "stream": True}
+    try:
+        with httpx.Client(base_url=server.url, timeout=60) as http, httpx.Client(base_url=server.url) as other:
+            headers = {"X-Request-Id": "bulk%d 7"}
+            with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+                pieces = answer.iter_raw()
+                received = [next(pieces), next(pieces), next(pieces)]
+                person = {**ASK, "service_tier": "priority"}
+                other.post("/v1/chat/completions", json=person, headers={"X-Request-Id": "person"}, timeout=60)
+                [engine] = psutil.Process(server.process.pid).children()
+                os.kill(engine.pid, signal.SIGKILL)
+                received += pieces
+                stream = answer.headers["x-carousel-stream"]
+    finally:
+        server.stop()
+    about = [line for line in server.log if "bulk%d 7" in line]
+    assert all(f"request bulk%d 7 (stream {stream}): " in line for line in about)
+    [preempted] = [line for line in about if line.startswith("DEBUG carousel.engine: ")]
+    assert "was preempted by" in preempted and "for request person: " in preempted
+    [died] = [line for line in about if " carousel.in_flight: " in line]
+    assert "the engine died" in died
+    [access] = [line for line in server.access if "request_id=bulk%d 7" in line]
+    assert f"stream={stream}" in access
+    assert re.search(r" bytes=(\d+) ", access)[1] == str(len(b"".join(received)))
+
+
+@pytest.mark.parametrize("given", [b"X-Request-Id: mine\r\n", b""])
+def test_a_handshake_that_the_library_refuses_has_a_request_id(server: Server, given: bytes):
+    """An unknown version of the protocol does not reach the application."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    head = (
+        b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 12\r\n%b\r\n" % given
+    )
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head)
+        answer = b""
+        while piece := connection.recv(4096):
+            answer += piece
+    assert re.match(rb"HTTP/1.1 4\d\d ", answer)
+    [own] = re.findall(rb"\r\nX-Request-Id: (.*?)\r\n", answer, re.I)
+    assert own == b"mine" if given else len(own) == 24

@@ -135,7 +135,7 @@ def test_an_idle_engine_has_no_batch(engine: Page) -> None:
     """The figures of its last step are not shown as those of now."""
     snapshot = engine.evaluate(
         """async () => {
-            const base = document.querySelector("script[type=module]").src.replace("main.js", "");
+            const base = document.querySelector("script[type=module]").src.replace("main.bundle.js", "");
             const { showFigures } = await import(base + "panels.js");
             const rest = { batch: { decode: 32, prefill_tokens: 5 }, tokens_per_s: 0, prefill_tokens_per_s: 0, step_ms: 1,
                 prefix_hit_rate: 0, requests_finished: 0, busy: 0 };

@@ -30,10 +30,8 @@ FILL = """async ([conversations, messages]) => {
 }"""
 
 
-def test_the_first_load_is_compressed_and_asks_for_nothing_twice(
-    slow_server: Server, new_page: Callable[..., Page]
-) -> None:
-    """All modules come from versioned addresses, in less than 150 kB on the wire."""
+def test_the_first_load_is_a_few_compressed_requests(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """The page, its scripts, styles and icons, and two questions to the server; less than 125 kB on the wire."""
     page = new_page()
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
@@ -42,12 +40,14 @@ def test_the_first_load_is_compressed_and_asks_for_nothing_twice(
     urls: list[str] = []
     page.on("request", lambda request: urls.append(request.url))
     Chat(page, slow_server.url).open()
-    modules = [url for url in urls if url.endswith(".js")]
-    assert len(modules) == len(set(modules))
+    page.wait_for_load_state("networkidle")
     version = page.evaluate("document.querySelector('script[type=module]').src.split('/')[4]")
-    assert all(f"/static/{version}/" in url for url in modules)
+    static = [url for url in urls if "/static/" in url]
+    assert all(f"/static/{version}/" in url for url in static)
+    assert len(static) == len(set(static))
     print(f"first load: {len(urls)} requests, {sum(sizes) / 1000:.0f} kB")
-    assert sum(sizes) < 150_000
+    assert len(urls) <= 10, urls
+    assert sum(sizes) < 125_000
 
 
 def test_the_search_reads_each_conversation_once(slow_server: Server, new_page: Callable[..., Page]) -> None:
@@ -121,3 +121,83 @@ def test_a_column_that_moves_by_itself_is_still_followed(slow_server: Server, ne
         slow_server.url,
     )
     assert gap < 4
+
+
+def test_rows_of_the_list_are_built_once(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """An answer, a search and a deletion leave the rows of all other conversations where they are."""
+    chat = Chat(new_page(), slow_server.url).open()
+    chat.page.evaluate(FILL, [30, 2])
+    chat.reload()
+    expect(chat.rows).to_have_count(30)
+    chat.rows.evaluate_all("(nodes) => nodes.forEach((node) => (node.isOld = true))")
+    ids = "(nodes) => nodes.map((node) => node.dataset.id)"
+    before = chat.rows.evaluate_all(ids)
+    assert before == [f"c{i}" for i in range(29, -1, -1)]
+    chat.rows.nth(12).get_by_role("link").click()
+    chat.send("Count from 1 to 5.")
+    chat.wait_done()
+    moved = [before[12], *before[:12], *before[13:]]
+    expect(chat.rows.first).to_have_attribute("data-id", moved[0])
+    assert chat.rows.evaluate_all(ids) == moved
+    chat.page.locator("#search").fill("title 7")
+    expect(chat.rows).to_have_count(3)
+    chat.page.locator("#search").fill("")
+    expect(chat.rows).to_have_count(30)
+    chat.rows.first.hover()
+    chat.rows.first.get_by_role("button", name="Menu of").click()
+    chat.page.get_by_role("menuitem", name="Delete").click()
+    expect(chat.rows).to_have_count(29)
+    assert chat.rows.evaluate_all(ids) == moved[1:]
+    assert chat.rows.evaluate_all("(nodes) => nodes.every((node) => node.isOld)")
+    expect(chat.page.locator("#conversations .day")).to_have_text(["Older"])
+
+
+LONG_THREAD = """async ([base, hasIdle]) => {
+    if (!hasIdle) {
+        window.requestIdleCallback = () => 0;
+        window.cancelIdleCallback = () => {};
+    }
+    const { Thread } = await import(`${base}/static/js/thread.js`);
+    const messages = Array.from({ length: 60 }, (_, i) =>
+        ({ id: String(i), role: i % 2 ? "assistant" : "user", content: `Text ${i}`, state: "done", created: 0 }));
+    window.thread = new Thread({ send() {} });
+    window.thread.show(messages);
+    return [...document.querySelectorAll("#thread .body")].map((body) => body.textContent.trim());
+}"""
+
+
+def test_older_answers_are_drawn_when_the_browser_is_idle(chat: Chat) -> None:
+    """A long conversation opens with its end; the other texts follow, so that the browser's search finds them."""
+    texts = chat.page.evaluate(LONG_THREAD, [chat.url, True])
+    assert [text for text in texts if text] == [f"Text {i}" for i in range(49, 60, 2)]
+    expect(chat.answers.locator(".body")).to_have_text([f"Text {i}" for i in range(1, 60, 2)])
+
+
+def test_an_older_answer_is_drawn_when_it_comes_into_view(chat: Chat) -> None:
+    """A reader who scrolls up before the browser was idle finds no empty answers."""
+    texts = chat.page.evaluate(LONG_THREAD, [chat.url, False])
+    assert texts[0] == ""
+    chat.page.locator("#scroller").evaluate("(scroller) => scroller.scrollTo(0, 0)")
+    expect(chat.answers.first.locator(".body")).to_have_text("Text 1")
+    expect(chat.answers.nth(15).locator(".body")).to_be_empty()
+
+
+def test_idle_work_goes_on_in_a_browser_that_does_not_tell_when_it_is_idle(chat: Chat) -> None:
+    """It is done in slices, and what is stopped does not go on."""
+    done = chat.page.evaluate(
+        """async (base) => {
+            delete window.requestIdleCallback;
+            const { whenIdle } = await import(`${base}/static/js/idle.js`);
+            const steps = [0, 0];
+            whenIdle(() => { steps[1]++; return true; })();
+            await new Promise((done) => whenIdle(() => {
+                const start = performance.now();
+                while (performance.now() - start < 2);
+                if (++steps[0] === 20) done();
+                return steps[0] < 20;
+            }));
+            return steps;
+        }""",
+        chat.url,
+    )
+    assert done == [20, 0]

@@ -1,0 +1,24 @@
+"""Log lines about one request. They carry the ID that its client knows, so that a search for it finds them all: the
+access line, the lines of the API process and those of the engine process.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from engine.types import Request
+
+
+def log_request(
+    log: logging.Logger, level: int, request: Request, message: str, *values: object, has_traceback: bool = False
+) -> None:
+    """Log a message about a request, formatted with `values`. In JSON the line has the fields of the access line:
+    `request_id`, and `stream` where that is another ID. has_traceback: add that of the exception being handled."""
+    if not log.isEnabledFor(level):
+        return
+    fields = {"request_id": request.log_id}
+    name = request.log_id
+    if request.id != request.log_id:
+        fields["stream"] = request.id
+        name += f" (stream {request.id})"
+    log.log(level, f"request %s: {message}", name, *values, exc_info=has_traceback, extra={"fields": fields})
