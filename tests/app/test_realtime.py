@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from websockets.uri import parse_uri
 
 from app.following import AT_ONCE, pieces
 from app.realtime import Session
-from app.schemas.realtime import ResponseFields
+from app.schemas.realtime import ContentPart, ItemFields, ResponseFields
 from app.spoken import ConversationItem, SpokenResponse, Telling
 from app.streams import Delta, Finished, StreamLog, Usage
 from app.websocket import WebSocketProtocol
@@ -192,3 +193,14 @@ async def test_nothing_is_written_where_it_would_wait_or_get_lost(opened, why: s
             server.conn.data_to_send()
     assert not write([b"x"])
     assert transport.sent == b""
+
+
+async def test_a_closed_session_keeps_no_conversation():
+    """Its items are freed at once, also while something refers to the session, such as a traceback."""
+    socket = Socket()
+    session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
+    fields = ItemFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
+    await session._create_item(fields, None)
+    items = weakref.ref(session._items)
+    await session.close()
+    assert items() is None
