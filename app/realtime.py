@@ -107,6 +107,9 @@ class Session:
             if response.task is not None:
                 response.task.cancel()
         await asyncio.gather(*(r.task for r in responses if r.task is not None), return_exceptions=True)
+        # Tracebacks of cancelled tasks refer to this session in cycles, until the garbage collector comes by; items may
+        # take megabytes.
+        self._items = Conversation()
 
     async def _handle(self, event: ClientEvent) -> None:
         match event:

@@ -54,6 +54,6 @@ class Serving:
 
     def _copy_log(self) -> None:
         assert self.process.stderr is not None
-        with self._log.open("w") as log:
+        with self._log.open("w", buffering=1) as log:
             for line in self.process.stderr:
                 log.write(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from websockets.uri import parse_uri
 from app.event_pacer import EventPacer
 from app.following import AT_ONCE, pieces
 from app.realtime import MAX_BURST, Session
-from app.schemas.realtime import ResponseFields
+from app.schemas.realtime import ContentPart, ItemFields, ResponseFields
 from app.spoken import ConversationItem, SpokenResponse, Telling
 from app.streams import Delta, Finished, StreamLog, Usage
 from app.websocket import WebSocketProtocol
@@ -222,3 +223,14 @@ async def test_a_socket_that_floods_waits_for_its_own_rate_and_not_for_that_of_o
     assert len(small_socket.heard) <= MAX_BURST
     assert len(large_socket.heard) <= MAX_BURST / 2 + 1
     assert len(other_socket.heard) == 1
+
+
+async def test_a_closed_session_keeps_no_conversation():
+    """Its items are freed at once, also while something refers to the session, such as a traceback."""
+    socket = Socket()
+    session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
+    fields = ItemFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
+    await session._create_item(fields, None)
+    items = weakref.ref(session._items)
+    await session.close()
+    assert items() is None
