@@ -135,7 +135,7 @@ function dress(fragment) {
   }
   for (const list of fragment.querySelectorAll("ul, ol, table, blockquote")) list.setAttribute("dir", "auto");
   for (const table of fragment.querySelectorAll("table")) {
-    const frame = h("div", { class: "table-frame" });
+    const frame = h("div", { class: "table-frame", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(frame);
     frame.append(table);
   }

@@ -22,6 +22,7 @@ export function openMenu(button, items) {
     const at = buttons.indexOf(/** @type {HTMLElement} */ (document.activeElement));
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
     if (event.key === "Tab") menu.hidePopover();
+    if (event.key === "Escape") event.stopPropagation(); // it closes the menu, and not the drawer around it
     if (to === undefined) return;
     event.preventDefault();
     buttons.at(to >= buttons.length ? 0 : to)?.focus();
@@ -33,8 +34,8 @@ export function openMenu(button, items) {
     if (menu.contains(document.activeElement) || document.activeElement === document.body) button.focus();
     menu.remove();
   });
-  // Inside an open dialog the rest of the page is inert, a menu at the end of the body with it.
-  (button.closest("dialog") ?? document.body).append(menu);
+  // In the landmark of its button; inside an open dialog the rest of the page is inert.
+  (button.closest("dialog, main, aside, header") ?? document.body).append(menu);
   menu.showPopover();
   place(menu, button);
   buttons[0]?.focus();

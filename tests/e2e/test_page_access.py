@@ -10,14 +10,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.conftest import Server
-from tests.e2e.page import ANSWER_MS, Chat, answer_with, begin_with, delta
+from tests.e2e import states
+from tests.e2e.page import Chat, answer_with, begin_with, delta
+from tests.e2e.states import DONE, QUEUED
 
 pytestmark = pytest.mark.browser
 
 AXE = (Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js").read_text()
-DONE = "id: s.0.9\ndata: [DONE]"
-RICH = "# Title\n\nText with a [link](https://x.example) and `code`.\n\n- a\n\n| a | b |\n|--|--|\n| 1 | 2 |\n\n```py\nx = 1\n```\n\n\\(x^2\\)"
-QUEUED = ': carousel {"state": "queued", "position": 2, "cause": "slots"}'
 
 
 def faults(page: Page) -> list[str]:
@@ -28,69 +27,31 @@ def faults(page: Page) -> list[str]:
     return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", states.SCHEMES)
+@pytest.mark.parametrize("device", [states.DESK, states.PHONE], ids=["desk", "phone"])
 def test_the_chat_page_has_no_fault_in_any_state(
-    slow_server: Server, new_page: Callable[..., Page], scheme: str
+    slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any], scheme: str
 ) -> None:
-    """Empty, dialogs, finished, refused, waiting, streaming, queued."""
-    chat = Chat(new_page(color_scheme=scheme), slow_server.url).open()
-    page = chat.page
-    assert faults(page) == []
-    for button in ("#settings-open", "#help-button", "#key-button"):
-        page.locator(button).click()
-        assert faults(page) == [], button
-        page.keyboard.press("Escape")
-    answer_with(page, delta("<think>Hm.</think>" + RICH), DONE)
-    chat.send("word " * 1000)
-    chat.wait_done()
-    expect(chat.text().locator(".katex")).to_have_count(1)
-    assert faults(page) == []
-    error = {"error": {"message": "No.", "code": "context_length_exceeded", "type": "x"}}
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
-    chat.send("Again")
-    expect(chat.answers.last.locator(".trouble")).to_be_visible()
-    assert faults(page) == []
-    begin_with(page, QUEUED)
-    chat.send("Wait")
-    expect(chat.answers.last.locator(".wait")).to_contain_text("2nd in line")
-    chat.prompt.fill("Next")
-    chat.prompt.press("Enter")
-    assert faults(page) == []
-    chat.stop.click()
-    begin_with(page, delta("One"))
-    chat.send("Count")
-    chat.wait_begun()
-    assert faults(page) == []
+    """Empty, dialogs, drawer, and an answer in each of its states; nor is anything wider than the window."""
+    for name, enter in states.CHAT.items():
+        page = new_page(**device, color_scheme=scheme)
+        enter(Chat(page, slow_server.url).open())
+        assert faults(page) == [], name
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        page.context.close()
 
 
-def test_the_drawer_of_a_phone_has_no_fault(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """Closed, open, and with a conversation behind it."""
-    phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-    chat = Chat(new_page(**phone), slow_server.url).open()
-    answer_with(chat.page, delta(RICH), DONE)
-    chat.send("Hello")
-    chat.wait_done()
-    assert faults(chat.page) == []
-    chat.page.locator("#drawer-open").click()
-    assert faults(chat.page) == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_engine_page_has_no_fault_idle_or_busy(
-    slow_server: Server, new_page: Callable[..., Page], scheme: str
+@pytest.mark.parametrize("scheme", states.SCHEMES)
+@pytest.mark.parametrize("device", [states.DESK, states.PHONE], ids=["desk", "phone"])
+def test_the_engine_page_has_no_fault_in_any_state(
+    slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any], scheme: str
 ) -> None:
-    """With its table open, too."""
-    chat = Chat(new_page(color_scheme=scheme), slow_server.url).open()
-    page = chat.page.context.new_page()
-    page.goto(slow_server.url + "/engine")
-    expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=ANSWER_MS)
-    assert faults(page) == []
-    chat.send_long()
-    chat.wait_begun()
-    page.locator("#slots-table summary").click()
-    expect(page.locator("#slots-body")).to_contain_text("interactive", timeout=ANSWER_MS)
-    assert faults(page) == []
-    chat.stop.click()
+    """Idle, busy, and with paused requests; with its table open."""
+    for name in states.ENGINE:
+        page = new_page(**device, color_scheme=scheme)
+        states.open_engine(page, slow_server.url, name)
+        assert faults(page) == [], name
+        page.context.close()
 
 
 def test_a_complete_answer_is_announced_once(chat: Chat) -> None:
@@ -120,6 +81,20 @@ def test_the_focus_stays_in_the_conversation(chat: Chat) -> None:
     chat.wait_done()
     chat.answers.last.get_by_role("button", name="Answer again").press("Enter")
     expect(chat.prompt).to_be_focused()
+
+
+def test_escape_in_a_menu_of_the_drawer_closes_the_menu_alone(
+    slow_server: Server, new_page: Callable[..., Page]
+) -> None:
+    """The drawer stays open, and the focus returns to the button."""
+    chat = Chat(new_page(**states.PHONE), slow_server.url).open()
+    chat.page.locator("#drawer-open").click()
+    chat.page.locator("#theme").click()
+    expect(chat.page.get_by_role("menu")).to_be_visible()
+    chat.page.keyboard.press("Escape")
+    expect(chat.page.get_by_role("menu")).to_have_count(0)
+    expect(chat.page.locator("#app")).to_have_attribute("data-drawer", "")
+    expect(chat.page.locator("#theme")).to_be_focused()
 
 
 def test_a_drawer_does_not_outlive_the_phone_s_width(slow_server: Server, new_page: Callable[..., Page]) -> None:

@@ -1,0 +1,312 @@
+"""Every state of both pages, for tests that look at all of them; `python -m tests.e2e.states FOLDER` saves pictures.
+
+A state is a function that brings a page which was just opened into it; answers are made up, so it stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.sync_api import Page, Route, expect, sync_playwright
+
+from benchmarks.serving import Serving
+from tests import chromium
+from tests.e2e.page import ANSWER_MS, DEFAULTS, Chat, answer_with, begin_with, delta
+
+DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+SCHEMES = ("light", "dark")
+
+DONE = "id: s.0.9\ndata: [DONE]"
+QUEUED = ': carousel {"state": "queued", "position": 2, "cause": "slots"}'
+PAUSED = ': carousel {"state": "paused", "position": 1, "by": "interactive", "mechanism": "swap"}'
+RICH = """# Turns
+
+A **carousel** serves many at once, see [the tour](https://example.org), and `batch.join()`.
+
+- one seat
+- another, whose text is long enough to take more than one line on a telephone and on a desk with a narrow column
+
+| seats | riders | tokens a second | what limits it | where it was measured |
+|--|--|--|--|--|
+| 8 | 7 | 1,200 | memory bandwidth | on two shared cores |
+
+```python
+def turn(seats: list[Seat], waiting: deque[Request], tokens_for_prompts: int) -> Iterator[tuple[Seat, Token]]:
+    yield from ((seat, seat.rider.next()) for seat in seats)
+```
+
+> Nobody waits for the slowest.
+
+The mean of \\(n\\) gaps is
+
+\\[\\bar{g} = \\frac{1}{n} \\sum_{k=1}^{n} \\left(t_{k} - t_{k-1}\\right) + \\int_0^1 \\sqrt{x^2 + 1}\\,dx\\]
+"""
+ARABIC = """# دوّامة الخيل
+
+تدور **المقاعد** مع كل خطوة، ويركب `request` في الخطوة التالية:
+
+1. مقعد أول
+2. مقعد ثانٍ
+
+> لا أحد ينتظر الأبطأ.
+"""
+WORD = "antidisestablishmentarianism" * 12
+
+
+def _finish(reason: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+
+
+def _ask(chat: Chat, text: str, *parts: str | dict[str, Any]) -> None:
+    answer_with(chat.page, *parts, DONE)
+    chat.send(text)
+    chat.wait_done()
+
+
+def _wait(chat: Chat, *parts: str | dict[str, Any]) -> None:
+    begin_with(chat.page, *parts)
+    chat.send("How does continuous batching work?")
+    expect(chat.answers.last.locator(".wait")).to_be_visible()
+
+
+def _rich(chat: Chat) -> None:
+    _ask(chat, "Show me all that you can draw", delta(RICH), _finish("stop"))
+    expect(chat.text().locator(".katex")).to_have_count(2)
+
+
+def _refused(chat: Chat, status: int, code: str, message: str, **headers: str) -> None:
+    error = {"error": {"message": message, "code": code, "type": "invalid_request_error"}}
+
+    def refuse(route: Route) -> None:
+        route.fulfill(status=status, json=error, headers=headers)
+
+    chat.page.route("**/v1/chat/completions", refuse)
+    chat.send("Again")
+
+
+def _error(chat: Chat) -> None:
+    _refused(chat, 400, "invalid_value", "temperature must be between 0 and 2, got 3.5.")
+    expect(chat.answers.last.locator(".trouble")).to_be_visible()
+
+
+def _full_context(chat: Chat) -> None:
+    length = chat.page.evaluate("async () => (await (await fetch('/v1/models')).json()).data[0].max_model_len")
+    usage = {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": int(0.8 * length)}
+    _ask(chat, "Tell me everything", delta("Everything."), _finish("stop"), {"choices": [], "usage": usage})
+    expect(chat.page.locator("#context-note")).to_contain_text("80 %")
+    _refused(chat, 400, "context_length_exceeded", "The prompt has 2,100 tokens; the context has 2,048.")
+    expect(chat.answers.last.locator(".trouble")).to_be_visible()
+
+
+def _retry(chat: Chat) -> None:
+    _refused(chat, 503, "overloaded", "The queue is full (32 of 32 requests waiting).", **{"Retry-After": "3600"})
+    expect(chat.answers.last.locator(".wait")).to_contain_text("Trying again")
+
+
+def _offline(chat: Chat) -> None:
+    chat.page.context.set_offline(True)
+    chat.send("Are you there?")
+    expect(chat.answers.last.locator(".wait")).to_contain_text("cannot be reached")
+
+
+def _streaming(chat: Chat) -> None:
+    begin_with(chat.page, delta("A batch is built anew at every step, so "), delta("a request **joins"))
+    chat.send("How does continuous batching work?")
+    expect(chat.text()).to_contain_text("joins")
+
+
+def _queued(chat: Chat) -> None:
+    _streaming(chat)
+    chat.send("And what if all seats are taken? " * 4)
+    expect(chat.page.locator("#queued")).to_be_visible()
+
+
+def _thinking(chat: Chat) -> None:
+    begin_with(chat.page, delta("<think>The question is about seats. "), delta("Each step fills them anew."))
+    chat.send("How does continuous batching work?")
+    expect(chat.answers.last.locator(".thoughts")).to_contain_text("anew")
+
+
+def _thought(chat: Chat) -> None:
+    text = "<think>Because of *seats*.</think>Because each step fills the seats anew."
+    _ask(chat, "Why?", delta(text), _finish("stop"))
+    chat.answers.last.locator(".thoughts summary").click()
+
+
+def _continue(chat: Chat) -> None:
+    _ask(chat, "A long story", delta("Once upon a time there was a fox, and"), _finish("length"))
+    expect(chat.answers.last.get_by_role("button", name="Continue")).to_be_visible()
+
+
+def _right_to_left(chat: Chat) -> None:
+    _ask(chat, "كيف تعمل الدفعات المستمرة؟", delta(ARABIC), _finish("stop"))
+
+
+def _long_words(chat: Chat) -> None:
+    _ask(chat, f"{WORD} {'word ' * 700}", delta(f"{WORD}\n\n`{WORD}`\n\n- {WORD}"), _finish("stop"))
+
+
+def _editing(chat: Chat) -> None:
+    _ask(chat, "A question with a mistake", delta("What do you mean?"), _finish("stop"))
+    chat.questions.last.hover()
+    chat.questions.last.get_by_role("button", name="Edit").click()
+    expect(chat.questions.last.locator("textarea")).to_be_focused()
+
+
+def _list(chat: Chat) -> None:
+    for title in ("Seats", f"A title that is {'much ' * 12}longer than its row", "كيف تعمل الدفعات؟"):
+        chat.page.evaluate("location.hash = '#/'")
+        _ask(chat, title, delta("Yes."), _finish("stop"))
+
+
+def _deleted(chat: Chat) -> None:
+    _list(chat)
+    chat.page.locator("#more").click()
+    chat.page.get_by_role("menuitem", name="Delete").click()
+    expect(chat.page.locator(".toast")).to_be_visible()
+
+
+def _drawer(chat: Chat) -> None:
+    _list(chat)
+    if chat.page.locator("#drawer-open").is_visible():
+        chat.page.locator("#drawer-open").click()
+
+
+def _menu(chat: Chat) -> None:
+    _rich(chat)
+    chat.page.locator("#more").click()
+
+
+def _nothing_found(chat: Chat) -> None:
+    _drawer(chat)
+    chat.page.locator("#search").fill("zebra")
+    expect(chat.page.locator("#conversations-none")).to_be_visible()
+
+
+def _dialog(button: str) -> Callable[[Chat], None]:
+    def open_dialog(chat: Chat) -> None:
+        if chat.page.locator(f"#sidebar {button}").count() and chat.page.locator("#drawer-open").is_visible():
+            chat.page.locator("#drawer-open").click()
+        chat.page.locator(button).click()
+
+    return open_dialog
+
+
+CHAT: dict[str, Callable[[Chat], None]] = {
+    "empty": lambda chat: None,
+    "settings": _dialog("#settings-open"),
+    "help": _dialog("#help-button"),
+    "key": _dialog("#key-button"),
+    "waiting": lambda chat: _wait(chat, QUEUED),
+    "paused": lambda chat: _wait(chat, delta("A batch is built "), PAUSED),
+    "streaming": _streaming,
+    "queued message": _queued,
+    "thinking": _thinking,
+    "thought": _thought,
+    "rich": _rich,
+    "menu": _menu,
+    "right to left": _right_to_left,
+    "long words": _long_words,
+    "continue": _continue,
+    "editing": _editing,
+    "error": _error,
+    "full context": _full_context,
+    "retry": _retry,
+    "offline": _offline,
+    "list": _drawer,
+    "nothing found": _nothing_found,
+    "deleted": _deleted,
+}
+
+
+def _slot(i: int) -> dict[str, Any]:
+    label = ("interactive", "standard", "batch")[i % 3]
+    state = "prefill" if i == 2 else "decode"
+    counts = {"context": 90 * i + 40, "generated": 9 * i, "pages": i}
+    return {"request": f"{i:06x}", "class": label, "state": state, **counts}
+
+
+def _busy(view: dict[str, Any]) -> None:
+    """Have every seat but one taken, some pages held, and a queue."""
+    total = view["pages"]["total"]
+    view["slots"] = [_slot(i) if i != 3 else None for i in range(len(view["slots"]))]
+    view["pages"] |= {"held": total // 2, "cached": total // 4, "free": total - total // 2 - total // 4}
+    view["waiting"] = {"interactive": 0, "standard": 2, "batch": 14}
+    causes = ("slots", "pages", "fairness")
+    view["queue"] = [
+        {"request": f"q{i:05x}", "class": "batch", "cause": cause, "waited": 2.5} for i, cause in enumerate(causes)
+    ]
+    view["batch"] = {"decode": len(view["slots"]) - 2, "prefill_tokens": 128}
+    view |= {
+        "tokens_per_s": 1234.5,
+        "prefill_tokens_per_s": 4321.0,
+        "busy": 0.93,
+        "step_ms": 5.4,
+        "prefix_hit_rate": 0.4,
+    }
+
+
+def _paused(view: dict[str, Any]) -> None:
+    """Have requests paused in each way besides."""
+    _busy(view)
+    mechanisms = ("swap", "partial", "recompute")
+    view["paused"] = [
+        {"request": f"p{i:05x}", "class": "batch", "by": "interactive", "mechanism": mechanism, "context": 300}
+        for i, mechanism in enumerate(mechanisms)
+    ]
+    view["preemptions"] = {"swap": 12, "partial": 3, "recompute": 1}
+
+
+ENGINE: dict[str, Callable[[dict[str, Any]], None]] = {"idle": lambda view: None, "busy": _busy, "paused": _paused}
+
+
+def open_engine(page: Page, url: str, state: str) -> None:
+    """Show the engine page with a real snapshot that was changed to be in a state."""
+    with httpx.stream("GET", f"{url}/v1/engine/events", timeout=60) as answer:
+        view = next(json.loads(line[6:]) for line in answer.iter_lines() if line.startswith('data: {"t"'))
+    ENGINE[state](view)
+    before = {**view, "paused": []}
+    body = "".join(f"data: {json.dumps(each)}\n\n" for each in (before, view))
+    headers = {"content-type": "text/event-stream"}
+    page.route("**/v1/engine/events", lambda route: route.fulfill(status=200, body=body, headers=headers))
+    page.goto(f"{url}/engine")
+    expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=ANSWER_MS)
+    page.locator("#slots-table summary").click()
+
+
+def main() -> None:
+    """Save a picture of each state in both schemes and both widths."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", help="part of the names of the pictures")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with Serving("--max-num-seqs", "8") as server, sync_playwright() as playwright:
+        url = f"http://{server.host}:{server.port}"
+        browser = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox", "--disable-gpu"])
+        for name in [*CHAT, *(f"engine {state}" for state in ENGINE)]:
+            for (width, device), scheme in product((("desk", DESK), ("phone", PHONE)), SCHEMES):
+                picture = f"{name} {width} {scheme}.png".replace(" ", "-")
+                if options.only and options.only not in picture:
+                    continue
+                context = browser.new_context(**device, color_scheme=scheme, reduced_motion="reduce")
+                context.add_init_script(DEFAULTS)
+                page = context.new_page()
+                if name in CHAT:
+                    CHAT[name](Chat(page, url).open())
+                else:
+                    open_engine(page, url, name.removeprefix("engine "))
+                page.screenshot(path=options.folder / picture)
+                context.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
