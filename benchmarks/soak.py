@@ -44,6 +44,7 @@ from benchmarks.tally import percentile
 
 REQUESTS = 40  # different ones over SSE
 SLOTS = 32
+RESUME_TTL_SECONDS = 30  # that finished answers are kept: memory follows the answers of so long a time
 SAMPLE_SECONDS = 5.0
 SAMPLES_A_LINE = 12  # of the progress
 WARM_UP_SECONDS = 300.0  # before the first sample that counts for a slope
@@ -197,7 +198,8 @@ def soak(plan: Plan, seed: int, requests: int = REQUESTS) -> dict[str, Any]:
     engine restarts, and requests and pages that were left over."""
     LOG.parent.mkdir(exist_ok=True)
     ended = threading.Event()
-    with Serving("--host", HOST, "--max-num-seqs", str(SLOTS), log=LOG) as server:
+    options = ("--host", HOST, "--max-num-seqs", str(SLOTS), "--resume-ttl", str(RESUME_TTL_SECONDS))
+    with Serving(*options, log=LOG) as server:
         target = Target(server)
         with Child("soak_clients", server.port, seed, requests) as clients, ThreadPoolExecutor(2) as threads:
             clients.read()  # it has the expected answers
