@@ -123,7 +123,7 @@ def load(browser: Browser, url: str) -> dict[str, float]:
 
 
 def long_lists(browser: Browser, url: str) -> dict[str, dict[str, float]]:
-    """Fill a browser's storage, and measure what its page does with it."""
+    """Fill a browser's storage, and measure the page on top of it."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto(url)
