@@ -55,7 +55,7 @@ def bundled(path: str) -> str:
 
 
 def _entry_of(path: str) -> str | None:
-    """Return the entry whose bundle has this path."""
+    """Return the entry that a path is the bundle of."""
     return next((entry for entry in ENTRIES if bundled(entry) == path), None)
 
 

@@ -71,8 +71,7 @@ def test_a_debug_log_has_neither_keys_nor_the_text_of_conversations():
 
 
 def test_a_client_s_request_id_finds_every_line_about_its_request():
-    """That of the access log, with the bytes that were sent, that of the engine process which preempts it, and that of
-    the API process when the engine dies."""
+    """The access line has the bytes sent, the engine process logs its preemption, the API the engine's death."""
     server = Server.start("--max-num-seqs", "1", "--kernels", "torch", "--log-level", "debug")
     body = {**ASK, "ignore_eos": True, "max_tokens": 300, "service_tier": "flex", "stream": True}
     try:

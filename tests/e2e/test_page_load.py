@@ -183,7 +183,7 @@ def test_an_older_answer_is_drawn_when_it_comes_into_view(chat: Chat) -> None:
 
 
 def test_idle_work_goes_on_in_a_browser_that_does_not_tell_when_it_is_idle(chat: Chat) -> None:
-    """It is done in slices, and what is stopped does not go on."""
+    """It is done in slices, and stopped work does not go on."""
     done = chat.page.evaluate(
         """async (base) => {
             delete window.requestIdleCallback;

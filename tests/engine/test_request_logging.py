@@ -39,7 +39,7 @@ def test_a_line_names_the_client_s_id_and_the_stream(caplog, client_id: str, tex
 
 
 def test_a_traceback_is_added_on_demand(caplog):
-    """That of the exception that is being handled."""
+    """The line ends with the exception that is being handled."""
     try:
         raise ValueError("a mistake")
     except ValueError:

@@ -1,0 +1,197 @@
+"""The chat page in a headless Chromium: its first load, and how long its main thread is busy with long lists.
+
+python -m benchmarks.page            # 5 runs
+python -m benchmarks.page --runs 1
+
+load: a browser without a cache opens the page; requests, bytes on the wire, milliseconds until the page is ready.
+open: a conversation of 300 messages is opened, answers with lists, tables, code and formulas among them.
+list: the page is loaded with 1,000 conversations in its storage.
+search: 1,000 conversations of 20 messages are searched, one figure per key, the first key without an index.
+stream: an answer is written while the list has 1,000 rows; the rows that are built or replaced meanwhile.
+
+The longest task is that of the page's main thread in Chromium's trace. Its CPU time is given beside the time that
+passed, which grows with the load of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.results import save, spread
+from benchmarks.serving import Serving
+from tests import chromium
+
+MESSAGES = 300
+CONVERSATIONS = 1000
+QUERY = "lake 77"  # all conversations, and then a few
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+TRACED = ["toplevel", "__metadata"]
+
+TEXTS = [
+    "The rotunda stands by the lake. " + "Some words about the place and its visitors. " * 12,
+    "- one **bold** item\n- another with `code`\n- a [link](https://example.org)\n\nAnd a sentence after it.",
+    "| name | value |\n|--|--|\n" + "\n".join(f"| row {row} | {row * row} |" for row in range(8)),
+    "```python\ndef turn(seats):\n    for seat in seats:\n        yield seat.rider or None\n```\n\nThat was it.",
+    "The sum is $\\sum_{k=1}^{9} k^2$, and\n\n$$\\int_0^1 x^2 dx$$",
+]
+
+FILL = """async ({ conversations, messages, long, texts }) => {
+    const open = indexedDB.open("carousel");
+    await new Promise((done) => (open.onsuccess = done));
+    const write = open.result.transaction(["conversations", "messages"], "readwrite");
+    const [rows, all] = ["conversations", "messages"].map((name) => write.objectStore(name));
+    for (let c = 0; c < conversations; c++) {
+        const conversation = `c${c}`, title = `Conversation ${c} about turns`, next = c ? messages : long;
+        const settings = { model: "", system: "", sampling: {} };
+        rows.put({ id: conversation, title, created: c, updated: c, revision: 1, next, ...settings });
+        for (let m = 0; m < next; m++) {
+            const content = m % 2 ? texts[(m >> 1) % texts.length] : `Question ${m} about the rotunda?`;
+            const role = m % 2 ? "assistant" : "user";
+            all.put({ id: `m${m}`, conversation, position: m, role, content, created: m, state: "done" });
+        }
+    }
+    await new Promise((done) => (write.oncomplete = done));
+    open.result.close();
+}"""
+
+# Two frames after the last change, and until the browser has nothing more to do.
+SETTLE = """async () => {
+    for (let i = 0; i < 3; i++) {
+        await new Promise(requestAnimationFrame);
+        await new Promise((done) => requestIdleCallback(done, { timeout: 2000 }));
+    }
+}"""
+
+COUNT_ROWS = """() => {
+    window.changedRows = 0;
+    new MutationObserver((changes) => {
+        for (const { addedNodes } of changes)
+            window.changedRows += [...addedNodes].filter((node) => node.dataset?.id).length;
+    }).observe(document.getElementById("conversations"), { childList: true });
+}"""
+
+
+def longest_task(trace: bytes) -> dict[str, float]:
+    """Return the longest task of a page's main thread in a trace: milliseconds that passed, and of CPU time."""
+    events = json.loads(trace)["traceEvents"]
+    main = {
+        (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "CrRendererMain"
+    }
+    tasks = [e for e in events if e["name"].endswith("RunTask") and (e["pid"], e["tid"]) in main]
+    return {
+        "longest_ms": max((e.get("dur", 0) for e in tasks), default=0) / 1000,
+        "longest_cpu_ms": max((e.get("tdur", 0) for e in tasks), default=0) / 1000,
+    }
+
+
+def traced(browser: Browser, page: Page, action: Callable[[], Any]) -> dict[str, float]:
+    """Run an action on a page and return the longest task until the page is idle."""
+    browser.start_tracing(page=page, categories=TRACED)
+    action()
+    page.evaluate(SETTLE)
+    return longest_task(browser.stop_tracing())
+
+
+def load(browser: Browser, url: str) -> dict[str, float]:
+    """Open the page with nothing cached, in a context of its own."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    session.send("Network.enable")
+    sizes: list[int] = []
+    requests: list[str] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(int(event["encodedDataLength"])))
+    page.on("request", lambda request: requests.append(request.url))
+    page.add_init_script(
+        """new MutationObserver((_, observer) => {
+            if (!document.documentElement.hasAttribute("data-ready")) return;
+            window.readyAt = performance.now();
+            observer.disconnect();
+        }).observe(document, { attributes: true, subtree: true, attributeFilter: ["data-ready"] })"""
+    )
+    page.goto(url)
+    page.wait_for_function("() => window.readyAt > 0")
+    page.wait_for_load_state("networkidle")
+    ready = page.evaluate("window.readyAt")
+    context.close()
+    return {"requests": len(requests), "wire_kB": sum(sizes) / 1000, "ready_ms": ready}
+
+
+def long_lists(browser: Browser, url: str) -> dict[str, dict[str, float]]:
+    """Fill a browser's storage, and measure the page on top of it."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("html[data-ready]")
+    page.evaluate(FILL, {"conversations": CONVERSATIONS, "messages": 20, "long": MESSAGES, "texts": TEXTS})
+    figures = {"list": traced(browser, page, lambda: reload(page))}
+    row = f"[data-id=c{CONVERSATIONS - 1}] a"
+    figures["stream"] = stream(browser, page)
+    figures["open"] = traced(browser, page, lambda: page.evaluate("location.hash = '#/c/c0'"))
+    page.evaluate("location.hash = '#/'")
+    page.wait_for_selector(row, state="attached")
+    for at, key in enumerate(QUERY):
+        typed = traced(browser, page, lambda key=key: page.locator("#search").press_sequentially(key))  # type: ignore[misc]
+        figures["first key" if not at else f"key {at + 1}"] = typed
+    figures["search emptied"] = traced(browser, page, lambda: page.locator("#search").fill(""))
+    context.close()
+    return figures
+
+
+def reload(page: Page) -> None:
+    """Load a page again, until it is ready."""
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+
+
+def stream(browser: Browser, page: Page) -> dict[str, float]:
+    """Ask one question beside the long list, until the answer is complete."""
+    page.evaluate(COUNT_ROWS)
+
+    def ask() -> None:
+        page.locator("#prompt").fill("Count from 1 to 20.")
+        page.wait_for_selector("#send:enabled", timeout=60_000)
+        page.locator("#prompt").press("Enter")
+        page.wait_for_selector("[data-role=assistant][aria-busy=false]", timeout=60_000)
+
+    figures = traced(browser, page, ask)
+    return {**figures, "built_rows": page.evaluate("window.changedRows")}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with Serving("--max-num-seqs", "8") as server, sync_playwright() as playwright:
+        url = f"http://{server.host}:{server.port}/"
+        for run in range(options.runs):
+            browser = playwright.chromium.launch(executable_path=chromium.find(), args=FLAGS)
+            measured = {"load": load(browser, url), **long_lists(browser, url)}
+            rows += [{"run": run, "case": case, **figures} for case, figures in measured.items()]
+            browser.close()
+    summary = summarise(rows)
+    for case, figures in summary.items():
+        print(f"{case:15}", "  ".join(f"{name} {value['median']:.0f}" for name, value in figures.items()))
+    settings = {"messages": MESSAGES, "conversations": CONVERSATIONS, "query": QUERY}
+    print("kept in", save("page", settings, rows, summary))
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the spread of each figure over the runs, case by case."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in ("run", "case"):
+                found.setdefault(row["case"], {}).setdefault(name, []).append(value)
+    return {case: {name: spread(values) for name, values in names.items()} for case, names in found.items()}
+
+
+if __name__ == "__main__":
+    main()
