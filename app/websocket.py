@@ -24,7 +24,7 @@ MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
 MAX_CONTROL_FRAMES_PER_SECOND = 50
 MAX_FRAGMENTS = 1024  # of one message
 FLOOD = 1008  # close code for too many frames
-REFUSED = "carousel.refused"  # key in a disconnect message: the server closed the connection on account of a frame
+REFUSED = "carousel.refused"  # extension in a scope: the code with which the server closed on account of a frame
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -197,8 +197,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         assert self.conn.close_sent is not None
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         # Refused frames are marked, as clients may close with any code.
-        message: Any = {"type": "websocket.disconnect", "code": code, "reason": reason, REFUSED: True}
-        self.queue.put_nowait(message)
+        # A disconnect message may never be received: sending fails first where the client floods at once.
+        self.scope["extensions"][REFUSED] = {"code": code}
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.write_eof()
         self.close_sent = True

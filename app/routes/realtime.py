@@ -41,9 +41,13 @@ async def realtime(socket: WebSocket) -> None:
     except ApiError as error:
         service.metrics.refused(tenant, tenant.highest, error.code or "other")
         raise
-    with service.websockets.opened(tenant):
-        await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
-        await _run(socket, service, tenant)
+    try:
+        with service.websockets.opened(tenant):
+            await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
+            await _run(socket, service, tenant)
+    finally:
+        if socket.scope.get("extensions", {}).get(REFUSED) == {"code": FLOOD}:
+            service.websockets.count_flood(tenant, network)
 
 
 async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
@@ -91,8 +95,6 @@ async def _serve(socket: WebSocket, session: Session) -> None:
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
-            if message.get(REFUSED) and message["code"] == FLOOD:
-                session.service.websockets.count_flood(session.tenant, client_network(socket.scope.get("client")))
             return
         if message.get("text") is None:
             await _close(socket, 1003, "text frames only")

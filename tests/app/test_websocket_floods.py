@@ -139,14 +139,15 @@ async def test_a_flood_of_control_frames_is_refused_within_its_first_piece(peer:
     ],
 )
 async def test_a_refusal_is_told_apart_from_a_close_code_of_the_client(data: bytes, is_refused: bool):
-    """The application receives a mark, and the end of the connection is reported once."""
+    """It is marked in the scope, and the end of the connection is reported once."""
     peer, ends = Peer(), []
     peer.server.on_lost = lambda: ends.append(None)
     await peer.opened()
     peer.send(data)
     peer.may_receive.release()
     message = await asyncio.wait_for(peer.messages.get(), 5)
-    assert message["code"] == FLOOD and message.get(REFUSED, False) is is_refused
+    assert message["code"] == FLOOD
+    assert peer.server.scope["extensions"].get(REFUSED) == ({"code": FLOOD} if is_refused else None)
     assert not ends
     await peer.end()
     assert len(ends) == 1

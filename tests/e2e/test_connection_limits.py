@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from app.connection_limits import RESERVED_FILES
 from app.websocket_limits import MAX_FLOODS
-from benchmarks.hostile_clients import handshake
+from benchmarks.hostile_clients import CYCLE_BYTES, PING, frame, handshake
 from tests.conftest import ROOT, Server
 
 OPEN_FILES = 192
@@ -30,6 +30,9 @@ max_websockets = 2
 [tenants.bert]
 key = "bert"
 websocket_idle_timeout = 1.0
+
+[tenants.carl]
+key = "carl"
 """
 
 
@@ -204,3 +207,14 @@ def test_after_floods_loopback_without_keys_still_opens_sockets(small: Server):
     with connect(url) as session:
         assert json.loads(session.recv(timeout=60))["type"] == "session.created"
     assert not any("Traceback" in line for line in small.log)
+
+
+def test_a_flood_behind_the_handshake_counts_as_one(limited: Server):
+    """Frames in the same packet as the handshake close the socket before the session has said anything."""
+    frames = CYCLE_BYTES // 6 * frame(PING)
+    for _ in range(MAX_FLOODS):
+        with closing(opened(limited)) as flooding:
+            request = handshake(httpx.URL(limited.url).port or 0)
+            flooding.sendall(request.removesuffix(b"\r\n") + b"Authorization: Bearer carl\r\n\r\n" + frames)
+            received(flooding)
+    assert refused(limited, "carl") == (429, "websocket_floods_exceeded")

@@ -46,7 +46,8 @@ def headers(key: str) -> dict[str, str]:
 
 
 def status(server: Server, key: str | None) -> int:
-    return httpx.get(f"{server.url}/v1/models", headers=headers(key) if key else {}).status_code
+    # The answer to one wrong key after another is delayed by up to 5 s, which is also the default timeout.
+    return httpx.get(f"{server.url}/v1/models", headers=headers(key) if key else {}, timeout=60).status_code
 
 
 def until(condition: Callable[[], bool]) -> None:
