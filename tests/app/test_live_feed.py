@@ -61,7 +61,7 @@ async def test_watchers_are_woken_a_few_at_a_time():
     client = Client()
     client.phase = Phase.RESTARTING
     feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
-    watchers = [feed.watch() for _ in range(5 * live_feed.WOKEN_AT_ONCE)]
+    watchers = [feed.watch(lambda: True) for _ in range(5 * live_feed.WOKEN_AT_ONCE)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
     largest = before = 0
     while before < len(events):

@@ -41,6 +41,13 @@ def keys(path: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
+def replace(path: Path, text: str) -> None:
+    """Write a file in one step: a file that is being written is empty for a moment, which revokes all keys."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
@@ -145,7 +152,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once_a_change(locked: Serve
         return [line for line in locked.log if "stay as they were" in line]
 
     count = len(errors())
-    path.write_text("[tenants.broken")
+    replace(path, "[tenants.broken")
     until(lambda: len(errors()) == count + 1)
     assert str(path) in errors()[-1] and status(locked, key) == 200
     path.unlink()
@@ -154,7 +161,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once_a_change(locked: Serve
     locked.process.send_signal(signal.SIGHUP)
     until(lambda: len(errors()) == count + 3)
     assert "SIGHUP" in errors()[-1] and str(path) in errors()[-1]
-    path.write_text(whole.replace("dave", "erin"))
+    replace(path, whole.replace("dave", "erin"))
     until(lambda: status(locked, key) == 200 and any("0 revoked" in line for line in locked.log))
     assert len(errors()) == count + 3
     keys(path, "revoke", "erin")
