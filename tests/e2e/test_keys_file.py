@@ -129,7 +129,7 @@ def test_a_session_has_the_current_limits_of_its_key(locked: Server, path: Path)
     with connect(url, additional_headers=headers(key)) as socket:
         event(socket, "session.created")
         text = path.read_text().replace("[tenants.carol]", "[tenants.carol]\ntokens_per_minute = 1")
-        path.write_text(text)
+        replace(path, text)
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello!"}]}
         socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
 
