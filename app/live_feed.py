@@ -33,7 +33,7 @@ class LiveFeed:
         self._is_draining = is_draining
         self._watchers = 0
         self._event = b""  # the newest
-        self._waiting: list[asyncio.Future[None]] = []  # watchers of the next event
+        self._waiting: dict[asyncio.Future[None], None] = {}  # watchers of the next event, in order
         self._timer: asyncio.TimerHandle | None = None
         self._before: tuple[float, Load] | None = None  # time and load of the newest snapshot
         self._phase, self._phase_at = Phase.READY, 0.0  # that the newest event about the engine named, and when
@@ -44,8 +44,11 @@ class LiveFeed:
         try:
             while not self._is_draining():
                 newer = asyncio.get_running_loop().create_future()
-                self._waiting.append(newer)
-                await newer
+                self._waiting[newer] = None
+                try:
+                    await newer
+                finally:
+                    self._waiting.pop(newer, None)  # on an idle server no event removes those that have left
                 if not is_admitted():
                     break
                 if not self._is_draining():
@@ -87,8 +90,8 @@ class LiveFeed:
 
     def _publish(self, event: bytes) -> None:
         self._event = event
-        waiting, self._waiting = self._waiting, []
-        self._wake(waiting)
+        waiting, self._waiting = self._waiting, {}
+        self._wake(list(waiting))
 
     def _wake(self, waiting: list[asyncio.Future[None]]) -> None:
         for watcher in waiting[:WOKEN_AT_ONCE]:

@@ -87,3 +87,15 @@ async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(mon
         first, second = await asyncio.wait_for(asyncio.gather(*events), 5)
         assert (first == b"end") is not is_admitted and second.startswith(b"data: ")
     await watchers[1].aclose()
+
+
+async def test_watchers_that_leave_an_idle_server_are_forgotten():
+    """No event has to come for that."""
+    feed = LiveFeed(Client(), Recent(time.monotonic), lambda: False)
+    events = [asyncio.ensure_future(anext(feed.watch(lambda: True))) for _ in range(5)]
+    await asyncio.sleep(0)
+    for event in events[1:]:
+        event.cancel()
+    await asyncio.gather(*events[1:], return_exceptions=True)
+    assert len(feed._waiting) == 1
+    events[0].cancel()
