@@ -45,6 +45,7 @@ ENGINE_GONE = "the engine is not available; the server's log says why"
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us for each
 CHARACTERS_PER_TOKEN = 16  # of a context, in the longest text that /tokenize takes
 BODY_SHARE = min(0.5, 0.05 * cores())  # of a core, for large bodies; and for texts of /tokenize and /detokenize
+READ_SECONDS_PER_BYTE = 2.5e-9  # of CPU time, that reading a body took on the event loop
 MAX_GRACE = 600.0  # seconds an answer may go on without a reader
 Turns = list[dict[str, Any]]  # of a conversation, as chat templates take them
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -174,7 +175,7 @@ class Service:
             check_structure(body)
             return parse(schema, body)
 
-        return await self.bodies.run(work, size=len(body), intake=intake)
+        return await self.bodies.run(work, size=len(body), spent=READ_SECONDS_PER_BYTE * len(body), intake=intake)
 
     async def render_chat(
         self,

@@ -19,7 +19,6 @@ from engine.types import Cause, ServiceClass
 
 LARGE = 1 << 20  # bytes or characters whose memory is worth returning at once
 RELEASE_SECONDS = 1.0  # after the last of them
-READ_SECONDS_PER_BYTE = 2.5e-9  # of CPU time, for a body that was read on the event loop
 TOLERANCE_SECONDS = 0.05  # of CPU time, after which a limited turnstile rests
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
@@ -52,18 +51,20 @@ class Turnstile:
         service_class: ServiceClass = ServiceClass.STANDARD,
         *,
         size: int = 0,
+        spent: float = 0.0,
         intake: Intake | None = None,
     ) -> Result:
         """Return the result of `work`. A caller that is cancelled before its turn costs nothing; afterwards its place
         stays taken until `work` ends, and an exception of `work` is dropped. The time spent waiting goes to `intake`.
-        size: bytes or characters that `work` reads, whose memory is returned to the system once nothing runs."""
+        size: bytes or characters that `work` reads, whose memory is returned to the system once nothing runs.
+        spent: CPU seconds that its input has taken before, which count to the share as those of `work` do."""
         self.pending += 1
         self._has_garbage = self._has_garbage or size >= LARGE
         try:
             await self._turn(service_class, intake)
             used: list[float] = []
             running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
-            running.add_done_callback(lambda ended: self._end(ended, sum(used) + READ_SECONDS_PER_BYTE * size))
+            running.add_done_callback(lambda ended: self._end(ended, spent + sum(used)))
             try:
                 return await asyncio.shield(running)
             finally:
