@@ -13,6 +13,7 @@ import pytest
 
 from app.connection import MAX_HEAD
 from tests.conftest import Server
+from tests.e2e.raw import opened, received
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPGRADE = (
@@ -34,19 +35,6 @@ def asked(max_tokens: int, **fields) -> bytes:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens, "ignore_eos": True, **fields}
     raw = json.dumps(body).encode()
     return b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(raw), raw)
-
-
-def connect(server: Server) -> socket.socket:
-    url = httpx.URL(server.url)
-    return socket.create_connection((url.host, url.port), timeout=30)
-
-
-def heard(connection: socket.socket) -> bytes:
-    """All that comes until the other side ends."""
-    chunks = []
-    while chunk := connection.recv(1 << 16):
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def stream_of(connection: socket.socket) -> bytes:
@@ -81,7 +69,7 @@ def until(condition, seconds: float) -> bool:
 def test_who_leaves_frees_the_slots_whatever_was_sent_behind(server: Server, stream: bool, behind: bytes):
     """They are not kept until the answer's end, for nobody; and the log has nothing to say about it."""
     said, before = len(server.log), generated(server)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(asked(1900, n=16, stream=stream) + behind)
         assert until(lambda: taken(server), 30)
     assert until(lambda: not taken(server), 60)
@@ -92,9 +80,9 @@ def test_who_leaves_frees_the_slots_whatever_was_sent_behind(server: Server, str
 @pytest.mark.parametrize("behind", [HEALTH * 3, UPGRADE % b"localhost", b"nonsense\r\n\r\n"])
 def test_an_answer_is_whole_whatever_was_sent_behind(server: Server, behind: bytes):
     """Nothing is written into it, and the connection ends with it."""
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(asked(20, stream=True) + behind)
-        answer = heard(connection)
+        answer = received(connection)
     assert answer.count(b"HTTP/1.1") == 1 and b"101 Switching" not in answer
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -139,14 +127,14 @@ def texts_of(answer: bytes) -> dict[int, str]:
 
 def test_nonsense_for_a_body_is_no_refusal_in_the_middle_of_an_answer(server: Server):
     """A stream is read by GET, and begins before the body that came with it is complete."""
-    with closing(connect(server)) as reader, closing(connect(server)) as other:
+    with closing(opened(server)) as reader, closing(opened(server)) as other:
         reader.sendall(asked(600, stream=True))
         name = stream_of(reader)
         chunked = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         other.sendall(b"GET /v1/streams/%s HTTP/1.1\r\n%s" % (name, chunked))
         answer = other.recv(300)
         other.sendall(b"zz\r\nnonsense")
-        answer += heard(other)
+        answer += received(other)
     assert answer.count(b"HTTP/1.1") == 1
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -154,7 +142,7 @@ def test_nonsense_for_a_body_is_no_refusal_in_the_middle_of_an_answer(server: Se
 def test_who_sends_no_more_is_gone_even_with_much_to_take(server: Server):
     """What still waits for room in its socket would hide from us that it has left."""
     before = generated(server)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(asked(1900, stream=True, n=6, logprobs=True, top_logprobs=20))  # 19 MB
         assert until(lambda: generated(server) - before > 4000, 60)  # of which sockets keep four
@@ -165,7 +153,7 @@ def test_who_sends_no_more_is_gone_even_with_much_to_take(server: Server):
 
 def test_the_head_of_a_stream_has_no_body(server: Server):
     """While the answer is spoken, too: it would stand where the connection's next answer is looked for."""
-    with closing(connect(server)) as reader, closing(connect(server)) as other:
+    with closing(opened(server)) as reader, closing(opened(server)) as other:
         reader.sendall(asked(300, stream=True))
         name = stream_of(reader)
         other.sendall(b"HEAD /v1/streams/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % name)
@@ -184,7 +172,7 @@ def test_the_head_of_a_stream_has_no_body(server: Server):
 
 def test_a_connection_takes_one_request_after_another(server: Server):
     """As clients that keep it do."""
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         for _ in range(3):
             connection.sendall(HEALTH)
             answer = b""
@@ -199,9 +187,9 @@ def test_a_connection_takes_one_request_after_another(server: Server):
 def test_a_head_is_measured_though_it_comes_at_once(server: Server, start: bytes, size: int):
     """A long address, and a long header, with their end."""
     ending = b" HTTP/1.1" * (b"?" in start) + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(start + b"a" * size + ending)
-        answer = heard(connection)
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 200 " if size < MAX_HEAD else b"HTTP/1.1 431 ")
 
 
@@ -209,9 +197,9 @@ def test_a_head_is_measured_though_it_comes_at_once(server: Server, start: bytes
 def test_headers_without_an_end_are_refused_before_they_fill_the_memory(server: Server, head: bytes):
     """One long one, and many."""
     said = len(server.log)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + head)
-        answer = heard(connection)
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 431 ")
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     assert error["code"] == "headers_too_large" and str(MAX_HEAD) in error["message"]
@@ -222,7 +210,7 @@ def test_a_body_is_not_taken_for_headers(server: Server):
     """However long it is, and however it comes."""
     raw = json.dumps({"prompt": "fox"}).encode() + b" " * (1 << 17)
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(raw)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         for _ in range(2):
             connection.sendall(head + raw[:100])
             time.sleep(0.05)
@@ -251,12 +239,12 @@ def test_a_client_that_offers_another_protocol_is_answered_in_this_one(server: S
     for text, status in zip(texts, (200, 400), strict=True):
         body = text.ljust(len(raw))
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
-        with closing(connect(server)) as connection:
+        with closing(opened(server)) as connection:
             pieces = [head + body] if at_once else [head, body[:7], body[7:]]
             for piece in pieces:
                 connection.sendall(piece)
                 time.sleep(0.05)
-            answer = heard(connection)
+            answer = received(connection)
         assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"HTTP/1.1") == 1
 
 
@@ -266,22 +254,22 @@ def test_what_is_sent_behind_a_body_belongs_to_no_request_that_offers_another_pr
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(raw), raw)
     )
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(request + request)
-        answer = heard(connection)
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_request_for_two_hosts_is_refused(server: Server):
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n")
-        assert heard(connection).startswith(b"HTTP/1.1 400 ")
+        assert received(connection).startswith(b"HTTP/1.1 400 ")
 
 
 def test_the_time_in_which_a_client_sends_its_request_is_told_apart(server: Server):
     """From what the server takes for it."""
     whole = asked(2)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(whole[:-10])
         time.sleep(0.1)
         connection.sendall(whole[-10:])
@@ -295,11 +283,11 @@ def test_the_time_in_which_a_client_sends_its_request_is_told_apart(server: Serv
 def test_a_body_that_is_none_is_refused_at_once(server: Server):
     """And not waited for to its end."""
     said = len(server.log)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         time.sleep(0.1)
         connection.sendall(b"nonsense\r\n")
-        answer = heard(connection)
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
     assert server.log[said:] == []
 
@@ -307,9 +295,9 @@ def test_a_body_that_is_none_is_refused_at_once(server: Server):
 def test_what_is_not_http_is_refused_in_the_protocol_s_shape(server: Server):
     """And not logged: it is not our mistake."""
     said = len(server.log)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # the beginning of TLS
-        answer = heard(connection)
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
     assert b"\r\nx-request-id: " in answer
@@ -320,11 +308,11 @@ def test_a_frame_that_is_no_text_is_refused_without_a_traceback(server: Server):
     """Close code 1007 says it."""
     said = len(server.log)
     url = httpx.URL(server.url)
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(UPGRADE % f"{url.host}:{url.port}".encode())
         assert b"101 Switching" in connection.recv(1 << 16)
         connection.sendall(b"\x81\x82\0\0\0\0\xc3\x28")
-        assert b"\x88\x02" + (1007).to_bytes(2, "big") in heard(connection)
+        assert b"\x88\x02" + (1007).to_bytes(2, "big") in received(connection)
     assert server.log[said:] == []
 
 
@@ -338,9 +326,9 @@ def test_a_frame_that_is_no_text_is_refused_without_a_traceback(server: Server):
 )
 def test_a_health_check_in_http_1_0_need_not_know_this_server_s_name(server, head: bytes, status: bytes):
     """The protocol has no Host; what says one is held to it, and so is who speaks a protocol that has one."""
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(head)
-        assert heard(connection).startswith(b"HTTP/1.1 " + status)
+        assert received(connection).startswith(b"HTTP/1.1 " + status)
 
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -370,9 +358,9 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 )
 def test_heads_that_are_wrong_are_refused_by_name(server: Server, request_head: bytes, status: int, code: str):
     """In the protocol's shape, whoever finds it: the parser, the connection or a route."""
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(request_head + b"Connection: close\r\n\r\n")
-        head, _, body = heard(connection).partition(b"\r\n\r\n")
+        head, _, body = received(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), head
     assert json.loads(body)["error"]["code"] == code
 
@@ -381,9 +369,9 @@ def test_heads_that_are_wrong_are_refused_by_name(server: Server, request_head: 
 def test_hosts_that_are_right_are_taken(server: Server, host: bytes):
     """With and without a port; in absolute form the URL's counts."""
     target = b"http://%s/livez" % host if host else b"/livez"
-    with closing(connect(server)) as connection:
+    with closing(opened(server)) as connection:
         connection.sendall(b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host))
-        assert heard(connection).startswith(b"HTTP/1.1 200 ")
+        assert received(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_in_chunks_of_a_byte_is_read_in_many_turns(server: Server):
@@ -396,7 +384,7 @@ def test_a_body_in_chunks_of_a_byte_is_read_in_many_turns(server: Server):
         head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks,
         head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body),
     ):
-        with closing(connect(server)) as connection:
+        with closing(opened(server)) as connection:
             connection.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
-            answers.append(heard(connection).partition(b"\r\n\r\n")[2])
+            answers.append(received(connection).partition(b"\r\n\r\n")[2])
     assert answers[0] == answers[1] and json.loads(answers[0])

@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.conftest import ROOT, Server
+from tests.e2e.raw import until
 
 ASK = {"messages": [{"role": "user", "content": "Tell me a story."}], "ignore_eos": True, "stream": True}
 
@@ -55,14 +55,6 @@ def headers(key: str) -> dict[str, str]:
 def status(server: Server, key: str | None) -> int:
     # The answer to one wrong key after another is delayed by up to 5 s, which is also the default timeout.
     return httpx.get(f"{server.url}/v1/models", headers=headers(key) if key else {}, timeout=60).status_code
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for `condition`; fail after 30 s."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def event(socket: ClientConnection, kind: str) -> dict:
