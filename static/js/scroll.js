@@ -2,6 +2,10 @@
 
 const NEAR = 40;
 const FRAMES = 3; // after which nothing comes into view any more
+const UPWARD_KEYS = new Set(["ArrowUp", "PageUp", "Home"]);
+
+/** @param {EventTarget | null} target */
+const isTextField = (target) => target instanceof HTMLInputElement || target instanceof HTMLTextAreaElement;
 
 export class Follow {
   #following = true;
@@ -16,6 +20,7 @@ export class Follow {
     this.jump = jump;
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#yield(), { passive: true });
+    document.addEventListener("keydown", (event) => UPWARD_KEYS.has(event.key) && !isTextField(event.target) && this.#yield());
     new ResizeObserver(() => this.#grown()).observe(content);
     new ResizeObserver(() => this.#grown()).observe(scroller);
     jump.addEventListener("click", () => this.toEnd());
@@ -41,6 +46,7 @@ export class Follow {
 
   #stick() {
     this.scroller.scrollTop = this.scroller.scrollHeight;
+    this.#remember();
     this.#settle(FRAMES);
   }
 
@@ -64,14 +70,19 @@ export class Follow {
   }
 
   #scrolled() {
-    // A column that changes its height moves by itself.
-    const up = this.scroller.scrollTop < this.#top - 1 && this.scroller.scrollHeight === this.#height;
+    // A column that changes its height moves by itself, and an event may report the move of `#stick`.
+    const moved = this.scroller.scrollTop - this.#top;
+    const isUp = moved < -1 && this.scroller.scrollHeight === this.#height;
+    this.#remember();
+    // Growth also changes the gap: only a move upward ends following, and only a move to the very end resumes it.
+    if (isUp) this.#following = false;
+    else if (moved > 0 && this.#gap < 4) this.#following = true;
+    this.#show();
+  }
+
+  #remember() {
     this.#top = this.scroller.scrollTop;
     this.#height = this.scroller.scrollHeight;
-    // Growth also changes the gap; only a move upward is the reader's wish, only the very end is consent.
-    if (this.#gap < 4) this.#following = true;
-    else if (up) this.#following = false;
-    this.#show();
   }
 
   #show() {

@@ -174,12 +174,22 @@ def test_older_answers_are_drawn_when_the_browser_is_idle(chat: Chat) -> None:
 
 
 def test_an_older_answer_is_drawn_when_it_comes_into_view(chat: Chat) -> None:
-    """A reader who scrolls up before the browser was idle finds no empty answers."""
+    """An answer that is scrolled to before the browser was idle is not empty."""
     texts = chat.page.evaluate(LONG_THREAD, [chat.url, False])
     assert texts[0] == ""
-    chat.page.locator("#scroller").evaluate("(scroller) => scroller.scrollTo(0, 0)")
+    chat.answers.last.hover()
+    chat.page.mouse.wheel(0, -100_000)
     expect(chat.answers.first.locator(".body")).to_have_text("Text 1")
     expect(chat.answers.nth(15).locator(".body")).to_be_empty()
+
+
+def test_a_key_leaves_the_end_of_a_column_that_changes_its_height(chat: Chat) -> None:
+    """Home scrolls to the first message while messages that come into view take their real height."""
+    chat.page.evaluate(LONG_THREAD, [chat.url, False])
+    chat.page.locator("#scroller").focus()
+    chat.page.keyboard.press("Home")
+    expect(chat.answers.first.locator(".body")).to_have_text("Text 1")
+    expect(chat.questions.first).to_be_in_viewport()
 
 
 def test_idle_work_goes_on_in_a_browser_that_does_not_tell_when_it_is_idle(chat: Chat) -> None:
