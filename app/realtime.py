@@ -84,7 +84,9 @@ class Session:
             if len(text) <= MAX_INLINE_BYTES:
                 event = parse_event(text)
             else:
-                event = await self.service.bodies.run(lambda: parse_long_event(text), self.tenant.highest)
+                event = await self.service.bodies.run(
+                    lambda: parse_long_event(text), self.tenant.highest, size=len(text)
+                )
         except EventRefused as refused:
             await self._refuse(refused.error, refused.event_id)
             return

@@ -17,7 +17,7 @@ from app.audit import Intake
 from app.cell_rate import CellRate
 from engine.types import Cause, ServiceClass
 
-LARGE = 1 << 20  # bytes or characters whose memory is worth returning at once
+RELEASE_BYTES = 1 << 20  # bytes or characters, of one input or of several, whose memory is worth returning
 RELEASE_SECONDS = 1.0  # after the last of them
 TOLERANCE_SECONDS = 0.05  # of CPU time, after which a limited turnstile rests
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -38,8 +38,9 @@ class Turnstile:
         runs cannot be stopped. share: of a core."""
         self._budget = CellRate(share, TOLERANCE_SECONDS)
         self._resting: asyncio.TimerHandle | None = None
+        self._releasing: asyncio.TimerHandle | None = None
         self.pending = 0  # functions that wait or run
-        self._has_garbage = False
+        self._read = 0  # bytes or characters since memory was last returned
         self._free = places
         self._reserved = reserved
         self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
@@ -59,7 +60,7 @@ class Turnstile:
         size: bytes or characters that `work` reads, whose memory is returned to the system once nothing runs.
         spent: CPU seconds that its input has taken before, which count to the share as those of `work` do."""
         self.pending += 1
-        self._has_garbage = self._has_garbage or size >= LARGE
+        self._read += size
         try:
             await self._turn(service_class, intake)
             used: list[float] = []
@@ -73,14 +74,13 @@ class Turnstile:
                 del running
         finally:
             self.pending -= 1
-            if self._has_garbage and not self.pending:
-                self._has_garbage = False
-                asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release)
+            if self._read >= RELEASE_BYTES and not self.pending and self._releasing is None:
+                self._releasing = asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release)
 
     def _release(self) -> None:
-        if self.pending:
-            self._has_garbage = True  # for the last of them
-        else:
+        self._releasing = None
+        if not self.pending:  # else after the last of them
+            self._read = 0
             asyncio.get_running_loop().run_in_executor(None, release_memory)
 
     async def _turn(self, service_class: ServiceClass, intake: Intake | None) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from app.turnstile import Turnstile
+import pytest
+
+from app import turnstile as turnstiles
+from app.turnstile import RELEASE_BYTES, Turnstile
 from engine.types import ServiceClass
 
 HOURS = 1e5  # seconds
@@ -45,3 +48,24 @@ async def test_a_rest_ends_by_itself():
     await turnstile.run(lambda: None, spent=0.075)
     await asyncio.wait_for(asyncio.gather(*(turnstile.run(lambda i=i: ran.append(i)) for i in range(3))), 10)
     assert ran == [0, 1, 2]
+
+
+@pytest.mark.parametrize("sizes", [[RELEASE_BYTES], [RELEASE_BYTES // 4] * 4])
+async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+):
+    """Once, when no function is left; a single smaller one is not worth it."""
+    turnstile, released, seen = Turnstile(1), asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(turnstiles, "RELEASE_SECONDS", 0.0)
+
+    def release() -> None:
+        seen.append(turnstile.pending)
+        loop.call_soon_threadsafe(released.set)
+
+    monkeypatch.setattr(turnstiles, "release_memory", release)
+    await turnstile.run(lambda: None, size=RELEASE_BYTES // 4 - 1)
+    assert turnstile._releasing is None
+    await asyncio.gather(*(turnstile.run(lambda: None, size=size) for size in sizes))
+    await asyncio.wait_for(released.wait(), 10)
+    assert seen == [0] and turnstile._read == 0
