@@ -183,10 +183,10 @@ OPTIONS = (
         "target-itl-interactive",
         float,
         "longest time between two tokens of a running interactive answer, in seconds, while other prompts are read; "
-        "default: 0.06",
+        "default: 0.09",
         engine=True,
     ),
-    Option("target-itl-standard", float, "the same for standard answers; default: 0.08", engine=True),
+    Option("target-itl-standard", float, "the same for standard answers; default: 0.12", engine=True),
     Option("target-itl-batch", float, "the same for batch answers; default: 0.25", engine=True),
     Option("prefill-chunk", int, "most prompt tokens of one sequence in one step", engine=True),
     Option("page-size", int, "tokens in a KV page", engine=True),

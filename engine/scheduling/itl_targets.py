@@ -2,8 +2,9 @@
 are read (docs/decisions/0029).
 
 A step may last until the earliest next token is due at its stream's target pace, and never longer than the target of
-any stream in it. It uses this time only as far as prompts are urgent: by how long they have waited and how much of them
-is left to compute. The pace is a token deadline as in Andes (Liu et al., 2024).
+any stream in it; for a single prompt two thirds of that. It uses this time only as far as prompts are urgent: by how
+long they have waited and how much of them is left to compute. The pace is a token deadline as in Andes (Liu et al.,
+2024).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from engine.types import ServiceClass
 
 PLANNED_SHARE = 0.95  # of a target, for a step takes at times longer than estimated
 TTFT_URGENT_SECONDS = 1.0  # waited and still to compute, at which prompts get the full target (Nielsen, 1993)
+LONE_PROMPT_SHARE = 2 / 3  # of a target, for a single prompt: many streams would slow down for one
+MANY_PROMPTS = 4  # from which on they get the full target
 MAX_LAG_SECONDS = 0.5  # a stream that is further behind its pace than this catches up only so much
-AGEING = 1.0  # a prompt that takes a second to compute is overtaken only by prompts less than so many seconds younger
+AGEING = 4.0  # a prompt that takes a second to compute is overtaken only by prompts less than so many seconds younger
 
 
 class ItlTargets:
@@ -36,10 +39,11 @@ class ItlTargets:
     ) -> tuple[float, float]:
         """Return the longest step that keeps every stream of `decodes` at its target, and the urgency (0 to 1) of
         `prompts` at `token_seconds` a token."""
+        planned = PLANNED_SHARE * _share_of(len(prompts))
         longest = math.inf
         for sequence in decodes:
             target = self._targets[sequence.service_class]
-            longest = min(longest, PLANNED_SHARE * target, self._next_due(sequence, target, now) - now)
+            longest = min(longest, planned * target, self._next_due(sequence, target, now) - now)
         waited = max((now - s.waiting_since for s in prompts), default=0.0)
         left = token_seconds * sum([s.num_uncomputed for s in prompts])
         return max(0.0, longest), min(1.0, (waited + left) / TTFT_URGENT_SECONDS)
@@ -55,6 +59,11 @@ class ItlTargets:
         sequence.paced_tokens = sequence.num_tokens
         sequence.next_due = max(sequence.next_due, now - MAX_LAG_SECONDS)
         return sequence.next_due
+
+
+def _share_of(prompts: int) -> float:
+    """Return the share of a target for so many prompts."""
+    return LONE_PROMPT_SHARE + (1 - LONE_PROMPT_SHARE) * min(1.0, max(0, prompts - 1) / (MANY_PROMPTS - 1))
 
 
 def prefill_rank(sequence: Sequence, token_seconds: float) -> tuple[float, ...]:

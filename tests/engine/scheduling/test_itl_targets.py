@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from engine.config import DEFAULT_TARGET_ITL_SECONDS, EngineConfig
 from engine.errors import ConfigError
-from engine.scheduling.itl_targets import AGEING, MAX_LAG_SECONDS, PLANNED_SHARE, ItlTargets, prefill_rank
+from engine.scheduling.itl_targets import (
+    AGEING,
+    LONE_PROMPT_SHARE,
+    MANY_PROMPTS,
+    MAX_LAG_SECONDS,
+    PLANNED_SHARE,
+    ItlTargets,
+    prefill_rank,
+)
 from engine.scheduling.policies.carousel import Carousel
 from engine.scheduling.sequence import Sequence
 from engine.simulation import StepCost, simulate
@@ -114,17 +122,29 @@ def test_first_tokens_come_earlier_at_any_rate_and_gaps_stay_within_the_target(r
 
 
 @pytest.mark.parametrize("service_class", [INTERACTIVE, STANDARD])
-@pytest.mark.parametrize("target", [None, 0.05, 0.12])
+@pytest.mark.parametrize("target", [None, 0.075, 0.18])
 def test_a_long_prompt_keeps_the_gaps_of_streams_within_their_target(
     service_class: ServiceClass, target: float | None, fixed_budget
 ):
-    """6,000 tokens beside 8 streams; the prompt is read sooner than with the fixed budget."""
+    """6,000 tokens beside 8 streams, for which a step takes two thirds of the target; the prompt is read sooner than
+    with the fixed budget."""
     streams = [(0.0, ask(f"s{number}", 20, 800, service_class=service_class)) for number in range(8)]
     arrivals = [*streams, (1.0, ask("long", 6000, 2, service_class=service_class))]
     name = f"target_itl_{service_class.name.lower()}"
     before, now = fixed_budget(arrivals), latencies(arrivals, **{name: target})
-    assert quantile(gaps(now), 0.99) <= (target or DEFAULT_TARGET_ITL_SECONDS[name])
+    assert quantile(gaps(now), 0.99) <= LONE_PROMPT_SHARE * (target or DEFAULT_TARGET_ITL_SECONDS[name])
     assert now["long"][0] < before["long"][0]
+
+
+def test_more_prompts_get_more_of_the_target():
+    """Two thirds for one, all of it from four on."""
+    targets, stream = ItlTargets(EngineConfig(model="none", target_itl_standard=0.1)), sequence(5)
+    longest = [
+        targets.step_seconds([stream], [sequence(5) for _ in range(count)], TOKEN_SECONDS, 0.0)[0]
+        for count in (1, 2, 3, 4, 9)
+    ]
+    full = PLANNED_SHARE * 0.1
+    assert longest == pytest.approx([full * 6 / 9, full * 7 / 9, full * 8 / 9, full, full])
 
 
 def test_one_short_prompt_leaves_the_gaps_of_a_stream_as_they_are(fixed_budget):
@@ -183,9 +203,10 @@ def test_a_step_never_exceeds_the_strictest_target_and_urgency_is_a_share(runnin
 def test_a_stream_behind_its_pace_gets_no_longer_steps_until_it_has_caught_up():
     """Its lag is bounded, and tokens that come early make up for it."""
     targets, stream = ItlTargets(EngineConfig(model="none", target_itl_standard=0.1)), sequence(5)
+    many = [sequence(5) for _ in range(MANY_PROMPTS)]
 
     def longest(now: float) -> float:
-        return targets.step_seconds([stream], [], TOKEN_SECONDS, now)[0]
+        return targets.step_seconds([stream], many, TOKEN_SECONDS, now)[0]
 
     assert longest(0.0) == pytest.approx(0.095)
     assert longest(60.0) == 0.0
