@@ -19,6 +19,11 @@ pytestmark = pytest.mark.browser
 AXE = (Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js").read_text()
 
 
+SETTLE = """async () => {
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const ends = (animation) => animation.effect.getComputedTiming().endTime < Infinity;
+    await Promise.allSettled(document.getAnimations().filter(ends).map(({ finished }) => finished));
+}"""
 RUN_AXE = "(rules) => axe.run(rules ? { runOnly: rules } : {}).then(({ violations }) => violations)"
 
 
@@ -28,6 +33,7 @@ def faults(page: Page) -> list[str]:
     page.evaluate(AXE)
     for scheme, rules in (("light", None), ("dark", ["color-contrast"])):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.evaluate(SETTLE)
         found += page.evaluate(RUN_AXE, rules)
     return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
 
