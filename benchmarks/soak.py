@@ -6,9 +6,10 @@
 - One hostile client after another (hostile_clients.py) attacks for 20 s, with 10 s of quiet in between.
 
 Every 5 s memory, descriptors and threads of both processes, the event loop's lag and the latency of /health are
-sampled. Slopes of the API process are taken over the quiet phases after a warm-up of 5 minutes, a point for each phase;
-those of the engine process over its lives, by a sample at the same age in each. The verdict is "within noise" when the
-95 % interval of a slope includes 0, or when the growth over an hour is below 1 % of the level (soak_trend.py).
+sampled. Slopes of the API process are taken over the quiet phases, a point for each, once every kind of hostile client
+has come: what a kind of input costs a single time, such as a larger arena of the allocator, is no leak. Those of the
+engine process are taken over its lives, by a sample at the same age in each. The verdict is "within noise" when the 95
+% interval of a slope includes 0, or when the growth over an hour is below 1 % of the level (soak_trend.py).
 
 The exit status is 1 when a bystander failed, when the engine restarted more often than it was killed, or when requests
 or pages were left over in the end.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import threading
@@ -47,7 +49,6 @@ SLOTS = 32
 RESUME_TTL_SECONDS = 30  # that finished answers are kept: memory follows the answers of so long a time
 SAMPLE_SECONDS = 5.0
 SAMPLES_A_LINE = 12  # of the progress
-WARM_UP_SECONDS = 300.0  # before the first sample that counts for a slope
 SETTLE_SECONDS = 3.0  # after a flood, before a sample counts
 LIFE_AGE_SECONDS, MAX_AGE_ERROR_SECONDS = 45.0, 5.0  # age of the engine at the sample that stands for a life
 QUIET_BLOCK, LIFE_BLOCK = 10, 2  # points that the bootstrap draws together: 5 minutes, two lives
@@ -229,7 +230,7 @@ def soak(plan: Plan, seed: int, requests: int = REQUESTS) -> dict[str, Any]:
 def trends(found: dict[str, Any]) -> dict[str, Trend]:
     """Return the trend of each measure of both processes that has points."""
     floods = [(row["began"], row["ended"]) for row in found["floods"]]
-    after = found["began"] + WARM_UP_SECONDS
+    after = warm_up_end(found["floods"])
     result = {}
     for name in MEASURES:
         points = quiet_points(
@@ -240,6 +241,14 @@ def trends(found: dict[str, Any]) -> dict[str, Trend]:
         if points := life_points(found["samples"], name):
             result[f"engine {name}"] = trend(points, LIFE_BLOCK)
     return result
+
+
+def warm_up_end(floods: Sequence[dict[str, Any]]) -> float:
+    """Return when the last kind of hostile client that came had ended for the first time."""
+    first: dict[str, float] = {}
+    for row in floods:
+        first.setdefault(row["case"], row["ended"])
+    return max(first.values(), default=math.inf)
 
 
 def life_points(samples: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:

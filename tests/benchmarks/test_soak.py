@@ -115,6 +115,12 @@ def test_quiet_points_are_means_between_floods():
     assert found == [(30.0, 30.0), (55.0, 55.0)]
 
 
+def test_the_warm_up_lasts_until_each_kind_of_hostile_client_came_once():
+    """Later ones of a kind do not prolong it."""
+    rows = [("a", 1.0), ("b", 2.0), ("a", 3.0), ("c", 4.0), ("b", 5.0)]
+    assert soak.warm_up_end([{"case": case, "ended": ended} for case, ended in rows]) == 4.0
+
+
 def test_a_life_of_the_engine_is_one_point():
     """Each life counts by its sample nearest to the same age; one that ended sooner does not count."""
     ages = [(1, 40.0), (1, 44.0), (1, 47.0), (2, 30.0), (3, 49.0)]
