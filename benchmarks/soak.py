@@ -8,8 +8,8 @@
 Every 5 s memory, descriptors and threads of both processes, the event loop's lag and the latency of /health are
 sampled. Slopes of the API process are taken over the quiet phases, a point for each, once every kind of hostile client
 has come: what a kind of input costs a single time, such as a larger arena of the allocator, is no leak. Those of the
-engine process are taken over its lives, by a sample at the same age in each. The verdict is "within noise" when the 95
-% interval of a slope includes 0, or when the growth over an hour is below 1 % of the level (soak_trend.py).
+engine process are taken over its lives, by a sample at the same age in each. The verdict is "within noise" when 0
+is in the 95 % interval of a slope, or when the growth over an hour is below 1 % of the level (soak_trend.py).
 
 The exit status is 1 when a bystander failed, when the engine restarted more often than it was killed, or when requests
 or pages were left over in the end.

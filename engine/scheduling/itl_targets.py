@@ -39,7 +39,7 @@ class ItlTargets:
     ) -> tuple[float, float]:
         """Return the longest step that keeps every stream of `decodes` at its target, and the urgency (0 to 1) of
         `prompts` at `token_seconds` a token."""
-        planned = PLANNED_SHARE * _share_of(len(prompts))
+        planned = _planned_share(len(prompts))
         longest = math.inf
         for sequence in decodes:
             target = self._targets[sequence.service_class]
@@ -61,9 +61,10 @@ class ItlTargets:
         return sequence.next_due
 
 
-def _share_of(prompts: int) -> float:
-    """Return the share of a target for so many prompts."""
-    return LONE_PROMPT_SHARE + (1 - LONE_PROMPT_SHARE) * min(1.0, max(0, prompts - 1) / (MANY_PROMPTS - 1))
+def _planned_share(prompts: int) -> float:
+    """Return the share of a target that a step with so many prompts is planned to take."""
+    crowd = min(1.0, max(0, prompts - 1) / (MANY_PROMPTS - 1))
+    return PLANNED_SHARE * (LONE_PROMPT_SHARE + (1 - LONE_PROMPT_SHARE) * crowd)
 
 
 def prefill_rank(sequence: Sequence, token_seconds: float) -> tuple[float, ...]:

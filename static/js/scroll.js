@@ -20,7 +20,7 @@ export class Follow {
     this.jump = jump;
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#yield(), { passive: true });
-    document.addEventListener("keydown", (event) => UPWARD_KEYS.has(event.key) && !isTextField(event.target) && this.#yield());
+    document.addEventListener("keydown", ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.#yield());
     new ResizeObserver(() => this.#grown()).observe(content);
     new ResizeObserver(() => this.#grown()).observe(scroller);
     jump.addEventListener("click", () => this.toEnd());
@@ -42,6 +42,11 @@ export class Follow {
 
   get #gap() {
     return this.scroller.scrollHeight - this.scroller.clientHeight - this.scroller.scrollTop;
+  }
+
+  /** Whether keys scroll the column while `target` has the focus: menus and text fields have their own use for them. @param {EventTarget | null} target */
+  #isScrolledFrom(target) {
+    return target === document.body || (target instanceof Element && this.scroller.contains(target) && !isTextField(target));
   }
 
   #stick() {

@@ -192,6 +192,20 @@ def test_a_key_leaves_the_end_of_a_column_that_changes_its_height(chat: Chat) ->
     expect(chat.questions.first).to_be_in_viewport()
 
 
+def test_keys_of_a_menu_leave_the_column_at_its_end(chat: Chat) -> None:
+    """An arrow that chooses an entry scrolls nothing, so later text is still followed."""
+    chat.page.evaluate(LONG_THREAD, [chat.url, True])
+    chat.page.locator("#theme").click()
+    chat.page.keyboard.press("ArrowUp")
+    chat.page.keyboard.press("Escape")
+    chat.page.evaluate(
+        "document.querySelector('#thread').append(Object.assign(document.createElement('div'), { style: 'height: 900px' }))"
+    )
+    gap = "({ scrollHeight, clientHeight, scrollTop }) => Math.abs(scrollHeight - clientHeight - scrollTop)"
+    expect(chat.page.locator("#jump")).to_be_hidden()
+    chat.page.wait_for_function(f"() => ({gap})(document.querySelector('#scroller')) < 4")
+
+
 def test_idle_work_goes_on_in_a_browser_that_does_not_tell_when_it_is_idle(chat: Chat) -> None:
     """It is done in slices, and stopped work does not go on."""
     done = chat.page.evaluate(
