@@ -189,7 +189,7 @@ OPTIONS = (
     Option("target-itl-standard", float, "the same for standard answers; default: 0.12", engine=True),
     Option("target-itl-batch", float, "the same for batch answers; default: 0.25", engine=True),
     Option("prefill-chunk", int, "most prompt tokens of one sequence in one step", engine=True),
-    Option("page-size", int, "tokens in a KV page", engine=True),
+    Option("page-size", int, "tokens in a KV page; default: 64 on a GPU, 32 on a CPU", engine=True),
     Option("num-pages", int, "KV pages; default: sized from memory", engine=True),
     Option("gpu-memory-utilization", float, "share of the memory to use (same as --memory-fraction)"),
     Option("memory-fraction", float, "share of the memory to use", engine=True),

@@ -30,7 +30,7 @@ MARK = (100.0, 2.0)  # microseconds: a step, and a running sequence
 def stage(running: int, waiting: int) -> Scheduler:
     """`running` sequences that decode, and `waiting` of a lower class behind them."""
     config = EngineConfig(model="none", max_num_seqs=running, max_num_batched_tokens=running * PROMPT + 1)
-    pages = running * (PROMPT + STEPS + 64) // config.page_size + running
+    pages = running * (PROMPT + STEPS + 64) // config.tokens_per_page + running
     policy = make_policy(config, Costs(1e4, 1e3))
     scheduler = Scheduler(config, policy, num_pages=pages, host_pages=0, max_len=4096)
     for number in range(running + waiting):

@@ -58,6 +58,7 @@ def build_engine(
     model = load_model(
         Path(config.model),
         dtype=dtype,
+    config = msgspec.structs.replace(config, page_size=_page_size(config, device))
         device=device,
         progress=lambda done, total: progress("weights", done, total),
         load_format=config.load_format,
@@ -77,7 +78,7 @@ def build_engine(
     num_pages, host_pages = _size_cache(config, model, cache_dtype, max_len)
     cache = KVCache.allocate(
         num_pages=num_pages,
-        page_size=config.page_size,
+        page_size=config.tokens_per_page,
         layers=model.num_layers,
         heads=model.num_kv_heads,
         dim=model.head_dim,
@@ -96,7 +97,7 @@ def build_engine(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
         num_pages=num_pages,
-        page_size=config.page_size,
+        page_size=config.tokens_per_page,
         max_num_seqs=config.max_num_seqs,
         device=str(device),
         dtype=str(model.weights_dtype if config.dtype == "auto" else dtype).removeprefix("torch."),
@@ -168,6 +169,11 @@ def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
     computed = str(model.dtype).removeprefix("torch.")
     raise ConfigError(
         f"kv_cache_dtype {name} is not what these kernels can keep for a model that computes in {computed}; "
+def _page_size(config: EngineConfig, device: torch.device) -> int:
+    """Return the tokens of a page, by default larger on a GPU."""
+    return config.page_size or (DEFAULT_GPU_PAGE_SIZE if device.type == "cuda" else DEFAULT_PAGE_SIZE)
+
+
         f"auto and {computed} always are"
     )
 
@@ -198,8 +204,8 @@ def _check_slots(config: EngineConfig, max_len: int) -> None:
 
 def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len: int) -> tuple[int, int]:
     """Device pages and host pages; never more than twice what all slots at full length could hold."""
-    page = KVCache.bytes_per_page(config.page_size, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-    useful = 2 * config.max_num_seqs * -(-max_len // config.page_size)
+    page = KVCache.bytes_per_page(config.tokens_per_page, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    useful = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
     if config.num_pages is not None:
         pages = config.num_pages
         has = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory()
@@ -231,10 +237,10 @@ def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pag
     """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
     what costs what here while nobody asks for more than plain sampling. The pages used are free again afterwards."""
     most = 2048 if runner.runs_ahead else 128  # a GPU is not filled by less
-    length = min(most, max_len - 4, num_pages * config.page_size - 4)
+    length = min(most, max_len - 4, num_pages * config.tokens_per_page - 4)
     if length < 2:
         return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
-    pages = tuple(range(-(-(length + 4) // config.page_size)))
+    pages = tuple(range(-(-(length + 4) // config.tokens_per_page)))
     plain = SamplingParams(max_tokens=4, temperature=0.7)
     join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
     demanding = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))

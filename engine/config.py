@@ -20,6 +20,10 @@ MAX_VALUES = {
     "min_share": 2**31 - 1,
 }
 
+DEFAULT_PAGE_SIZE = 32  # tokens
+# Attention on a GPU reads 64 positions at a time: of smaller pages it looks up several for each product.
+DEFAULT_GPU_PAGE_SIZE = 64
+
 # Of EngineConfig.target_itl_*: 8 tokens a second are more than a fast reader's speed (docs/decisions/0029).
 DEFAULT_TARGET_ITL_SECONDS = {
     "target_itl_interactive": 0.09,
@@ -47,7 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in `step_time`
     step_time: float | None = None  # seconds a step may take for prompts; None = three decode steps, 0.005 to 0.03
     prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
-    page_size: int = 32  # tokens
+    page_size: int | None = None  # tokens; None = DEFAULT_GPU_PAGE_SIZE on a GPU, else DEFAULT_PAGE_SIZE
     num_pages: int | None = None  # None = sized from memory
     memory_fraction: float = 0.9  # share of a GPU's memory for weights + KV; on a CPU of half of what is free, for KV
     swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
@@ -71,7 +75,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Return self; raise `ConfigError` for the first value that cannot be honoured."""
         positive = {
             "max_num_seqs": self.max_num_seqs,
-            "page_size": self.page_size,
             "min_share": self.min_share,
         }
         for name, value in positive.items():
@@ -86,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ("prefill_chunk", self.prefill_chunk),
             ("num_pages", self.num_pages),
             ("threads", self.threads),
+            ("page_size", self.page_size),
             ("batch_size", self.batch_size),
         ):
             if optional is not None and optional < 1:
@@ -121,6 +125,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self
 
     def target_itl(self, name: str) -> float:
+    @property
+    def tokens_per_page(self) -> int:
+        """Return `page_size`, by default that of a CPU; `engine.build` fills in that of a GPU."""
+        return self.page_size or DEFAULT_PAGE_SIZE
+
         """Return the target of the field `name` in seconds, or its default."""
         target: float | None = getattr(self, name)
         return DEFAULT_TARGET_ITL_SECONDS[name] if target is None else target

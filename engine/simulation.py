@@ -138,7 +138,7 @@ def simulate(
         vocab_size=1 << 20,
         max_model_len=max_len,
         num_pages=num_pages,
-        page_size=config.page_size,
+        page_size=config.tokens_per_page,
         max_num_seqs=config.max_num_seqs,
         device="none",
         dtype="none",

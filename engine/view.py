@@ -17,7 +17,7 @@ def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
         slots=tuple(_slot(sequence) for sequence in scheduler.running),
         waiting=tuple(_waiting(sequence, now) for sequence in islice(scheduler.policy.in_order(), WAITING_SHOWN)),
         total_slots=scheduler.config.max_num_seqs,
-        page_size=scheduler.config.page_size,
+        page_size=scheduler.config.tokens_per_page,
     )
 
 

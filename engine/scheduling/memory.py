@@ -19,7 +19,7 @@ class Memory:
         self.pool = PagePool(num_pages)
         self.host = HostPool(host_pages)
         self._moves = moves
-        self._size = config.page_size
+        self._size = config.tokens_per_page
         self._caching = config.enable_prefix_caching
 
     def begin_step(self) -> None:

@@ -167,7 +167,7 @@ class Policy(ABC):
         With a prefix cache, dropped pages are gone only when somebody takes them, the last ones first; so what is
         computed again is the tail that memory is wanted for, and what does not fill a page.
         """
-        size, costs = self.config.page_size, self.costs
+        size, costs = self.config.tokens_per_page, self.costs
         pages, computed = len(sequence.page_table), sequence.num_computed
         if computed == 0:
             return 0.0, Mechanism.RECOMPUTE

@@ -75,7 +75,7 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> None:
         """Let `request` wait. The engine has checked that it fits context and pool, and that its id is new."""
-        size = self.config.page_size
+        size = self.config.tokens_per_page
         lead, *siblings = (
             Sequence(request, choice, self._arrivals, now, size, self.max_len) for choice in request.choices
         )
@@ -265,7 +265,7 @@ class Scheduler:
 
     def _depart(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> Flight:
         """From here on the step's tokens count as computed, and those it samples as had."""
-        size, outgrown, noted = self.config.page_size, self.outgrown, []
+        size, outgrown, noted = self.config.tokens_per_page, self.outgrown, []
         # As in `commit`.
         for sequence in decodes:
             sequence.num_computed = computed = sequence.num_computed + 1
@@ -312,7 +312,7 @@ class Scheduler:
 
     def _pressure(self, lacking: int) -> Pressure:
         """How memory stands when `lacking` pages are missing; negative: so many are to spare."""
-        growth = len(self.running) * -(-self.config.min_share // self.config.page_size)
+        growth = len(self.running) * -(-self.config.min_share // self.config.tokens_per_page)
         return Pressure(max(0, lacking), lacking + growth, self.memory.host.available)
 
     def _grow_running(self, now: float) -> None:

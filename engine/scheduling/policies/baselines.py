@@ -75,7 +75,7 @@ class Orca(_Line):
 
     def admit(self, stage: Stage, now: float) -> None:
         """As long as everybody's longest answer fits."""
-        size = self.config.page_size
+        size = self.config.tokens_per_page
 
         def still_to_come(sequence: Sequence, has: int) -> int:
             return -(-sequence.most_tokens // size) - has
