@@ -16,12 +16,14 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
 from engine.execution.graphs import Capture, CudaCapture
+from engine.execution.edits import LogitEdits
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
 from engine.execution.models.interface import Model
 from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
 from engine.heartbeat import Heartbeat
+from engine.execution.swap import STAGING_BYTES
 from engine.host import cores, free_memory, total_memory
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
@@ -217,7 +219,9 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
     elif model.device.type == "cuda":
         torch.cuda.empty_cache()  # what loading left behind in torch's hands counts as used
         free, total = torch.cuda.mem_get_info(model.device)
-        pages = min(useful, int(free - (1.0 - config.memory_fraction) * total) // page)
+        reserved = LogitEdits.table_bytes(config.max_num_seqs, model.vocab_size)
+        reserved += STAGING_BYTES if config.swap_space else 0
+        pages = min(useful, int(free - reserved - (1.0 - config.memory_fraction) * total) // page)
     else:
         # Half of what is free: the other half is for weights not yet touched, activations and everybody else.
         pages = min(useful, int(config.memory_fraction * free_memory() / 2) // page)

@@ -1,8 +1,8 @@
 """What is done to logits between model and sampling: min_tokens, logit_bias and penalties, in vLLM's order.
 
-Each kind of edit is a dense table with one row per slot, made when somebody first asks for it, filled when a request
-joins and kept up with one operation per step. So a step costs a few operations over the rows that are edited, however
-long their texts and however many they are.
+Each kind of edit is a dense table with one row per slot, made for the first request with that edit or in advance,
+filled when a request joins and kept up with one operation per step. So a step costs a few operations over the rows that
+are edited, however long their texts and however many they are.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ class LogitEdits:
         self._in_prompt: Tensor | None = None
         self._bias: Tensor | None = None
         self._stops: Tensor | None = None  # ids that cannot be sampled before min_tokens
+
+    @staticmethod
+    def table_bytes(slots: int, vocab_size: int) -> int:
+        """Return the bytes of all tables together."""
+        return slots * vocab_size * 2 * (torch.float32.itemsize + torch.bool.itemsize)
+
+    def reserve(self) -> None:
+        """Allocate all tables, so that no request can fail because the device has no memory left for them."""
+        self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
+        self._bias, self._stops = self._table(self._bias), self._table(self._stops, torch.bool)
 
     def join(self, joins: Iterable[Join]) -> None:
         """Fill the rows of those who joined and ask for edits; other rows are never read. Nothing here waits for a GPU:

@@ -33,6 +33,8 @@ class Sampler:
         self._kernels = kernels
         self._device = device
         self._edits = LogitEdits(slots, vocab_size, device)
+        if device.type == "cuda":  # where memory is not given out lazily
+            self._edits.reserve()
 
     def join(self, joins: Iterable[Join]) -> None:
         """Take in what those who joined ask to be done to their logits."""

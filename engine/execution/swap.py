@@ -1,87 +1,121 @@
-"""Pages to host memory and back, on a GPU beside what it computes.
+"""Pages to host memory and back, on a GPU beside computation.
 
-Copies between host and device have a stream of their own. Pages that go out are first gathered where they are, in the
-order of what is computed, so that they may be written again at once; the copy follows when it can. Pages that come back
-are fetched while the step that lets their sequence in is computed, and are put where they belong before the next one:
-who comes back computes from that step on (`engine.scheduling.scheduler`). On a CPU there is nothing to run beside; the
-order is the same.
+Copies between host and device run on a stream of their own. Pages that leave are first gathered into a staging buffer
+of fixed size, in the order of the computing stream, so that they may be written again at once; the copy to the host
+follows. More pages than half of the buffer holds leave in pieces, which take turns with its two halves: only then does
+the computing stream wait for copies. Pages that return are copied straight into place, while the step that admits
+their sequence is computed; the sequence computes from the next step on (`engine.scheduling.scheduler`). On a CPU all
+copies are direct and finished at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
 
 from engine.execution.cache import KVCache
 
+STAGING_BYTES = 256 << 20  # of device memory, in two halves
 
-@dataclass(frozen=True, slots=True)
-class _Coming:
-    """Pages on their way."""
-
-    pages: Sequence[int]
-    content: Tensor  # [n, layers, 2, Hkv, S, D] on the device
-    fetched: torch.cuda.Event | None  # None where nothing runs beside
+Pairs = Sequence[tuple[int, int]]
 
 
 class Swap:
-    """Moves pages of one cache. What it is told is begun in that order."""
+    """Moves pages of one cache; moves begin in the order of the calls."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
-        self._beside = torch.cuda.Stream(cache.device) if cache.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._coming: list[_Coming] = []
+        self._staging = _Staging(cache) if cache.device.type == "cuda" and len(cache.host) else None
+        self._is_under_way = False
 
-    def out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(device page, host page) pairs: to host memory. On a GPU only begun: the host pages are for `back` alone."""
-        cache = self._cache
-        pages, host_pages = zip(*pairs, strict=True)
-        leaving = cache.data.index_select(0, cache.index(pages))
-        if self._beside is not None:
-            self._beside.wait_stream(torch.cuda.current_stream(cache.device))
-            leaving.record_stream(self._beside)
-        with self._on_the_side():
-            for at, there, count in _runs(host_pages):
-                cache.host[there : there + count].copy_(leaving[at : at + count], non_blocking=True)
+    def out(self, pairs: Pairs) -> None:
+        """Copy (device page, host page) pairs to host memory. On a GPU this only begins; until it has ended, host pages
+        may be read by `back` alone."""
+        if self._staging is not None:
+            self._staging.out(pairs)
+            return
+        for page, host_page in pairs:
+            self._cache.host[host_page].copy_(self._cache.data[page])
 
-    def back(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """(host page, device page) pairs: begin to fetch. The device pages hold what they should after `land`; until
-        then they are nobody else's, and so are the host pages."""
-        host_pages, pages = zip(*pairs, strict=True)
-        cache = self._cache
-        with self._on_the_side():
-            content = torch.empty((len(pages), *cache.data.shape[1:]), dtype=cache.data.dtype, device=cache.device)
-            for at, there, count in _runs(host_pages):
-                content[at : at + count].copy_(cache.host[there : there + count], non_blocking=True)
-        fetched = None if self._beside is None else self._beside.record_event()
-        self._coming.append(_Coming(pages, content, fetched))
+    def back(self, pairs: Pairs) -> None:
+        """Begin to copy (host page, device page) pairs back. No step may touch either page before `land`."""
+        self._is_under_way = True
+        if self._staging is not None:
+            self._staging.back(pairs)
+            return
+        for host_page, page in pairs:
+            self._cache.data[page].copy_(self._cache.host[host_page])
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there is something to `land`."""
-        return bool(self._coming)
+        """Whether `land` is due."""
+        return self._is_under_way
 
     def land(self) -> None:
-        """Put what was fetched where it belongs; before a step touches any page."""
-        cache = self._cache
-        for coming in self._coming:
-            if coming.fetched is not None:
-                computing = torch.cuda.current_stream(cache.device)
-                computing.wait_event(coming.fetched)
-                coming.content.record_stream(computing)
-            cache.data.index_copy_(0, cache.index(coming.pages), coming.content)
-        self._coming = []
+        """Let later steps wait until all pages are back; called before a step touches any of them."""
+        if self._is_under_way and self._staging is not None:
+            self._staging.join()
+        self._is_under_way = False
 
-    def _on_the_side(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._beside is None else torch.cuda.stream(self._beside)
+
+class _Staging:
+    """Two halves of a device buffer, and the stream that copies from them."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._stream = torch.cuda.Stream(cache.device)  # type: ignore[no-untyped-call]
+        pages = half_pages(cache.data[0].nbytes, len(cache.host))
+        shape = (pages, *cache.data.shape[1:])
+        self._halves = [torch.empty(shape, dtype=cache.data.dtype, device=cache.device) for _ in range(2)]
+        self._copied: list[torch.cuda.Event | None] = [None, None]  # the last copy from each half
+        self._next = 0
+        self._back: torch.cuda.Event | None = None  # the last page that returned
+
+    def out(self, pairs: Pairs) -> None:
+        """Gather pages and begin to copy them to the host, a piece after the other."""
+        size = len(self._halves[0])
+        for start in range(0, len(pairs), size):
+            pages, host_pages = zip(*pairs[start : start + size], strict=True)
+            self._gather_and_copy(pages, host_pages)
+
+    def _gather_and_copy(self, pages: Sequence[int], host_pages: Sequence[int]) -> None:
+        half, copied = self._halves[self._next], self._copied[self._next]
+        if copied is not None:
+            torch.cuda.current_stream(self._cache.device).wait_event(copied)
+        torch.index_select(self._cache.data, 0, self._cache.index(pages), out=half[: len(pages)])
+        with self._beside_computation():
+            for at, there, count in _runs(host_pages):
+                self._cache.host[there : there + count].copy_(half[at : at + count], non_blocking=True)
+        self._copied[self._next] = self._stream.record_event()
+        self._next = 1 - self._next
+
+    def back(self, pairs: Pairs) -> None:
+        """Begin to copy pages into place."""
+        with self._beside_computation():
+            for host_page, page in pairs:
+                self._cache.data[page].copy_(self._cache.host[host_page], non_blocking=True)
+        self._back = self._stream.record_event()
+
+    def join(self) -> None:
+        """Let the computing stream wait for pages that return, and for no later copy."""
+        if self._back is not None:
+            torch.cuda.current_stream(self._cache.device).wait_event(self._back)
+
+    def _beside_computation(self) -> AbstractContextManager[object]:
+        """Copy after all work that the computing stream has been given so far."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._cache.device))
+        return torch.cuda.stream(self._stream)
+
+
+def half_pages(page_bytes: int, host_pages: int) -> int:
+    """Return how many pages one half of the staging buffer holds: no more than there are host pages, at least one."""
+    return max(1, min(host_pages, STAGING_BYTES // 2 // page_bytes))
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(index in `pages`, page, number of pages) of what lies together there, and is one copy."""
+    """Yield (index in `pages`, first page, count) of consecutive pages, each of which is one copy."""
     begin = 0
     for index in range(1, len(pages) + 1):
         if index == len(pages) or pages[index] != pages[index - 1] + 1:

@@ -11,6 +11,7 @@ import torch
 
 from app.text import TextModel
 from engine.engine import Engine
+from engine.execution import swap
 from engine.execution.runner import ModelRunner
 from engine.scheduling.batch import Batch, Outcome
 from engine.types import Mechanism, Request, SamplingParams, TokenEvent
@@ -69,8 +70,12 @@ def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, wanted: l
             assert abs(expected.logprob - got.logprob) < 0.001, (request.id, expected, got)
 
 
-def test_a_swap_changes_no_text_on_a_device(demo: Path, wanted: list[Request]):
-    """Swapped to pinned memory and back at every third step; float32, alone."""
+@pytest.mark.parametrize("staging_bytes", [swap.STAGING_BYTES, 1], ids=["at_once", "page_by_page"])
+def test_a_swap_changes_no_text_on_a_device(
+    demo: Path, wanted: list[Request], monkeypatch: pytest.MonkeyPatch, staging_bytes: int
+):
+    """Swapped to pinned memory and back at every third step, at once or page by page; float32, alone."""
+    monkeypatch.setattr(swap, "STAGING_BYTES", staging_bytes)
     quiet, disturbed = (on_device(demo, max_num_seqs=2) for _ in range(2))
     steps = 0
 

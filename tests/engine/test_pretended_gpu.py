@@ -24,7 +24,7 @@ CHOSEN = {
     ),
     "at any time": (
         ["--gpu-pace", "by-chance", "--gpu-kernels", "reference"],
-        [f"{ON_DEVICE}a_swap_changes_no_text_on_a_device"],
+        [f"{ON_DEVICE}a_swap_changes_no_text_on_a_device[page_by_page]"],
     ),
     "kernels": (
         ["--gpu-pace", "at-last", "--gpu-kernels", "triton"],
