@@ -172,6 +172,12 @@ OPTIONS = (
     ),
     Option("batch-invariant", bool, "on a GPU: the same text in every batch, bit for bit; slower", engine=True),
     Option("enforce-eager", bool, "no CUDA graphs: a faster start, slower tokens", engine=True),
+    Option(
+        "early-launch",
+        bool,
+        "on a GPU of compute capability 9 or 10: kernels begin while the one before them ends (default: on)",
+        engine=True,
+    ),
     Option("load-format", str, "dummy makes random weights", engine=True, choices=("safetensors", "dummy")),
     Option("max-model-len", int, "context in tokens; default: the checkpoint's", engine=True),
     Option("max-num-seqs", int, "slots: sequences that run at once", engine=True),

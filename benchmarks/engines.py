@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest.mock import patch
 
 from benchmarks.device import Device
 from benchmarks.sections import GivenUp, Sections
@@ -51,7 +49,6 @@ class Engines:
         self._wanted: Build | None = None
         self._engine: Engine | None = None
         self._at_fault = ""  # if the device is lost
-        self._patches = ExitStack()  # that its kernels are launched under
         self.early_launch = False  # whether kernels of the last one begin early
 
     def get(self, build: Build) -> Engine:
@@ -78,14 +75,12 @@ class Engines:
         plain = replace(build, early_launch=False)
         for attempt in dict.fromkeys((build, plain, replace(plain, recorded=False))):
             name = f"engine {attempt}"
-            self.early_launch = attempt.early_launch and early.can_start_early(self._on.device)
+            early.SWITCH.is_on = attempt.early_launch
+            self.early_launch = early.starts_early(self._on.device)
             self._at_fault = "early launch" if self.early_launch else name
             try:
                 for what in (name, self._at_fault):
                     self._sections.use(what)
-                if not attempt.early_launch:  # each launch asks
-                    never = patch.object(early, "can_start_early", lambda device: False)
-                    self._patches.enter_context(never)
                 return self._made(attempt)
             except GivenUp:
                 continue
@@ -97,7 +92,7 @@ class Engines:
         raise GivenUp(f"{name} is given up: {self._sections.given_up[name]}")
 
     def _free(self) -> None:
-        self._patches.close()
+        early.SWITCH.is_on = True
         gc.unfreeze()
         gc.collect()
         self._on.release()
@@ -118,6 +113,7 @@ class Engines:
                 enable_prefix_caching=False,
                 batch_invariant=build.batch_invariant,
                 enforce_eager=not build.recorded,
+                early_launch=build.early_launch,
                 kernels="auto" if self._on.on_gpu else "torch",  # a profiler does not see into a step in one call
             )
             engine = build_engine(config)

@@ -58,8 +58,11 @@ SIZES_OF_A_ROW = ("shape", "batch", "prompt", "top_p", "demanding", "tokens", "p
 SAMPLERS = ((0, 1.0, 0.0, 4.0), (0, 1.0, 0.6, 4.0), (0, 0.9, 0.6, 4.0), (50, 0.9, 0.6, 4.0), (0, 0.9, 0.6, 0.9))
 
 STAGES, SPLITS, PROGRAMS = (3, 5), (256, 512), (6, 16, 64)  # of decode attention
-# Of prefill attention: positions of a block, warps and stages. Five of larger blocks have no room.
-BLOCKS = ((32, 4, 5), (64, 4, 2), (64, 4, 5), (64, 8, 2), (64, 8, 5), (128, 8, 2))
+# Of prefill attention: queries of a tile, positions of a block, warps and stages.
+BLOCKS = (
+    (64, 32, 4, 5), (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 4, 5), (64, 64, 8, 3),
+    (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3),
+)  # fmt: skip
 
 
 class Marks:
@@ -210,8 +213,8 @@ def variants_of(marks: Marks, shape: Shape) -> None:
     for split, programs in product(SPLITS, PROGRAMS):
         marks.kernel(marks.of_kernels.decode_attention_mixed, shape, 128, 2048, 64, split, programs)
     marks.kernel(marks.of_kernels.prefill_attention, shape, 2048, 64)
-    for block, warps, stages in BLOCKS:
-        marks.kernel(marks.of_kernels.prefill_attention_as, shape, 2048, 64, block, warps, stages)
+    for variant in BLOCKS:
+        marks.kernel(marks.of_kernels.prefill_attention_as, shape, 2048, 64, *variant)
 
 
 def steps_of(marks: Marks, build: Build, sizes: Sizes) -> None:
@@ -269,7 +272,7 @@ def on_cpu(marks: Marks) -> None:
     marks.kernel(marks.of_kernels.decode_attention_as, TINY, 3, 70, 16, 2, 128)
     marks.kernel(marks.of_kernels.decode_attention_mixed, TINY, 3, 70, 16, 128, 4)
     marks.kernel(marks.of_kernels.prefill_attention, TINY, 40, 16)
-    marks.kernel(marks.of_kernels.prefill_attention_as, TINY, 40, 16, 32, 4, 2)
+    marks.kernel(marks.of_kernels.prefill_attention_as, TINY, 40, 16, 128, 32, 4, 2)
     marks.kernel(marks.of_matrices.beside_the_library, TINY, 3)
     marks.kernel(marks.of_kernels.elementwise, TINY, 3)
     marks.kernel(marks.of_kernels.sampler, TINY, 3, 50, 0.9, 0.6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,7 @@ from benchmarks.device import Device
 from benchmarks.results import microseconds
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
-from kernels import decode_attention, decode_tasks, prefill_attention
+from kernels import decode_attention, decode_tasks, prefill_attention, query_tiles
 
 CALLS = 20  # over inputs of their own, where one is short
 
@@ -85,11 +86,18 @@ class KernelMarks:
         )  # fmt: skip
 
     def prefill_attention_as(
-        self, shape: Shape, tokens: int, page_size: int, block: int, warps: int, stages: int
+        self, shape: Shape, tokens: int, page_size: int, queries: int, block: int, warps: int, stages: int
     ) -> None:
-        """The same with other blocks of positions, warps and stages than the kernel has."""
-        with patch.multiple(prefill_attention, BLOCK_N=block, NUM_WARPS=warps, NUM_STAGES=stages):
-            self.prefill_attention(shape, tokens, page_size, block=block, warps=warps, stages=stages)
+        """The same with other tiles of queries, blocks of positions, warps and stages than the kernel has."""
+        program = prefill_attention.Program(block, warps, stages)
+        columns = {"queries": queries, "block": block, "warps": warps, "stages": stages}
+        with ExitStack() as stack:
+            for module in (query_tiles, prefill_attention):
+                stack.enter_context(patch.object(module, "QUERIES", queries))
+            stack.enter_context(patch.object(prefill_attention, "program_for", lambda *given: program))
+            stack.callback(prefill_attention._tiles.cache_clear)
+            prefill_attention._tiles.cache_clear()
+            self.prefill_attention(shape, tokens, page_size, **columns)
 
     def elementwise(self, shape: Shape, rows: int) -> None:
         """The two memory-bound kernels between the matrix products of many rows."""

@@ -13,6 +13,7 @@ import argparse
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -39,16 +40,17 @@ TOLERANCE = 0.02  # of the largest output: what is rounded to bfloat16 twice is 
 
 OUTPUTS, INPUTS, WARPS, STAGES = (16, 32, 64), (256, 512), (4, 8), (3, 4, 6, 8)
 SHARED = 220 << 10  # bytes of all blocks under way: what a multiprocessor has
-ROWS = 1  # tiles are chosen for one person alone
+ROWS = (1, few_rows.MAX_ROWS)  # that tiles are chosen for: one stream alone, and the most that the kernel takes
 
-Found = dict[tuple[int, int, bool], Tile]  # by outputs, inputs, and whether it is gated
+Found = dict[tuple[int, int, bool, int], Tile]  # by outputs, inputs, whether it is gated, and columns
 
-MODULE = '''"""Tiles of matrices of few rows (`kernels.few_rows.Tile`), by outputs, inputs and whether they are gated:
-then outputs are those of the gate. `python -m benchmarks.gpu_matrices --write` wrote them: the fastest ones for one row
-on {device}.
+MODULE = '''"""Tiles of matrices of few rows (`kernels.few_rows.Tile`), by outputs, inputs, whether they are gated (then
+outputs are those of the gate), and rows: up to 8, or up to 16, which are the library's where there is no tile for them.
+`python -m benchmarks.gpu_matrices --write` wrote them: the fastest ones for 1 row and for 16 rows on
+{device}.
 """
 
-FOUND: dict[tuple[int, int, bool], tuple[int, int, int, int]] = {{
+FOUND: dict[tuple[int, int, bool, int], tuple[int, int, int, int]] = {{
 {rows}}}
 '''
 
@@ -114,14 +116,15 @@ class MatrixMarks:
                 by_the_library_us=microseconds(theirs), of_copy_rate=self._of_copy_rate(matrix, ours),
             )  # fmt: skip
 
-    def tiles(self, matrix: Matrix) -> Tile:
-        """Every tile; the fastest one of those that compute what the library does. One that fails or differs costs its
-        own row and no other. Raises RuntimeError where none is left."""
-        layers = self._layers(matrix, ROWS)
-        key = matrix.outputs, matrix.inputs, matrix.gated
-        sizes = dict(zip(("outputs", "inputs", "gated"), key, strict=True))
+    def tiles(self, matrix: Matrix, rows: int) -> Tile | None:
+        """Measure every tile for so many rows; return the fastest one of those that compute what the library does. One
+        that fails or differs costs its own row and no other. None: of more rows than FEW the library is faster. Raises
+        RuntimeError where no tile computes the matrix."""
+        layers, columns = self._layers(matrix, rows), few_rows.columns_for(rows)
+        key = matrix.outputs, matrix.inputs, matrix.gated, columns
+        sizes = dict(zip(("outputs", "inputs", "gated", "columns"), key, strict=True)) | {"rows": rows}
         found: list[tuple[float, Tile]] = []
-        for tile in candidates(matrix.gated):
+        for tile in candidates(matrix.gated, columns):
             try:
                 with patch.dict(few_rows.TILES, {key: tile}):
                     error = layers[0].error()
@@ -137,7 +140,13 @@ class MatrixMarks:
             self._add("tile", **sizes, tile=list(vars(tile).values()), us=microseconds(times), of_copy_rate=rate)
         if not found:
             raise RuntimeError(f"no tile computes {matrix}")
-        return min(found, key=lambda one: one[0])[1]
+        seconds, best = min(found, key=lambda one: one[0])
+        if rows <= few_rows.FEW:
+            return best
+        times = self._times([layer.by_the_library for layer in layers])
+        rate = self._of_copy_rate(matrix, times)
+        self._add("library", **sizes, us=microseconds(times), of_copy_rate=rate)
+        return best if seconds < median(times) else None
 
     def _times(self, calls: list[Call]) -> list[float]:
         """Of one of the calls, which share the start of what they are recorded in: a few go round several times, as
@@ -155,10 +164,10 @@ class MatrixMarks:
         return 2 * matrix.rows * matrix.inputs
 
 
-def candidates(gated: bool) -> Iterator[Tile]:
+def candidates(gated: bool, columns: int) -> Iterator[Tile]:
     """What is worth trying, and fits."""
     for outputs, inputs, warps, stages in product(OUTPUTS, INPUTS, WARPS, STAGES):
-        block = 2 * inputs * (few_rows.FEW + (2 if gated else 1) * outputs)
+        block = 2 * inputs * (columns + (2 if gated else 1) * outputs)
         if block * (stages - 1) <= SHARED:
             yield Tile(outputs, inputs, warps, stages)
 
@@ -198,12 +207,14 @@ def main() -> None:
     sections = Sections(keep, options.seconds, works=device.works)
     marks = MatrixMarks(device, sections.add)
 
-    def choose(matrix: Matrix) -> None:
-        best[matrix.outputs, matrix.inputs, matrix.gated] = marks.tiles(matrix)
+    def choose(matrix: Matrix, rows: int) -> None:
+        tile = marks.tiles(matrix, rows)
+        if tile is not None:
+            best[matrix.outputs, matrix.inputs, matrix.gated, few_rows.columns_for(rows)] = tile
 
-    for shape in (LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,):
+    for shape, rows in product((LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,), ROWS):
         for matrix in shape.matrices:
-            sections.run(f"{shape.name} {matrix.name}", lambda matrix=matrix: choose(matrix))  # type: ignore[misc]
+            sections.run(f"{shape.name} {matrix.name} {rows}", partial(choose, matrix, rows))
     for size, tile in best.items():
         print(f"{size}: {tile}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,19 +12,19 @@ import msgspec
 import torch
 
 from engine.canary import has_finite_answers
-from engine.config import EngineConfig
+from engine.config import DEFAULT_GPU_PAGE_SIZE, DEFAULT_PAGE_SIZE, EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
-from engine.execution.graphs import Capture, CudaCapture
 from engine.execution.edits import LogitEdits
+from engine.execution.graphs import Capture, CudaCapture
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
 from engine.execution.models.interface import Model
 from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
-from engine.heartbeat import Heartbeat
 from engine.execution.swap import STAGING_BYTES
+from engine.heartbeat import Heartbeat
 from engine.host import cores, free_memory, total_memory
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
@@ -37,9 +38,13 @@ from kernels.interface import load as load_kernels
 # threads, which wait for each other, lose nine tenths of their speed as soon as somebody else wants a core.
 SMALL_MODEL = 20_000_000
 
+MIN_FREE_BYTES = 256 << 20  # of a GPU once it serves, for activations of steps that are not recorded
+
 MAX_SLOT_BYTES = 1 << 40  # of virtual memory for the slots' tables
 
 Progress = Callable[[str, int, int], None]  # what, done, total
+
+log = logging.getLogger("carousel.engine")
 
 
 def build_engine(
@@ -53,6 +58,7 @@ def build_engine(
     device = _device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
+    config = msgspec.structs.replace(config, page_size=_page_size(config, device))
     dtype = _dtype(config.dtype, device)
     kernels = _kernels(config, device, dtype)
     kernels.count_tasks(heartbeat.address if heartbeat else None)
@@ -60,7 +66,6 @@ def build_engine(
     model = load_model(
         Path(config.model),
         dtype=dtype,
-    config = msgspec.structs.replace(config, page_size=_page_size(config, device))
         device=device,
         progress=lambda done, total: progress("weights", done, total),
         load_format=config.load_format,
@@ -72,6 +77,7 @@ def build_engine(
             "batch_invariant cannot be promised for a model that transformers computes; the README names the families "
             "that this engine computes itself"
         )
+    _check_heads(model, kernels, device)
     if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
         kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
@@ -90,9 +96,11 @@ def build_engine(
     )
     runner = ModelRunner(model, cache, kernels, config.max_num_seqs, max_len, _capture(config, device))
     progress("warm-up", 0, 1)
-    runner.record(lambda done, total: progress("graphs", done, total))
+    _log_free_memory(device, "before steps are recorded")
+    _record(runner, kernels, config.early_launch, lambda done, total: progress("graphs", done, total))
     costs = _warm_up(config, runner, num_pages, host_pages, max_len)
     progress("warm-up", 1, 1)
+    _check_free_memory(config, device)
     policy = make_policy(config, costs)
     info = ModelInfo(
         name=Path(config.model).name,
@@ -111,6 +119,21 @@ def build_engine(
     if not has_finite_answers(trial):
         raise _not_finite(config, info.dtype)
     return Engine(config, info, Scheduler(config, policy, **sizes), runner)
+
+
+def _record(runner: ModelRunner, kernels: Kernels, early_launch: bool, progress: Callable[[int, int], None]) -> None:
+    """Record steps; if the first recording fails with early launch, begin again without it."""
+    starts_early = kernels.use_early_launch(early_launch)
+    try:
+        runner.record(progress)
+    except RuntimeError as error:
+        if not starts_early or runner.has_recordings:
+            raise
+        log.warning(
+            "recording a step with early launch failed, so the server goes on with --no-early-launch: %s", error
+        )
+        kernels.use_early_launch(False)
+        runner.record(progress)
 
 
 def _not_finite(config: EngineConfig, dtype: str) -> ModelError:
@@ -146,11 +169,27 @@ def _device(name: str) -> torch.device:
     return device
 
 
+def _page_size(config: EngineConfig, device: torch.device) -> int:
+    """Return the tokens of a page, by default larger on a GPU."""
+    return config.page_size or (DEFAULT_GPU_PAGE_SIZE if device.type == "cuda" else DEFAULT_PAGE_SIZE)
+
+
 def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
     try:
         return load_kernels(device, dtype, config.kernels, config.batch_invariant, may_round=config.dtype == "auto")
     except ValueError as error:
         raise ConfigError(f"batch_invariant cannot be had: {error}") from error
+
+
+def _check_heads(model: Model, kernels: Kernels, device: torch.device) -> None:
+    """Refuse heads for which a GPU has too little shared memory."""
+    largest = kernels.max_head_dim(model.dtype, device)
+    if largest is not None and model.head_dim > largest:
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"attention with heads of {model.head_dim} in {dtype} does not fit into this GPU's shared memory, and "
+            f"heads of up to {largest} do: use dtype bfloat16, or kernels torch"
+        )
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:
@@ -171,11 +210,6 @@ def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
     computed = str(model.dtype).removeprefix("torch.")
     raise ConfigError(
         f"kv_cache_dtype {name} is not what these kernels can keep for a model that computes in {computed}; "
-def _page_size(config: EngineConfig, device: torch.device) -> int:
-    """Return the tokens of a page, by default larger on a GPU."""
-    return config.page_size or (DEFAULT_GPU_PAGE_SIZE if device.type == "cuda" else DEFAULT_PAGE_SIZE)
-
-
         f"auto and {computed} always are"
     )
 
@@ -228,6 +262,27 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
     if pages < 1:
         raise ConfigError(f"no memory for a KV page of {page} bytes; lower the model's size or raise memory_fraction")
     return pages, int(min(config.swap_space * 2**30 / page, useful))  # the bytes may be too many for a number
+
+
+def _log_free_memory(device: torch.device, when: str) -> int:
+    """Return unused caches to the GPU, log the free memory there, and return it in bytes; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    log.info("GPU memory: %.2f of %.2f GiB are free %s", free / 2**30, total / 2**30, when)
+    return free
+
+
+def _check_free_memory(config: EngineConfig, device: torch.device) -> None:
+    """Refuse a GPU on which recordings and the cache left too little for the steps that are not recorded."""
+    free = _log_free_memory(device, "after steps were recorded")
+    if device.type == "cuda" and free < MIN_FREE_BYTES:
+        raise ConfigError(
+            f"{free >> 20} MiB of GPU memory are free once steps are recorded, and at least {MIN_FREE_BYTES >> 20} MiB "
+            f"must be: lower memory_fraction (now {config.memory_fraction}), max_num_seqs ({config.max_num_seqs}) or "
+            "max_model_len, of which fewer and smaller recordings are made"
+        )
 
 
 def _capture(config: EngineConfig, device: torch.device) -> Capture | None:

@@ -45,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kernels: Literal["auto", "torch"] = "auto"  # torch: the references, on any device; for comparison and debugging
     batch_invariant: bool = False  # a text has the same bits in every batch; compiled, a CPU always gives that
     enforce_eager: bool = False  # on a GPU: launch decode steps operation by operation, not as CUDA graphs
+    early_launch: bool = True  # on a GPU that can: kernels begin while the one before them ends (`kernels.early`)
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
@@ -88,8 +89,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ("max_model_len", self.max_model_len),
             ("prefill_chunk", self.prefill_chunk),
             ("num_pages", self.num_pages),
-            ("threads", self.threads),
             ("page_size", self.page_size),
+            ("threads", self.threads),
             ("batch_size", self.batch_size),
         ):
             if optional is not None and optional < 1:
@@ -124,12 +125,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             raise ConfigError("batch_timeout must be finite, or a batch that is never full would never start")
         return self
 
-    def target_itl(self, name: str) -> float:
     @property
     def tokens_per_page(self) -> int:
         """Return `page_size`, by default that of a CPU; `engine.build` fills in that of a GPU."""
         return self.page_size or DEFAULT_PAGE_SIZE
 
+    def target_itl(self, name: str) -> float:
         """Return the target of the field `name` in seconds, or its default."""
         target: float | None = getattr(self, name)
         return DEFAULT_TARGET_ITL_SECONDS[name] if target is None else target

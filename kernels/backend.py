@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.chip import shared_bytes
 from kernels.composed import Composed
-from kernels.decode_attention import decode_attention
+from kernels.decode_attention import decode_attention, max_head_dim
 from kernels.decode_step import gather_slots
 from kernels.decode_tasks import plan_decode
 from kernels.decoder import Linear
+from kernels.early import SWITCH, starts_early
 from kernels.few_rows import DenseLinear
 from kernels.plans import DecodePlan, RopePlan
 from kernels.prefill_attention import attend_tiles, prefill_attention
@@ -41,13 +43,20 @@ class TritonKernels(Composed):
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
         return DenseLinear(weight, bias)
 
+    def use_early_launch(self, allowed: bool) -> bool:
+        SWITCH.is_on = allowed
+        return torch.cuda.is_available() and starts_early(torch.device("cuda", torch.cuda.current_device()))
+
+    def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
+        return max_head_dim(dtype.itemsize, shared_bytes(device))
+
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         if isinstance(layer, DenseLinear) and layer.takes_few(x):
             return layer.multiply_few(x, norm, eps)
         return super().norm_linear(x, norm, eps, layer)
 
     def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        if isinstance(layer, DenseLinear) and layer.takes_few(x):
+        if isinstance(layer, DenseLinear) and layer.takes_few(x, gated=True):
             return layer.multiply_few(x, norm, eps, gated=True)
         return super().norm_gated_linear(x, norm, eps, layer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
@@ -18,6 +19,12 @@ class Composed:
 
     def count_tasks(self, counter: int | None) -> None:
         """Count nothing: a step calls these operations one by one."""
+
+    def use_early_launch(self, allowed: bool) -> bool:
+        return False
+
+    def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
+        return None
 
     def norm_linear(self: Kernels, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         return layer(self.rms_norm(x, norm, eps))

@@ -11,13 +11,12 @@ rows of one matrix product, padded to the 16 rows a tensor core takes.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.chip import multiprocessors, shared_bytes
 from kernels.decode_tasks import BLOCK, plan_decode, read_task
 from kernels.early import ALIGNED, early, fetch
 from kernels.page_lookup import cache_rows
@@ -33,6 +32,9 @@ NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers o
 NUM_STAGES_WIDE = 3  # of float32, for more of which there is no shared memory
 NUM_STAGES = 5  # fewer ask for nothing ahead: a page is looked up first, which takes two of them
 NUM_STAGES_OF_ONE = 2  # where a split is one block
+NUM_STAGES_NARROW_CHIP = 4  # of heads of 256 where a program may not have WIDE_HEAD_BYTES of shared memory
+WIDE_HEAD_BYTES = 141_320
+WIDE_FLOAT_BYTES = 151_620  # that heads of 256 take in float32, however many stages
 PROGRAMS = 16  # of all heads, for each multiprocessor, which runs a third of them at once; more have nothing to do
 LOG2_E = 1.4426950408889634
 
@@ -213,12 +215,16 @@ def _combine(
     tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=kept)
 
 
-def shape_of_program(head_block: int, group_block: int, number_bytes: int, has_blocks: bool) -> dict[str, int | None]:
+def shape_of_program(
+    head_block: int, group_block: int, number_bytes: int, has_blocks: bool, shared_bytes: int
+) -> dict[str, int | None]:
     """What a launch says of it: for many tasks six programs fit on a multiprocessor or, of heads of 128, the three
     that there is shared memory for; tasks of one block are few, and each has what it likes."""
     heads = min(group_block, max(1, COMBINED // (CHUNK * head_block)))
     narrow = number_bytes == 2
     stages = NUM_STAGES if narrow else NUM_STAGES_WIDE
+    if narrow and head_block > 128 and shared_bytes < WIDE_HEAD_BYTES:
+        stages = NUM_STAGES_NARROW_CHIP
     return {
         "HEADS": min(heads, COMBINED_OF_MANY) if has_blocks else heads,
         "num_warps": NUM_WARPS if narrow else NUM_WARPS_WIDE,
@@ -227,9 +233,9 @@ def shape_of_program(head_block: int, group_block: int, number_bytes: int, has_b
     }
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def max_head_dim(number_bytes: int, shared_bytes: int) -> int:
+    """Return the largest heads whose kernels have room where a program may have `shared_bytes` of shared memory."""
+    return 128 if number_bytes == 4 and shared_bytes < WIDE_FLOAT_BYTES else 256
 
 
 def decode_attention(
@@ -255,7 +261,7 @@ def decode_attention(
     if not isinstance(plan, DecodeTasks):
         plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"EARLY": False}
     room = plan.tasks.shape[1]
-    programs = min(room, triton.cdiv(PROGRAMS * _multiprocessors(q.device), kv_heads))
+    programs = min(room, triton.cdiv(PROGRAMS * multiprocessors(q.device), kv_heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, plan.splits), dtype=torch.float32, device=q.device)
     head_block = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
@@ -285,7 +291,7 @@ def decode_attention(
         BLOCK=BLOCK,
         CHUNK=CHUNK,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-        **shape_of_program(head_block, group_block, q.element_size(), plan.has_blocks),
+        **shape_of_program(head_block, group_block, q.element_size(), plan.has_blocks, shared_bytes(q.device)),
         **launch,
     )
     return out

@@ -15,6 +15,7 @@ embedding is behind.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,15 +26,30 @@ import triton.language as tl
 ALIGNED = tl.constexpr(16)  # bytes, of which what is fetched is a multiple, and begins at one
 
 
+@dataclass(slots=True)
+class Switch:
+    """Process-wide permission for early launch, for drivers on which it fails and for comparison."""
+
+    is_on: bool = True
+
+
+SWITCH = Switch()
+
+
 @cache
 def can_start_early(device: torch.device) -> bool:
     """Whether a kernel there may begin while the one before it ends: on compute capability 9 and 10."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
+def starts_early(device: torch.device) -> bool:
+    """Return whether the device supports early launch and `SWITCH` permits it."""
+    return SWITCH.is_on and can_start_early(device)
+
+
 def early(device: torch.device) -> dict[str, Any]:
-    """What a launch says of it: the kernel's constant EARLY, and the option that lets the driver begin it."""
-    return {"EARLY": True, "launch_pdl": True} if can_start_early(device) else {"EARLY": False}
+    """Return launch arguments: the kernel's constant EARLY and the option that lets the driver begin it."""
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
 @triton.jit

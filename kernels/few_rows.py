@@ -3,9 +3,9 @@
 A step of a handful of rows computes next to nothing: it reads all weights once. So a layer is six kernels here, not
 nine, and each streams its matrix from its first instruction on: the root mean square is found beside the product and
 divides it afterwards, and what follows a product is done while it is in registers. Outputs are the 16 rows of a tensor
-core's product and the batch its 8 columns; the warps of a program each take a part of k, so that none does or reads
-what another one does, and Triton copies their operands to shared memory several blocks ahead. While the kernel before
-ends, programs fetch their first weights already (`kernels.early`).
+core's product and the batch its 8 columns, or twice 8; the warps of a program each take a part of k, so that none does
+or reads what another one does, and Triton copies their operands to shared memory several blocks ahead. While the kernel
+before ends, programs fetch their first weights already (`kernels.early`).
 """
 
 # Pointers of a kernel have no Python type; a comment beside each says what it points to.
@@ -25,7 +25,8 @@ from torch import Tensor
 from kernels.early import ALIGNED, early, fetch
 from kernels.tile_table import FOUND
 
-FEW = 8  # rows up to which this is used: columns of a tensor core's product
+FEW = 8  # rows up to which this is always used: columns of a tensor core's product
+MAX_ROWS = 16  # rows up to which it is used for matrices that have a tile for so many in the table
 WIDE = 1 << 15  # outputs from which on programs are plenty, however many each has
 FETCHED = 1 << 16  # bytes that a program fetches early: of all programs at once less than a second-level cache holds
 
@@ -43,9 +44,14 @@ class Tile:
 TILES = {matrix: Tile(*tile) for matrix, tile in FOUND.items()}
 
 
-def tile_for(outputs: int, inputs: int, gated: bool, number_bytes: int) -> Tile:
+def columns_for(rows: int) -> int:
+    """Return the columns of the products that take so many rows, up to MAX_ROWS."""
+    return FEW if rows <= FEW else MAX_ROWS
+
+
+def tile_for(outputs: int, inputs: int, gated: bool, columns: int, number_bytes: int) -> Tile:
     """That of TILES; for another matrix what leaves room for two programs on a multiprocessor."""
-    tile = TILES.get((outputs, inputs, gated))
+    tile = TILES.get((outputs, inputs, gated, columns))
     if tile is None:
         tile = Tile(32, 256, 4, 4) if outputs >= WIDE else Tile(16, 256, 4, 4 if gated else 6)
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
@@ -180,13 +186,16 @@ class DenseLinear:
         """x[T, K] -> [T, N], same dtype as the weight."""
         return self.multiply_few(x) if self.takes_few(x) else F.linear(x, self.weight, self.bias)
 
-    def takes_few(self, x: Tensor) -> bool:
+    def takes_few(self, x: Tensor, gated: bool = False) -> bool:
         """Whether x[T, K] is for `multiply_few`. Not in float16: a row that is not divided yet may overflow there."""
-        return x.shape[0] <= FEW and x.dtype in (torch.bfloat16, torch.float32)
+        if x.shape[0] > MAX_ROWS or x.dtype not in (torch.bfloat16, torch.float32):
+            return False
+        outputs, inputs = self.weight.shape
+        return x.shape[0] <= FEW or (outputs // (2 if gated else 1), inputs, gated, MAX_ROWS) in TILES
 
     def multiply_few(self, x: Tensor, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> Tensor:
-        """x[T, K], T up to 8 -> [T, N]; see `kernels.interface.Kernels.norm_linear` and `norm_gated_linear`, whose
-        [T, N / 2] it is with `gated`."""
+        """Return x[T, K], T up to MAX_ROWS -> [T, N], with `gated` [T, N / 2]; see `norm_linear`, `norm_gated_linear`
+        of `kernels.interface.Kernels`."""
         outputs = self.weight.shape[0] // 2 if gated else self.weight.shape[0]
         out = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
         self._launch(x, norm, eps, out, gated, add=False)
@@ -202,13 +211,14 @@ class DenseLinear:
             residual += self.bias
 
     def add_few(self, x: Tensor, residual: Tensor) -> None:
-        """`add_to` for T up to 8."""
+        """`add_to` for T up to MAX_ROWS."""
         self._launch(x, None, 0.0, residual, gated=False, add=True)
 
     def _launch(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor, gated: bool, add: bool) -> None:
-        assert x.shape[0] <= FEW and x.stride(1) == 1 and out.is_contiguous()
+        assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and out.is_contiguous()
         (rows, inputs), outputs = x.shape, out.shape[1]
-        tile = tile_for(outputs, inputs, gated, x.element_size())
+        columns = columns_for(rows)
+        tile = tile_for(outputs, inputs, gated, columns, x.element_size())
         _few_rows_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,
             self.weight,
@@ -224,7 +234,7 @@ class DenseLinear:
             NORM=norm is not None,
             GATED=gated,
             ADD=add,
-            FEW=FEW,
+            FEW=columns,
             BLOCK_N=tile.outputs,
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,

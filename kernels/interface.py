@@ -42,6 +42,10 @@ class Kernels(Protocol):
         inside a step; the memory must live until the next call. None: do not. Operations that return at once, or
         that this back end cannot divide, need not count."""
 
+    def use_early_launch(self, allowed: bool) -> bool:
+        """Permit or forbid early launch (`kernels.early`); return whether kernels use it from now on. Kernels that are
+        recorded already keep theirs."""
+
     def activations(self, dtype: torch.dtype) -> torch.dtype:
         """What a decoder's activations are in where `dtype` is asked for."""
 
@@ -50,6 +54,9 @@ class Kernels(Protocol):
 
     def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         """Whether keys and values of such heads may be kept in another dtype than the activations'."""
+
+    def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
+        """Return the largest heads that attention computes on the device; None: any."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight[N, K], bias[N] or None -> a layer that keeps nothing of `weight` where it lays it out anew."""

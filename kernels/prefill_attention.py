@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import functools
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.chip import shared_bytes
 from kernels.page_lookup import cache_rows
 from kernels.paging import page_rows
 from kernels.query_tiles import QUERIES, query_tiles
 
-BLOCK_N = 64  # positions of one product
-BLOCK_N_WIDE = 32  # the same for float32, whose tiles take twice the shared memory
 LEAST_COLUMNS = 16  # of tl.dot
-NUM_WARPS = 4
-NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers of fewer
-NUM_STAGES = 5  # with fewer each block is waited for when it is wanted: a page is looked up first, which takes two
-NUM_STAGES_WIDE = 2
+WIDE_HEAD_BYTES = 132_096  # of shared memory, that five stages take of heads of 256
 LOG2_E = 1.4426950408889634
 
 
@@ -154,6 +151,30 @@ def _prefill_kernel(
     tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
+class Program(NamedTuple):
+    """How one program walks over the cache."""
+
+    block: int  # positions of one product
+    warps: int
+    stages: int  # a page is looked up first, which takes two: fewer than three fetch nothing ahead
+
+
+def program_for(head_block: int, number_bytes: int, shared_bytes: int) -> Program:
+    """Return the program for heads of `head_block` numbers, where one may have `shared_bytes` of shared memory.
+
+    Heads of 128 get three stages: with five a program takes half of an H100's shared memory and most registers of a
+    multiprocessor, so that a second one has no room. Heads of 256 get blocks of 32, which need no more registers than
+    there are. float32 products do not fit into the registers of four warps.
+    """
+    if number_bytes == 4:
+        return Program(32, 8, 2)
+    if head_block <= 64:
+        return Program(64, 4, 5)
+    if head_block <= 128:
+        return Program(64, 4, 3)
+    return Program(32, 4, 5 if shared_bytes >= WIDE_HEAD_BYTES else 3)
+
+
 def prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -184,7 +205,8 @@ def attend_tiles(
     out[T, Hq, D]. See `kernels.interface.Kernels`."""
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
-    is_wide = q.dtype == torch.float32
+    head_block = max(LEAST_COLUMNS, triton.next_power_of_2(head_dim))
+    program = program_for(head_block, q.element_size(), shared_bytes(q.device))
     _prefill_kernel[(query_heads, len(tiles))](
         q,
         k_cache,
@@ -200,13 +222,13 @@ def attend_tiles(
         QUERY_HEADS=query_heads,
         KV_HEADS=k_cache.shape[1],
         HEAD_DIM=head_dim,
-        HEAD_BLOCK=max(LEAST_COLUMNS, triton.next_power_of_2(head_dim)),
+        HEAD_BLOCK=head_block,
         PAGE_SIZE=k_cache.shape[2],
         BLOCK_M=QUERIES,
-        BLOCK_N=BLOCK_N_WIDE if is_wide else BLOCK_N,
+        BLOCK_N=program.block,
         PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
-        num_warps=NUM_WARPS_WIDE if is_wide else NUM_WARPS,
-        num_stages=NUM_STAGES_WIDE if is_wide else NUM_STAGES,
+        num_warps=program.warps,
+        num_stages=program.stages,
     )
 
 

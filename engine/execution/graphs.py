@@ -148,6 +148,11 @@ class StepGraphs:
             self._replay[shape] = self._capture(partial(self._step, shape))
         progress(len(shapes), len(shapes))
 
+    @property
+    def has_recordings(self) -> bool:
+        """Return whether a shape has been recorded."""
+        return bool(self._replay)
+
     def find(self, rows: int, longest: int, filtered: bool, tiles: int) -> Shape | None:
         """The smallest recording of so many rows, the longest of which has `longest` tokens, and so many tiles of
         prompts. None: there is none that is large enough."""

@@ -65,6 +65,11 @@ class ModelRunner:
             self._graphs.record(progress)
 
     @property
+    def has_recordings(self) -> bool:
+        """Return whether a step has been recorded."""
+        return self._graphs is not None and self._graphs.has_recordings
+
+    @property
     def runs_ahead(self) -> bool:
         """On a GPU, which computes while we go on."""
         return self._model.device.type == "cuda"

@@ -24,7 +24,7 @@ def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
 ):
     """And the table is afterwards what it was."""
     impossible, slow, fast = Tile(3, 256, 4, 3), Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
-    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((slow, impossible, fast)))
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((slow, impossible, fast)))
     seconds = iter((0.3, 0.1))
 
     def times(*calls: Callable[[], object], share: bool) -> list[float]:
@@ -34,7 +34,7 @@ def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
     monkeypatch.setattr(device, "times", times)
     rows: list[str] = []
     marks, before = MatrixMarks(device, lambda what, **row: rows.append(what)), dict(few_rows.TILES)
-    assert marks.tiles(Matrix("down", 40, 64)) == fast
+    assert marks.tiles(Matrix("down", 40, 64), 1) == fast
     assert rows == ["tile", "tile that fails", "tile"]
     assert before == few_rows.TILES
 
@@ -49,16 +49,33 @@ def test_a_tile_that_computes_something_else_is_not_chosen(
 
     def multiplied(layer: DenseLinear, *given: Any) -> torch.Tensor:
         y = multiply(layer, *given)
-        if few_rows.TILES[40, 64, False] == wrong:
+        if few_rows.TILES[40, 64, False, 8] == wrong:
             y[-1, -1] += wrong_by
         return y
 
-    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated: iter((wrong, right)))
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((wrong, right)))
     monkeypatch.setattr(DenseLinear, "multiply_few", multiplied)
-    monkeypatch.setattr(device, "times", lambda *calls, share: [0.1 if few_rows.TILES[40, 64, False] == wrong else 0.3])
+    monkeypatch.setattr(
+        device, "times", lambda *calls, share: [0.1 if few_rows.TILES[40, 64, False, 8] == wrong else 0.3]
+    )
     rows: list[str] = []
-    assert MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64)) == right
+    assert MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64), 1) == right
     assert rows == ["tile that differs", "tile"]
+
+
+@pytest.mark.parametrize("library_seconds", [0.2, 0.05])
+def test_more_rows_have_a_tile_where_it_is_faster_than_the_library(
+    device: Device, monkeypatch: pytest.MonkeyPatch, library_seconds: float
+):
+    """Else they remain the library's."""
+    tile = Tile(16, 64, 1, 3)
+    monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((tile,)))
+    seconds = iter((0.1, library_seconds))
+    monkeypatch.setattr(device, "times", lambda *calls, share: [next(seconds)])
+    rows: list[str] = []
+    chosen = MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64), few_rows.MAX_ROWS)
+    assert chosen == (tile if library_seconds > 0.1 else None)
+    assert rows == ["tile", "library"]
 
 
 @pytest.mark.parametrize("matrix", TINY.matrices, ids=lambda matrix: matrix.name)
@@ -70,13 +87,14 @@ def test_one_kernel_computes_what_the_library_does(device: Device, matrix: Matri
 
 def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.MonkeyPatch):
     """As it would be written by hand, with the device that was measured, and what was known of others."""
-    monkeypatch.setattr(tile_table, "FOUND", {(40, 64, False): (16, 64, 1, 3), (8, 8, True): (16, 256, 4, 3)})
-    best = {(40, 64, False): Tile(32, 64, 1, 3), (128256, 2048, False): Tile(32, 256, 4, 8)}
+    monkeypatch.setattr(tile_table, "FOUND", {(40, 64, False, 8): (16, 64, 1, 3), (8, 8, True, 16): (16, 256, 4, 3)})
+    best = {(40, 64, False, 8): Tile(32, 64, 1, 3), (128256, 2048, False, 8): Tile(32, 256, 4, 8)}
     module = gpu_matrices.as_module("NVIDIA H100 80GB HBM3", best)
     read: dict[str, Any] = {}
     exec(module, read)
     assert "NVIDIA H100 80GB HBM3" in read["__doc__"]
-    assert {matrix: Tile(*tile) for matrix, tile in read["FOUND"].items()} == best | {(8, 8, True): Tile(16, 256, 4, 3)}
+    found = {matrix: Tile(*tile) for matrix, tile in read["FOUND"].items()}
+    assert found == best | {(8, 8, True, 16): Tile(16, 256, 4, 3)}
     command = [sys.executable, "-m", "ruff", "format", "--check", "--stdin-filename", "tile_table.py", "-"]
     assert subprocess.run(command, input=module, text=True, check=False).returncode == 0
 
@@ -84,7 +102,7 @@ def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.M
 @pytest.mark.parametrize("gated", [False, True])
 def test_tiles_that_are_tried_fit_on_a_multiprocessor(gated: bool):
     """Those of a gate hold twice as much."""
-    tiles = list(gpu_matrices.candidates(gated))
+    tiles = list(gpu_matrices.candidates(gated, 8))
     assert 10 < len(tiles) <= 40 and len(set(tiles)) == len(tiles)
     assert Tile(64, 256, 4, 8) not in tiles
     assert (Tile(32, 256, 4, 8) in tiles) is not gated

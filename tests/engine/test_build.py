@@ -9,7 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.build import _device, _size_cache, _warm_up, build_engine
+from engine.build import (
+    MIN_FREE_BYTES,
+    _check_free_memory,
+    _check_heads,
+    _device,
+    _page_size,
+    _record,
+    _size_cache,
+    _warm_up,
+    build_engine,
+)
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.slots import SlotState
@@ -96,10 +106,87 @@ def test_what_loading_left_behind_on_a_gpu_becomes_pages(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
-    model = SimpleNamespace(device=torch.device("cuda", 0), num_layers=1, num_kv_heads=1, head_dim=256)
-    config = EngineConfig(model="", page_size=1024, memory_fraction=0.9, swap_space=0.0)
+    model = SimpleNamespace(
+        device=torch.device("cuda", 0), num_layers=1, num_kv_heads=1, head_dim=256, vocab_size=1 << 20
+    )
+    config = EngineConfig(model="", page_size=1024, memory_fraction=0.9, swap_space=0.0, max_num_seqs=1)
     pages, _ = _size_cache(config, model, torch.bfloat16, max_len=100_000)
-    assert pages == 50  # of a MiB each: 60 free, less a tenth of 100
+    assert pages == 40  # of a MiB each: 60 free, less a tenth of 100, less 10 for the tables of logit edits
+
+
+class Recording:
+    """A runner and kernels whose recordings fail at a given one while early launch is on."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.fails_at = fails_at
+        self.recorded = 0
+        self.early_launch: list[bool] = []
+
+    @property
+    def has_recordings(self) -> bool:
+        return self.recorded > 0
+
+    def use_early_launch(self, allowed: bool) -> bool:
+        self.early_launch.append(allowed)
+        return allowed
+
+    def record(self, progress: Callable[[int, int], None]) -> None:
+        for done in range(3):
+            if self.early_launch[-1] and done == self.fails_at:
+                raise RuntimeError("no such instruction")
+            self.recorded += 1
+
+
+def test_a_first_recording_that_fails_is_tried_again_without_early_launch(caplog: pytest.LogCaptureFixture):
+    """The log names the option and the reason."""
+    both = Recording(fails_at=0)
+    _record(both, both, True, lambda done, total: None)
+    assert both.early_launch == [True, False] and both.recorded == 3
+    assert "--no-early-launch" in caplog.text and "no such instruction" in caplog.text
+
+
+@pytest.mark.parametrize(("early_launch", "fails_at"), [(True, 1), (False, 0)])
+def test_other_recordings_that_fail_are_not_tried_again(early_launch: bool, fails_at: int):
+    """A later one is another fault, and without early launch there is nothing to switch off."""
+    both = Recording(fails_at)
+    if early_launch:
+        with pytest.raises(RuntimeError, match="no such instruction"):
+            _record(both, both, early_launch, lambda done, total: None)
+    else:
+        _record(both, both, early_launch, lambda done, total: None)
+    assert both.early_launch == [early_launch]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_gpu_that_recordings_have_filled_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: int
+):
+    """With the numbers, and what to lower; either way the log has what is free."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (MIN_FREE_BYTES - (missing << 20), 80 << 30))
+    check = lambda: _check_free_memory(EngineConfig(model="", max_num_seqs=7), torch.device("cuda", 0))  # noqa: E731
+    if missing:
+        with pytest.raises(ConfigError, match=r"255 MiB .* 256 MiB .*memory_fraction \(now 0.9\), max_num_seqs \(7\)"):
+            check()
+    else:
+        check()
+    assert "0.25 of 80.00 GiB" in caplog.text
+
+
+def test_pages_of_a_gpu_are_larger_unless_their_size_is_given():
+    """64 tokens, and 32 on a CPU."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    assert [_page_size(EngineConfig(model=""), device) for device in (cpu, gpu)] == [32, 64]
+    assert _page_size(EngineConfig(model="", page_size=16), gpu) == 16
+
+
+def test_heads_that_do_not_fit_into_a_gpu_are_refused():
+    """With what would help."""
+    model = SimpleNamespace(head_dim=256, dtype=torch.float32)
+    kernels = SimpleNamespace(max_head_dim=lambda dtype, device: 128)
+    with pytest.raises(ConfigError, match=r"heads of 256 in float32 .* up to 128 .*bfloat16"):
+        _check_heads(model, kernels, torch.device("cuda", 0))
 
 
 class SlowUnlessPlain:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.chip import SHARED_BYTES
 from kernels.cpu.library import COMPILERS
 from tests.gpu import machine as machinery
 from tests.gpu.machine import Machine, Mark
@@ -141,7 +142,12 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
     def pass_over(*args: object, **options: object) -> None:
         machine.refuse_in_capture("torch.cuda is asked for something")
 
-    properties = SimpleNamespace(name="a pretended GPU", total_memory=MEMORY, multi_processor_count=4)
+    properties = SimpleNamespace(
+        name="a pretended GPU",
+        total_memory=MEMORY,
+        multi_processor_count=4,
+        shared_memory_per_block_optin=SHARED_BYTES[80],
+    )
     return {
         "CUDAGraph": CUDAGraph,
         "Event": Event,

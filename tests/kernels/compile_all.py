@@ -2,7 +2,8 @@
 dtypes, with what a launch knows of pointers and strides. Prints what came of each as JSON: the least bytes of machine
 code, the most bytes of shared memory, the most that a thread writes to memory as it has no register for it, the numbers
 among its arguments whose values it is compiled for, and of one that begins while the kernel before it ends, whether it
-waits for that before it writes.
+waits for that before it writes. Attention is also compiled for capabilities with less shared memory, and for heads of
+256.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 import subprocess
 import tempfile
+from itertools import product
 from typing import Any
 
 import triton
@@ -32,6 +34,7 @@ from kernels import (
     sample,
     silu_mul,
 )
+from kernels.chip import SHARED_BYTES
 
 MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the dtype that is compiled for
 CACHES = {"k_cache": MODEL, "v_cache": MODEL}
@@ -42,6 +45,8 @@ SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
 WRITES = ("st.global", "atom.global", "red.global")
 STAGES = 3  # where a launch names none
+
+HEADS_AND_PAGES = ((64, 64), (128, 32), (64, 32), (128, 64))  # numbers of a head and tokens of a page
 
 # Outputs and inputs of Llama-3.2-1B's and Qwen3-0.6B's matrices, and whether they are gated.
 MATRICES = (
@@ -65,21 +70,22 @@ def _launched(warps: int, stages: int = STAGES) -> dict[str, Any]:
     return {"num_warps": warps, "num_stages": stages}
 
 
-def _few_rows(dtype: str, outputs: int, inputs: int, gated: bool) -> Case:
-    tile = few_rows.tile_for(outputs, inputs, gated, 4 if dtype == FLOAT else 2)
+def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) -> Case:
+    tile = few_rows.tile_for(outputs, inputs, gated, columns, 4 if dtype == FLOAT else 2)
     return (
         few_rows._few_rows_kernel,
         {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
         | {"EARLY": True, "FETCHED": few_rows.fetched_early(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2)}
-        | {"FEW": few_rows.FEW, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
+        | {"FEW": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         _launched(tile.warps, tile.stages),
     )
 
 
-def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool) -> Case:
-    shape = decode_attention.shape_of_program(dim, 4, 4 if dtype == FLOAT else 2, has_blocks)
+def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool, capability: int = 90) -> Case:
+    number_bytes, shared = 4 if dtype == FLOAT else 2, SHARED_BYTES[capability]
+    shape = decode_attention.shape_of_program(dim, 4, number_bytes, has_blocks, shared)
     return (
         decode_attention._decode_kernel,
         {"q": MODEL, "page_table": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "partial": FLOAT}
@@ -88,19 +94,39 @@ def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool) -> Case:
         | {"scale": "fp32"},
         {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_BLOCK": dim}
         | {"BLOCK": decode_tasks.BLOCK}
-        | {"CHUNK": decode_attention.CHUNK, "PRECISION": "ieee", "EARLY": True, "HEADS": shape.pop("HEADS")},
+        | {
+            "CHUNK": decode_attention.CHUNK,
+            "PRECISION": "ieee",
+            "EARLY": capability >= 90,
+            "HEADS": shape.pop("HEADS"),
+        },
         shape,
     )
+
+
+def _prefill(dtype: str, dim: int, page_size: int, capability: int = 90) -> Case:
+    program = prefill_attention.program_for(dim, 4 if dtype == FLOAT else 2, SHARED_BYTES[capability])
+    return (
+        prefill_attention._prefill_kernel,
+        {"q": MODEL, "page_table": INT, "tiles": INT, "out": MODEL, "q_stride": "i32", "table_stride": "i32"}
+        | {"page_rows": "i32"}
+        | CACHES
+        | {"scale": "fp32", "window": "i32"},
+        {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "QUERY_HEADS": 32, "HEAD_BLOCK": dim}
+        | {"PRECISION": "ieee", "BLOCK_M": query_tiles.QUERIES, "BLOCK_N": program.block},
+        _launched(program.warps, program.stages),
+    )
+
+
+def attention(dtype: str, dim: int, page_size: int, capability: int) -> list[Case]:
+    """The kernels whose shared memory grows with the heads."""
+    decode = (_decode(dtype, dim, page_size, has_blocks, capability) for has_blocks in (False, True))
+    return [*decode, _prefill(dtype, dim, page_size, capability)]
 
 
 def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     """Everything there is, for heads of `dim` numbers and pages of `page_size` positions."""
     pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
-    heads = pages | {"KV_HEADS": 8}
-    prefill, block = _launched(prefill_attention.NUM_WARPS, prefill_attention.NUM_STAGES), prefill_attention.BLOCK_N
-    if dtype == FLOAT:
-        prefill = _launched(prefill_attention.NUM_WARPS_WIDE, prefill_attention.NUM_STAGES_WIDE)
-        block = prefill_attention.BLOCK_N_WIDE
     return [
         (
             rms_norm._rms_norm_kernel,
@@ -108,7 +134,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {"H": 576, "BLOCK": 1024, "EARLY": True},
             _launched(rms_norm.NUM_WARPS),
         ),
-        *(_few_rows(dtype, *matrix) for matrix in MATRICES),
+        *(_few_rows(dtype, few_rows.FEW, *matrix) for matrix in MATRICES),
+        *(_few_rows(dtype, few_rows.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},
@@ -144,18 +171,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             },
             _launched(1),
         ),
-        *(_decode(dtype, dim, page_size, has_blocks) for has_blocks in (False, True)),
-        (
-            prefill_attention._prefill_kernel,
-            {"q": MODEL, "page_table": INT, "tiles": INT, "out": MODEL, "q_stride": "i32", "table_stride": "i32"}
-            | {"page_rows": "i32"}
-            | CACHES
-            | {"scale": "fp32", "window": "i32"},
-            heads
-            | {"QUERY_HEADS": 32, "HEAD_BLOCK": dim, "PRECISION": "ieee"}
-            | {"BLOCK_M": query_tiles.QUERIES, "BLOCK_N": block},
-            prefill,
-        ),
+        *attention(dtype, dim, page_size, 90),
         (
             invariant._linear_kernel,
             {
@@ -233,7 +249,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
     ]
 
 
-def compile_one(case: Case, dtype: str) -> Any:
+def compile_one(case: Case, dtype: str, capability: int = 90) -> Any:
     """As Triton does at a launch: pointers and the numbers it specialises on are multiples of 16 here."""
     kernel, types, constants, options = case
     names = kernel.arg_names
@@ -245,7 +261,7 @@ def compile_one(case: Case, dtype: str) -> Any:
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def specialised(case: Case) -> list[str]:
@@ -278,8 +294,12 @@ def main() -> None:
     """Compile each case; an error in one ends the program."""
     results: dict[str, dict[str, Any]] = {}
     for dtype in ("*bf16", FLOAT):
-        for dim, page_size in ((64, 64), (128, 32)):
+        seen: set[str] = set()
+        for dim, page_size in HEADS_AND_PAGES[: None if dtype != FLOAT else 2]:
             for case in cases(dtype, dim, page_size):
+                if (key := repr(case)) in seen:  # a kernel that knows neither heads nor pages
+                    continue
+                seen.add(key)
                 compiled = compile_one(case, dtype)
                 size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
                 known = results.setdefault(
@@ -288,7 +308,13 @@ def main() -> None:
                 known |= {"size": min(size, known["size"]), "shared": max(shared, known["shared"])}
                 known["spilled"] = max(spilled(compiled.asm["ptx"]), known.get("spilled", 0))
                 known.setdefault("waits", []).append(waits(compiled.asm["ptx"]))
-    print(json.dumps(results))
+    over = [
+        {"kernel": case[0].__name__, "dtype": dtype, "head_dim": dim, "capability": capability, "shared": shared}
+        for dtype, dim, capability in product(("*bf16", FLOAT), (128, 256), SHARED_BYTES)
+        for case in attention(dtype, dim, 64, capability)
+        if (shared := compile_one(case, dtype, capability).metadata.shared) > SHARED_BYTES[capability]
+    ]
+    print(json.dumps({"kernels": results, "over": over}))
 
 
 if __name__ == "__main__":

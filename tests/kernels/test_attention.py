@@ -221,7 +221,7 @@ def test_how_many_programs_share_the_splits_changes_no_bit(
     q = torch.randn(4, 4, 16, device=device)
     given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
     out = torch.zeros_like(q)
-    monkeypatch.setattr(decode_attention, "_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(decode_attention, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1000)
     expected = triton_kernels.decode_attention(*given, out=out).clone()
     monkeypatch.setattr(decode_attention, "PROGRAMS", 2 * programs)

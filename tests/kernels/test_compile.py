@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kernels import decode_attention
+from kernels.chip import SHARED_BYTES
 from tests.other_pytest import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +47,6 @@ EARLY = {
     "_kept_kernel",
     "_sample_kernel",
 }
-SHARED = 232448  # bytes that a program may have on an H100
 
 # Of a model, or of a layer of it. Of anything else a value that was not there before would be compiled for anew, while
 # people wait.
@@ -65,18 +67,25 @@ FIXED = {
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, Any]:
-    """What is said of each kernel, in a process where Triton's interpreter is off."""
+def results() -> dict[str, Any]:
+    """Return what `compile_all` prints, in a process where Triton's interpreter is off."""
     command = [sys.executable, "-m", "tests.kernels.compile_all"]
-    results: dict[str, Any] = json.loads(run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1"))
-    return results
+    printed: dict[str, Any] = json.loads(run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1"))
+    return printed
+
+
+@pytest.fixture(scope="module")
+def compiled(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of each kernel."""
+    kernels: dict[str, Any] = results["kernels"]
+    return kernels
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_compiles_for_sm_90(compiled: dict[str, Any], kernel: str):
     """bfloat16 and float32, heads of 64 and 128, all optional parts on; its shared memory is there on the device."""
     assert compiled[kernel]["size"] > 1000
-    assert compiled[kernel]["shared"] <= SHARED
+    assert compiled[kernel]["shared"] <= SHARED_BYTES[90]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -102,3 +111,16 @@ def test_no_kernel_is_left_out(compiled: dict[str, Any]):
 def test_a_kernel_is_compiled_for_no_number_that_depends_on_the_batch(compiled: dict[str, Any], kernel: str):
     """Serving compiles nothing that the warm-up did not."""
     assert set(compiled[kernel]["specialised"]) <= FIXED
+
+
+def test_attention_has_room_on_every_supported_gpu(results: dict[str, Any]):
+    """Heads of 128 and 256, in bfloat16 and float32, on cards with 99, 163 and 227 KiB of shared memory; heads that
+    have no room are refused at the start."""
+    sizes = {"*bf16": 2, "*fp32": 4}
+    without_room = {(one["dtype"], one["capability"], one["head_dim"]) for one in results["over"]}
+    refused = {
+        (dtype, capability, head_dim)
+        for dtype, (capability, shared), head_dim in product(sizes, SHARED_BYTES.items(), (128, 256))
+        if head_dim > decode_attention.max_head_dim(sizes[dtype], shared)
+    }
+    assert without_room == refused == {("*fp32", 89, 256)}

@@ -71,7 +71,7 @@ def test_what_stands_around_a_matrix_is_what_it_is_alone(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("rows", [1, 5, 8])
+@pytest.mark.parametrize("rows", [1, 5, 8, 13])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_few_rows_are_multiplied_as_float64_says(
     device: torch.device, inputs: int, outputs: int, rows: int, dtype: torch.dtype
@@ -100,10 +100,25 @@ def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, mon
     """TILES may hold any of them."""
     x, norm, weight, bias = made(576, 130, 4, torch.float32, device)
     expected = product(normed(x, norm), weight, bias)
-    monkeypatch.setattr(few_rows, "TILES", {(130, 576, False): tile, (65, 576, True): tile})
+    monkeypatch.setattr(few_rows, "TILES", {(130, 576, False, 8): tile, (65, 576, True, 8): tile})
     layer = DenseLinear(weight, bias)
     close(layer.multiply_few(x, norm, EPS), expected, torch.float32)
     close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), torch.float32)
+
+
+def test_the_table_chooses_the_kernel_for_up_to_sixteen_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch):
+    """For the matrices that it has a tile for, gated ones by the outputs of the gate."""
+    monkeypatch.setattr(
+        few_rows, "TILES", {(32, 16, False, 16): Tile(16, 64, 1, 3), (8, 16, True, 16): Tile(16, 64, 1, 3)}
+    )
+    x, more = torch.ones(few_rows.MAX_ROWS, 16), torch.ones(few_rows.MAX_ROWS + 1, 16)
+    plain, gated = (DenseLinear(torch.ones(rows, 16, device=device), None) for rows in (32, 16))
+    assert (plain.takes_few(x), plain.takes_few(x, gated=True), plain.takes_few(more)) == (True, False, False)
+    assert (gated.takes_few(x), gated.takes_few(x, gated=True), gated.takes_few(more, gated=True)) == (
+        False,
+        True,
+        False,
+    )
 
 
 def test_few_rows_are_few_and_not_in_float16(device: torch.device):
