@@ -9,7 +9,7 @@ ARGS ?=
 # STRICT=1: a test that cannot run here is a failure (CI). Without it, what is left out is said loudly.
 STRICT ?=
 
-.PHONY: serve test install lint types unit browser bench soak peers gpu gpu-wheels constraints clean help
+.PHONY: serve test install lint types unit browser bench soak peers gpu-check gpu-figures gpu-wheels constraints clean help
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -63,42 +63,25 @@ soak: install  ## 30 minutes of kills, leaving clients and floods beside clients
 peers: install  ## compare with other servers on a CPU; sets them up first, outside the tree (5 GB, half an hour)
 	@$(BIN)/python -m benchmarks.peers
 
-# For a machine with a GPU that cannot fetch anything: its own python with torch and Triton. What the engine needs
-# besides (msgspec), and the pytest that the configuration asks for, is fetched beforehand by `make gpu-wheels`, for that
-# machine's Python, and travels in build/wheels.
+# For a machine with a GPU for minutes, and without a network: its own Python with torch and Triton. All other packages are
+# fetched beforehand by `make gpu-wheels`, for that machine's Python, and travel in build/wheels. ARGS are those of
+# `python -m benchmarks.gpu_parts`, such as --no-early-launch; OUT is a folder for logs and results.
 GPU_PYTHON ?= python3
 GPU_PYTHON_VERSION ?= 3.12
+GPU_PACKAGES := starlette uvicorn sse-starlette websockets httptools pydantic pydantic-core annotated-types \
+  typing-extensions typing-inspection python-multipart msgspec pytest pytest-asyncio
+OUT ?= build/gpu
 
-# What runs on a device and nowhere else the same; OUT=folder keeps a copy of the results and what the tests said there,
-# CAROUSEL_COMMIT=... says which commit they are of where there is no .git.
-GPU_TESTS := $(patsubst %,tests/kernels/test_%.py,attention decode_step few_rows invariant log_probs noise norm_and_gate rope_and_cache sample) \
-  tests/engine/test_on_device.py
-OUT ?=
+gpu-check:  ## on a machine with a GPU: ceilings, device tests, one server, in at most 330 s
+	@$(GPU_PYTHON) -m benchmarks.gpu_parts check --out '$(OUT)' $(ARGS)
 
-# Loaded once before several processes at a time wait for a cold disk: torch, Triton, a context and the matrix library.
-WARM_UP := import torch, triton; x = torch.zeros(1, 1, device="cuda" if torch.cuda.is_available() else "cpu"); x @ x
+gpu-figures:  ## on a machine with a GPU: the engine against its ceilings, in at most 520 s
+	@$(GPU_PYTHON) -m benchmarks.gpu_parts figures --out '$(OUT)' $(ARGS)
 
-# Who waits for a device that hangs runs no signal handler: a test's time is kept by a thread, which ends the process.
-gpu: SHELL := bash
-gpu:  ## device tests and benchmarks on the GPU of this machine, under 8 minutes
-	@if ls build/wheels/*.whl >/dev/null 2>&1; then \
-	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target build/gpu-site build/wheels/*.whl; fi
-	@export PYTHONPATH=build/gpu-site:.; failed=0; set -o pipefail; \
-	echo "Loading torch and Triton, and compiling the CPU kernels ..."; \
-	timeout --kill-after 5 35 $(GPU_PYTHON) -c '$(WARM_UP)' & \
-	timeout --kill-after 5 35 $(GPU_PYTHON) -m kernels.cpu; wait; \
-	echo "Device tests ..."; $(if $(OUT),mkdir -p '$(OUT)';) \
-	workers=$$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo '-n 8'); \
-	timeout --signal INT --kill-after 10 130 $(GPU_PYTHON) -m pytest -q $$workers -rfE --tb=short -o addopts= -o timeout=100 \
-	  -o timeout_method=thread -o faulthandler_timeout=95 -o filterwarnings=default $(GPU_TESTS) 2>&1 | tee $(if $(OUT),'$(OUT)/tests.log') || failed=1; \
-	echo "Benchmarks ..."; \
-	timeout --signal INT --kill-after 10 295 $(GPU_PYTHON) -m benchmarks.gpu $(if $(OUT),--also-in '$(OUT)') || failed=1; \
-	exit $$failed
-
-gpu-wheels: install  ## fetch what `make gpu` needs on a machine without a network
+gpu-wheels: install  ## fetch packages for both on a machine without a network
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/wheels --constraint constraints.txt \
 	  --python-version $(GPU_PYTHON_VERSION) --implementation cp --platform manylinux_2_28_x86_64 \
-	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 msgspec pytest pytest-asyncio
+	  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 $(GPU_PACKAGES)
 
 constraints: install  ## pin what is installed now
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.new && mv constraints.new constraints.txt

@@ -37,16 +37,19 @@ from benchmarks import gpu_transformers
 from benchmarks.device import Device
 from benchmarks.engines import Build, Engines
 from benchmarks.gpu_engine import EngineMarks, make_request
+from benchmarks.gpu_expected import expectations
 from benchmarks.gpu_kernels import KernelMarks
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.results import save, spread
 from benchmarks.sections import DEVICE_FAILED, Sections, in_processes
-from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Shape
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, QWEN_06B, TINY, Shape
+from kernels import early
 
 # Rows and what each has in its context; keys and values of more than so many bytes are left out.
 Sizes = tuple[tuple[int, int], ...]
 MARKED: Sizes = ((1, 512), (32, 512), (256, 512), (32, 2048), (64, 2048), (128, 2048), (256, 2048))
 OTHERS: Sizes = ((8, 512), (64, 512), (128, 512), (1, 2048), (8, 2048))
+LARGE: Sizes = ((1, 512), (32, 512), (32, 2048))
 MOST_KV_BYTES = 40e9
 
 PROMPTS = ((512, 32), (2048, 8))  # tokens of one, and how many come at once
@@ -71,8 +74,8 @@ class Marks:
     def __init__(self, device: Device, sections: Sections) -> None:
         self.device = device
         self.sections = sections
-        self.of_kernels = KernelMarks(device, sections.add)
-        self.of_matrices = MatrixMarks(device, sections.add)
+        self.of_kernels = KernelMarks(device, self._add)
+        self.of_matrices = MatrixMarks(device, self._add)
         self.of_engines = EngineMarks(device, self._add_of_engine)
         self._engines = Engines(device, sections)
         self.planned: dict[str, Callable[[], None]] = {}
@@ -126,7 +129,11 @@ class Marks:
         row |= {"early_launch": self._engines.early_launch, "recorded": self._engines.recorded}
         if row.get("batch_invariant"):
             row |= self._cost(what, row)
-        self.sections.add(what, **row)
+        self._add(what, **row)
+
+    def _add(self, what: str, **row: Any) -> None:
+        """With what was predicted for it, and its goal."""
+        self.sections.add(what, **row, **expectations(what, row))
 
     def _cost(self, what: str, row: dict[str, Any]) -> dict[str, float]:
         """How many times as long it takes as without batch invariance, where that was measured in this run."""
@@ -150,29 +157,32 @@ class Marks:
         self._engines.drop()
         theirs = gpu_transformers.measure(shape, self.device.device, prompts, output, runs=2)
         rates, times_that = spread(theirs.rates), median(ours) / median(theirs.rates)
-        self.sections.add("transformers", **sizes, **theirs.ways, tokens_per_second=rates, times_that=times_that)
+        self._add("transformers", **sizes, **theirs.ways, tokens_per_second=rates, times_that=times_that)
 
 
 def _name(measure: Callable[..., None], *sizes: object) -> str:
     return " ".join(map(str, (measure.__name__, *sizes)))
 
 
-def on_gpu(marks: Marks) -> None:
+def on_gpu(marks: Marks, early_launch: bool = True, with_transformers: bool = True) -> None:
     """What the project is measured by comes first, as the time may be up before the end: Llama's marks, what batch
     invariance and early launch are to them, Qwen's marks; each engine is built once for them. Behind them is what
     explains them, last the profiler, which stays in the process."""
-    llama, qwen = Build(LLAMA_1B), Build(QWEN_06B)
+    llama, qwen, large = (Build(shape, early_launch=early_launch) for shape in (LLAMA_1B, QWEN_06B, LLAMA_8B))
     in_turn = replace(llama, early_launch=False)
     attention_of(marks, llama.shape, MARKED)
     steps_of(marks, llama, MARKED)
     marks_of(marks, llama)
-    marks.transformers(llama, 64, 512, 128)
+    if with_transformers:
+        marks.transformers(llama, 64, 512, 128)
     people_of(marks, replace(llama, budget=None))
     invariant_of(marks, replace(llama, batch_invariant=True))
-    steps_of(marks, in_turn, ((1, 512), (32, 512)))
+    if early_launch:
+        steps_of(marks, in_turn, ((1, 512), (32, 512)))
     marks_of(marks, qwen)
     steps_of(marks, qwen, MARKED)
     attention_of(marks, qwen.shape, MARKED)
+    steps_of(marks, large, LARGE)
 
     variants_of(marks, llama.shape)
     kernels_of(marks, llama.shape)
@@ -266,7 +276,7 @@ def _that_fit(shape: Shape, sizes: Sizes) -> list[tuple[int, int]]:
     return [(batch, context) for batch, context in sizes if batch * context * shape.kv_bytes <= MOST_KV_BYTES]
 
 
-def on_cpu(marks: Marks) -> None:
+def on_cpu(marks: Marks, with_transformers: bool = True) -> None:
     """Every kind of row once, on a shape that says nothing; steps are not recorded here."""
     marks.kernel(marks.of_kernels.decode_attention, TINY, 3, 70, 16)
     marks.kernel(marks.of_kernels.decode_attention_as, TINY, 3, 70, 16, 2, 128)
@@ -285,7 +295,8 @@ def on_cpu(marks: Marks) -> None:
     marks.engine(build, marks.of_engines.mixed, 12, 10, 40, 2)
     marks.engine(build, marks.of_engines.mixed, 12, 10, 40, 1, decided="at once")
     marks.engine(replace(build, budget=None), marks.of_engines.people, 100, 10, 3, (20, 400))
-    marks.transformers(build, 4, 20, 10)
+    if with_transformers:
+        marks.transformers(build, 4, 20, 10)
     marks.engine(replace(build, early_launch=False), marks.of_engines.kernels_of_a_step, 3, 70)
 
 
@@ -309,6 +320,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=245.0)
     parser.add_argument("--also-in", type=Path)
     parser.add_argument("--only", metavar="REGEX", default="")
+    parser.add_argument("--no-early-launch", action="store_true")
+    parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # of `in_processes`
     options = parser.parse_args()
     target = torch.device(options.device)
@@ -323,7 +336,11 @@ def main() -> int:
     kept = partial(keep, device, options.also_in, options.only) if device.on_gpu else lambda sections: None
     sections = Sections(kept, options.seconds, works=device.works, record=options.record)
     marks = Marks(device, sections)
-    (on_gpu if device.on_gpu else on_cpu)(marks)
+    early.SWITCH.is_on = not options.no_early_launch
+    if device.on_gpu:
+        on_gpu(marks, not options.no_early_launch, not options.no_transformers)
+    else:
+        on_cpu(marks, not options.no_transformers)
     try:
         marks.select(options.only)
     except (re.error, LookupError) as error:

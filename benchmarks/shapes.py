@@ -36,6 +36,7 @@ class Shape:
     head_dim: int
     intermediate: int
     vocab: int
+    tied: bool = True  # embedding and output head are one matrix
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -82,7 +83,7 @@ class Shape:
         return 2 * self.linear_weights * tokens + 2 * self.head_weights + attention
 
     def config(self) -> dict[str, Any]:
-        """config.json; embeddings are tied."""
+        """Return config.json."""
         return {
             "architectures": [f"{self.family}ForCausalLM"],
             "model_type": self.family.lower(),
@@ -96,7 +97,7 @@ class Shape:
             "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-5,
             "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
+            "tie_word_embeddings": self.tied,
             "hidden_act": "silu",
             "torch_dtype": "bfloat16",
         }
@@ -104,6 +105,7 @@ class Shape:
 
 LLAMA_1B = Shape("Llama-3.2-1B", "Llama", 2048, 16, 32, 8, 64, 8192, 128256)
 QWEN_06B = Shape("Qwen3-0.6B", "Qwen3", 1024, 28, 16, 8, 128, 3072, 151936)
+LLAMA_8B = Shape("Llama-3.1-8B", "Llama", 4096, 32, 32, 8, 128, 14336, 128256, tied=False)
 TINY = Shape("tiny", "Qwen3", 64, 2, 4, 2, 16, 128, 512)
 
-SHAPES = {shape.name: shape for shape in (LLAMA_1B, QWEN_06B, TINY)}
+SHAPES = {shape.name: shape for shape in (LLAMA_1B, QWEN_06B, LLAMA_8B, TINY)}

@@ -82,16 +82,21 @@ def make_model(folder: Path, shape: str) -> None:
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(_weights(config), folder / "model.safetensors", metadata={"format": "pt"})
-    _tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    make_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])
+    done.write_text(json.dumps({"eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0, "do_sample": False}))
+
+
+def make_tokenizer(folder: Path, size: int, max_length: int) -> None:
+    """Write a tokenizer of `size` made-up words into `folder`; max_length: tokens of a context."""
+    _tokenizer(size).save(str(folder / "tokenizer.json"))
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config["max_position_embeddings"],
+        "model_max_length": max_length,
         "eos_token": word(0),
         "bos_token": word(1),
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    done.write_text(json.dumps({"eos_token_id": 0, "bos_token_id": 1, "pad_token_id": 0, "do_sample": False}))
 
 
 def word(token: int) -> str:

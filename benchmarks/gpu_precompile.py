@@ -1,0 +1,159 @@
+"""Compile all Triton kernels that an engine of a shape launches in bfloat16, on CPUs alone, into Triton's disk cache.
+
+The engine's warm-up and its recorded steps are walked through with every launch replaced by its compilation for compute
+capability 9.0. One process for each shape, side by side; on a machine with a GPU this runs beside other work.
+
+    python -m benchmarks.gpu_precompile Llama-3.2-1B Qwen3-0.6B
+    python -m benchmarks.gpu_precompile Llama-3.2-1B --no-early-launch
+    python -m benchmarks.gpu_precompile Llama-3.2-1B --batch-invariant
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from benchmarks.shapes import SHAPES, Shape
+from engine.build import _warm_up
+from engine.config import EngineConfig
+from engine.execution.cache import KVCache
+from engine.execution.models import load_model
+from engine.execution.runner import ModelRunner
+from kernels import decode_attention, early, prefill_attention
+from kernels.backend import TritonKernels
+from kernels.chip import SHARED_BYTES
+from kernels.invariant import InvariantKernels
+
+CAPABILITY = 90  # two digits
+EARLY_CAPABILITIES = (90, 100)
+MULTIPROCESSORS = 132  # of an H100
+PAGES, SLOTS, CONTEXT = 80, 16, 4096  # kernels are compiled for no number of these
+
+
+class Chip:
+    """The driver of a device that only compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # Triton keeps compiled kernels by device, whatever its target is
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@contextmanager
+def compiling(capability: int, early_launch: bool) -> Iterator[dict[str, Any]]:
+    """Replace launches by compilations, and torch's products by zeros; gives compiled kernels by their hashes."""
+    driver.set_active(Chip(capability))
+    seen: dict[str, Any] = {}
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        made = run(self, *given, grid=grid, warmup=True, **named)
+        seen[made.hash] = made
+        return made
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
+
+    with ExitStack() as stack:
+        for target, name, value in (
+            (early, "can_start_early", lambda device: early_launch),
+            (JITFunction, "run", compile_only),
+            (torch.nn.functional, "linear", product),
+            (torch, "addmm", lambda residual, x, weight, out=None: out),
+            (decode_attention, "multiprocessors", lambda device: MULTIPROCESSORS),
+            (decode_attention, "shared_bytes", lambda device: SHARED_BYTES[capability]),
+            (prefill_attention, "shared_bytes", lambda device: SHARED_BYTES[capability]),
+            (torch, "empty", torch.zeros),  # nothing is computed: ids are 0, not whatever lay there
+            (torch, "empty_like", torch.zeros_like),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        yield seen
+
+
+def compile_shape(
+    shape: Shape,
+    page_size: int,
+    early_launch: bool = True,
+    batch_invariant: bool = False,
+    capability: int = CAPABILITY,
+) -> list[Any]:
+    """Compile and return the kernels of one layer, the sampler and the head."""
+    device = torch.device("cpu")
+    kernels = InvariantKernels() if batch_invariant else TritonKernels()
+    with (
+        compiling(capability, early_launch and capability in EARLY_CAPABILITIES) as seen,
+        tempfile.TemporaryDirectory() as name,
+    ):
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(replace(shape, layers=1).config()))
+        model = load_model(
+            folder, dtype=torch.bfloat16, device=device, progress=_ignore, load_format="dummy", kernels=kernels
+        )
+        sizes = (PAGES, page_size, 1, shape.kv_heads, shape.head_dim)
+        cache = KVCache.allocate(*sizes, torch.bfloat16, device, host_pages=4)
+        runner = ModelRunner(model, cache, kernels, SLOTS, CONTEXT, _run_twice)
+        runner.record(_ignore)
+        _warm_up(EngineConfig(model="", page_size=page_size, max_num_seqs=SLOTS), runner, PAGES, 4, CONTEXT)
+    return list(seen.values())
+
+
+def _ignore(done: int, total: int) -> None:
+    """No progress bar."""
+
+
+def _run_twice(step: Callable[[], None]) -> Callable[[], None]:
+    """Stand in for a recording."""
+    step()
+    return step
+
+
+def main() -> int:
+    """Compile one shape here, several in processes of their own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="+", choices=SHAPES)
+    parser.add_argument("--no-early-launch", action="store_true")
+    parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--page-size", type=int, default=64)
+    options = parser.parse_args()
+    if len(options.shapes) == 1:
+        began = time.monotonic()
+        shape = SHAPES[options.shapes[0]]
+        early_launch = not options.no_early_launch
+        compiled = compile_shape(shape, options.page_size, early_launch, options.batch_invariant)
+        print(f"{shape.name}: {len(compiled)} kernels in {time.monotonic() - began:.0f} s", flush=True)
+        return 0
+    flags = [one for one in sys.argv[1:] if one not in options.shapes]
+    command = [sys.executable, "-m", "benchmarks.gpu_precompile", *flags]
+    started = [subprocess.Popen([*command, shape]) for shape in options.shapes]
+    return max(process.wait() for process in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

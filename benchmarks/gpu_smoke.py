@@ -1,0 +1,201 @@
+"""The first seconds on a GPU: its ceilings, and each mechanism that only a device can prove, by itself.
+
+One line each; a failure hides nothing that follows.
+
+    python -m benchmarks.gpu_smoke
+    python -m benchmarks.gpu_smoke --device cpu   # only tries its own code; TRITON_INTERPRET=1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from engine.execution.graphs import record
+from kernels import early
+from kernels.backend import TritonKernels
+from kernels.few_rows import DenseLinear
+from kernels.plans import DecodeTasks
+
+EPS = 1e-5
+LAYERS = 8  # of one recording
+REPEATS = 300  # of an attention whose programs count each other's arrivals
+
+
+class Smoke:
+    """The checks, each of which returns its line."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on_gpu = device.type == "cuda"
+        self.dtype = torch.bfloat16 if self.on_gpu else torch.float32  # the interpreter multiplies no bfloat16
+
+    def versions(self) -> str:
+        """Software and device."""
+        name = torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
+        python = sys.version.split()[0]
+        return (
+            f"torch {torch.__version__}, triton {triton.__version__}, python {python}, {name}, {os.cpu_count()} cores"
+        )
+
+    def copy_rate(self) -> str:
+        """Bytes read plus bytes written by a large copy on the device."""
+        size = 4 << 30 if self.on_gpu else 1 << 20
+        source = torch.randint(-9, 9, (size,), dtype=torch.int8, device=self.device)
+        target = torch.empty_like(source)
+        return f"{2 * size / self._seconds(lambda: target.copy_(source)) / 1e12:.2f} TB/s"
+
+    def early_launch(self) -> str:
+        """A layer's matrices by four kernels that begin early, recorded, against kernels that do not."""
+        eager, recorded, seconds, size = self._layer(begins_early=True)
+        late, _, late_seconds, _ = self._layer(begins_early=False)
+        same_recorded, same_late = torch.equal(eager, recorded), torch.equal(eager, late)
+        if not (same_recorded and same_late):
+            raise RuntimeError(f"recorded equals eager: {same_recorded}, early equals late: {same_late}")
+        rates = (size / max(one, 1e-9) / 1e12 for one in (seconds, late_seconds))
+        return (
+            f"a layer's matrices in {1e6 * seconds:.1f} us, without early launch {1e6 * late_seconds:.1f} us: "
+            f"{next(rates):.2f} and {next(rates):.2f} TB/s, part of which a second-level cache gives"
+        )
+
+    def arrivals(self) -> str:
+        """Decode attention whose splits are combined by the program that arrives last, again and again."""
+        kernels = TritonKernels()
+        rows, heads, kv_heads, dim, page, context = (4, 32, 8, 64, 64, 2048) if self.on_gpu else (2, 4, 2, 16, 16, 80)
+        pages = -(-context // page)
+        keys, values = (self._random(rows * pages, kv_heads, page, dim) for _ in range(2))
+        q = self._random(rows, heads, dim)
+        table = torch.randperm(rows * pages, device=self.device).to(torch.int32).view(rows, pages)
+        lengths = torch.full((rows,), context, dtype=torch.int32, device=self.device)
+        plan = kernels.plan_decode(table, lengths, heads, keys, 0)
+        assert isinstance(plan, DecodeTasks)
+
+        def attend() -> Tensor:
+            return kernels.decode_attention(q, keys, values, table, lengths, 0.1, 0, plan)
+
+        first, count = attend().clone(), REPEATS if self.on_gpu else 2
+        different = sum(not torch.equal(attend(), first) for _ in range(count))
+        left = int(plan.arrived.abs().max())
+        error = self._attention_error(first, q, keys, values, table, context)
+        if different or left or not error < 0.02:
+            raise RuntimeError(f"{different} of {count} differ, counters at {left}, relative error {error:.1e}")
+        return f"{count} equal, counters at zero, relative error {error:.1e}"
+
+    def kernels_of_a_replay(self) -> str:
+        """Kernels that a replay launches besides the recorded ones, such as generator fills."""
+        if not self.on_gpu:
+            return "only on a device"
+        graph, x = torch.cuda.CUDAGraph(), torch.zeros(8, device=self.device)
+        with torch.cuda.graph(graph):
+            x += 1
+        graph.replay()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            graph.replay()
+            torch.cuda.synchronize()
+        return "; ".join(f"{event.count} x {event.key[:60]}" for event in profiled.key_averages())
+
+    def _layer(self, begins_early: bool) -> tuple[Tensor, Tensor, float, int]:
+        """Eager and recorded result, seconds of a recorded layer, bytes of its matrices."""
+        hidden, queries, inner = (2048, 3072, 8192) if self.on_gpu else (64, 96, 128)
+        generator = torch.Generator(self.device).manual_seed(1)
+
+        def random(*shape: int) -> Tensor:
+            return (torch.randn(shape, device=self.device, generator=generator) * 0.05).to(self.dtype)
+
+        shapes = ((queries, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner))
+        qkv, out, gate_up, down = layers = [DenseLinear(random(*shape), None) for shape in shapes]
+        x, norm = random(1, hidden), torch.ones(hidden, device=self.device, dtype=self.dtype)
+
+        def step() -> Tensor:
+            y = x.clone()
+            out.add_few(qkv.multiply_few(y, norm, EPS), y)
+            down.add_few(gate_up.multiply_few(y, norm, EPS, gated=True), y)
+            return y
+
+        size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
+        with nullcontext() if begins_early else patch.object(early, "SWITCH", early.Switch(is_on=False)):
+            eager = step()
+            if not self.on_gpu:
+                return eager, eager, 0.0, size
+            recorded: list[Tensor] = []
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                step()
+            torch.cuda.synchronize()
+            pool = torch.cuda.graph_pool_handle()
+            replay = record(lambda: recorded.extend(step() for _ in range(LAYERS)), stream, pool)
+            seconds = self._seconds(replay) / LAYERS
+        return eager, recorded[-1], seconds, size
+
+    def _attention_error(
+        self, result: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, context: int
+    ) -> float:
+        """The relative error against float64."""
+        rows, heads, dim = q.shape
+        kv_heads = keys.shape[1]
+
+        def gathered(cache: Tensor) -> Tensor:
+            pages = cache[table.long()].transpose(2, 3).reshape(rows, -1, kv_heads, dim)
+            return pages[:, :context].double().repeat_interleave(heads // kv_heads, 2)
+
+        weights = torch.softmax(torch.einsum("bhd,bchd->bhc", q.double(), gathered(keys)) * 0.1, -1)
+        expected = torch.einsum("bhc,bchd->bhd", weights, gathered(values))
+        return float((result.double() - expected).norm() / expected.norm())
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+    def _seconds(self, call: Callable[[], object], count: int = 20) -> float:
+        """Of one call, after one that is not counted."""
+        count = count if self.on_gpu else 1
+        call()
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        self._wait()
+        return (time.perf_counter() - began) / count
+
+    def _wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+def main() -> int:
+    """Run all checks; exit status 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--no-early-launch", action="store_true", help="leave out the check of early launch")
+    options = parser.parse_args()
+    smoke = Smoke(torch.device(options.device))
+    checks = [smoke.versions, smoke.copy_rate, smoke.arrivals, smoke.kernels_of_a_replay]
+    if not options.no_early_launch:
+        checks.append(smoke.early_launch)  # last, as a fault there may take the device with it
+    failed = 0
+    for check in checks:
+        began = time.perf_counter()
+        try:
+            line = check()
+        except Exception as error:
+            failed += 1
+            line = f"FAILED, {type(error).__name__}: {str(error)[:300]}"
+            traceback.print_exc()
+        print(f"{check.__name__}: {line} ({time.perf_counter() - began:.1f} s)", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
