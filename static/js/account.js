@@ -1,6 +1,6 @@
 // Owns the timeline under a finished answer: a bar of its phases, and on demand each interval with its reason.
 import { h, icon } from "./dom.js";
-import { because, spent } from "./words.js";
+import { because, spent } from "./labels.js";
 
 const SHORTEST = 0.5; // ms; what took less is left out
 

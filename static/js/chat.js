@@ -20,7 +20,7 @@ export class Chat {
   tier = "priority";
 
   /**
-   * @param {{ store: import("./store.js").Store, runs: import("./runs.js").Runs, thread: import("./thread.js").Thread,
+   * @param {{ store: import("./store.js").Store, runs: import("./answers.js").Runs, thread: import("./thread.js").Thread,
    *   composer: import("./composer.js").Composer, queue: import("./queue.js").Queue, show: () => void }} parts
    */
   constructor({ store, runs, thread, composer, queue, show }) {

@@ -8,7 +8,7 @@ import { titleFrom } from "./store.js";
 const FRESH = (RESUME_SECONDS + 600) * 1000; // an answer left longer ago than this has certainly been let go by the server
 
 export class Library {
-  /** @param {{ store: import("./store.js").Store, runs: import("./runs.js").Runs, chat: import("./chat.js").Chat }} parts */
+  /** @param {{ store: import("./store.js").Store, runs: import("./answers.js").Runs, chat: import("./chat.js").Chat }} parts */
   constructor({ store, runs, chat }) {
     this.store = store;
     this.runs = runs;

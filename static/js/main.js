@@ -12,7 +12,7 @@ import { Library } from "./library.js";
 import { openMenu } from "./menu.js";
 import { announce, say, toast } from "./notices.js";
 import { Queue } from "./queue.js";
-import { Runs } from "./runs.js";
+import { Runs } from "./answers.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";

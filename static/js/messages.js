@@ -4,7 +4,7 @@ import { h, icon, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
 import { WaitLine } from "./waiting.js";
-import { ending, figures, isUnfinished, thinkingTime } from "./words.js";
+import { ending, figures, isUnfinished, thinkingTime } from "./labels.js";
 
 /**
  * @typedef {{ regenerate(id: string): void, resume(id: string): void, edit(id: string, text: string): boolean, retryNow(id: string): void,

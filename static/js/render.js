@@ -3,7 +3,7 @@
 import { BlockSplitter } from "./blocks.js";
 import { codeFrame, colour, growCode } from "./code.js";
 import { h } from "./dom.js";
-import { heal } from "./heal.js";
+import { heal } from "./repair_markdown.js";
 import { renderMarkdown, renderPlain } from "./markdown.js";
 
 export class MarkdownStream {

@@ -1,6 +1,6 @@
 // Owns the one line under an answer that gives the reason why nothing is moving, or that something is.
 import { h, svg } from "./dom.js";
-import { describe, thinkingTime } from "./words.js";
+import { describe, thinkingTime } from "./labels.js";
 
 export class WaitLine {
   #ticking = 0;

@@ -148,7 +148,7 @@ def test_an_endless_line_leaves_in_pieces_and_loses_nothing(run: Run) -> None:
 
 def test_ordinals_and_causes(run: Run) -> None:
     """The waiting line counts like a person and names the cause."""
-    assert run("words.js", "return [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(m.ordinal);") == [
+    assert run("labels.js", "return [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(m.ordinal);") == [
         "1st",
         "2nd",
         "3rd",
@@ -161,7 +161,7 @@ def test_ordinals_and_causes(run: Run) -> None:
         "111th",
     ]
     for cause in ("slots", "pages", "budget", "fairness"):
-        assert run("words.js", "return m.describe({ state: 'queued', position: 2, cause: arg }).why;", cause)
+        assert run("labels.js", "return m.describe({ state: 'queued', position: 2, cause: arg }).why;", cause)
 
 
 def test_only_what_was_set_is_sent(run: Run) -> None:
@@ -187,7 +187,7 @@ def test_only_what_was_set_is_sent(run: Run) -> None:
 def test_every_slot_has_a_seat_and_no_two_touch(run: Run, n: int) -> None:
     """From 4 to 256 slots and beyond, the carousel draws each once, apart from its neighbours, outside the hub."""
     seats = run(
-        "engine/seats.js",
+        "engine/seat_layout.js",
         """return m.placeSeats(arg).seats.map(({ radius, angle, size }) =>
             [radius * Math.cos(angle), radius * Math.sin(angle), size]);""",
         n,
@@ -272,7 +272,7 @@ def test_thoughts_are_told_from_the_answer_however_it_is_cut(
 ) -> None:
     """Only at its beginning; and what may be a mark waits until it is one or none."""
     told = run(
-        "thoughts.js",
+        "reasoning.js",
         """
         const message = { content: "", thinking: "" };
         const take = ({ text, thinking }) => { message.content += text; message.thinking += thinking; };

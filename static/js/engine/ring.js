@@ -1,6 +1,6 @@
 // Owns the drawing of the carousel: seats that turn with the steps, riders that hop on and off, the line outside, the parked.
 import { byId, svg } from "../dom.js";
-import { placeSeats, turnRate } from "./seats.js";
+import { placeSeats, turnRate } from "./seat_layout.js";
 
 const FRAME = 1000 / 30; // calm needs no more, and the machine that draws may be the machine that computes
 const LINE = 262; // radius of the line outside
@@ -8,7 +8,7 @@ const LINE_STEP = 0.105; // radians between two who wait
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Ring {
-  #seats = /** @type {{ at: import("./seats.js").Seat, node: SVGGElement, rider: SVGGElement | null, request: string }[]} */ ([]);
+  #seats = /** @type {{ at: import("./seat_layout.js").Seat, node: SVGGElement, rider: SVGGElement | null, request: string }[]} */ ([]);
   #spokes = /** @type {SVGGElement | null} */ (null);
   #angle = 0;
   #rate = 0;

@@ -2,7 +2,7 @@
 // saves them now and then, and tells whoever is looking. One tab drives an answer; the others read what it saved.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
-import { leftOver, sort } from "./thoughts.js";
+import { leftOver, sort } from "./reasoning.js";
 
 const SAVE_EVERY = 400;
 const SILENCE = 4000; // of a tab that writes; one that is queued for longer shares its answer with another reader
