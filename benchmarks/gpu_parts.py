@@ -199,7 +199,8 @@ def _try(command: Sequence[str], limit: float) -> bool:
     try:
         subprocess.run(command, check=True, timeout=limit)
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"{command[0]}: {error}", flush=True)
+        reason = f"exit status {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else error
+        print(f"{' '.join(command[:4])}: {reason}", flush=True)
         return False
     return True
 
