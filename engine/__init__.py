@@ -1,1 +1,1 @@
-"""Continuous batching over a paged KV cache. Knows nothing of HTTP, of text, or of event loops."""
+"""Continuous batching over a paged KV cache, independent of HTTP, text and event loops."""

@@ -1,4 +1,4 @@
-"""From a configuration to an engine that is ready to step: load, size the cache, warm up, measure."""
+"""Construction of an engine from its configuration: load the model, size the cache, warm up, measure costs."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from engine.types import ModelInfo, SamplingParams
 from kernels.interface import Kernels
 from kernels.interface import load as load_kernels
 
-# Parameters below which one thread of torch serves a model best: its operations are too short to share, and torch's
-# threads, which wait for each other, lose nine tenths of their speed as soon as somebody else wants a core.
-SMALL_MODEL = 20_000_000
+# Parameters below which one thread of torch serves a model fastest. Its operations are too short to share, and torch's
+# threads wait for each other: they lose nine tenths of their speed as soon as another process needs a core.
+SMALL_MODEL_PARAMETERS = 20_000_000
 
-MIN_FREE_BYTES = 256 << 20  # of a GPU once it serves, for activations of steps that are not recorded
+MIN_FREE_BYTES = 256 << 20  # of GPU memory once steps are recorded, for activations of steps that are not recorded
 
-MAX_SLOT_BYTES = 1 << 40  # of virtual memory for the slots' tables
+MAX_SLOT_BYTES = 1 << 40  # virtual memory for the slots' tables
 
-Progress = Callable[[str, int, int], None]  # what, done, total
+Progress = Callable[[str, int, int], None]  # stage, done, total
 
 log = logging.getLogger("carousel.engine")
 
@@ -52,17 +52,20 @@ def build_engine(
     progress: Progress = lambda what, done, total: None,
     heartbeat: Heartbeat | None = None,
 ) -> Engine:
-    """heartbeat: counts layers, and tasks of compiled kernels; it must outlive the engine. Raises
-    `ConfigError` for a configuration that cannot be built, with the option and the numbers."""
+    """Build an engine that is ready to step.
+
+    `heartbeat` counts layers, and tasks of compiled kernels; it must outlive the engine. Raises `ConfigError` for a
+    configuration that cannot be built, with the option and the numbers.
+    """
     config.validate()
     device = _device(config.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # Triton launches on the current device, whatever the tensors' is
+        torch.cuda.set_device(device)  # Triton launches on the current device, not on that of the tensors
     config = msgspec.structs.replace(config, page_size=_page_size(config, device))
     dtype = _dtype(config.dtype, device)
     kernels = _kernels(config, device, dtype)
     kernels.count_tasks(heartbeat.address if heartbeat else None)
-    kernels.set_threads(config.threads or cores())  # laying out weights is work for all
+    kernels.set_threads(config.threads or cores())  # all cores, for preparing the weights
     model = load_model(
         Path(config.model),
         dtype=dtype,
@@ -74,11 +77,11 @@ def build_engine(
     )
     if config.batch_invariant and not model.is_own:
         raise ConfigError(
-            "batch_invariant cannot be promised for a model that transformers computes; the README names the families "
-            "that this engine computes itself"
+            "batch_invariant is not supported for a model that runs in transformers; the README lists the families "
+            "that this engine runs itself"
         )
     _check_heads(model, kernels, device)
-    if not config.threads and model.num_parameters < SMALL_MODEL and not kernels.tolerates_neighbours:
+    if not config.threads and model.num_parameters < SMALL_MODEL_PARAMETERS and not kernels.tolerates_neighbours:
         kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
     _check_slots(config, max_len)
@@ -114,15 +117,15 @@ def build_engine(
         parameters=model.num_parameters,
     )
     sizes = {"num_pages": num_pages, "host_pages": host_pages, "max_len": max_len}
-    plain = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)
-    trial = Engine(plain, info, Scheduler(plain, make_policy(plain, costs), **sizes), runner)
+    continuous = msgspec.structs.replace(config, batching="continuous", batch_size=None, batch_timeout=0.0)
+    trial = Engine(continuous, info, Scheduler(continuous, make_policy(continuous, costs), **sizes), runner)
     if not has_finite_answers(trial):
         raise _not_finite(config, info.dtype)
     return Engine(config, info, Scheduler(config, policy, **sizes), runner)
 
 
 def _record(runner: ModelRunner, kernels: Kernels, early_launch: bool, progress: Callable[[int, int], None]) -> None:
-    """Record steps; if the first recording fails with early launch, begin again without it."""
+    """Record steps; if the first recording fails with early launch, retry without it."""
     starts_early = kernels.use_early_launch(early_launch)
     try:
         runner.record(progress)
@@ -130,14 +133,14 @@ def _record(runner: ModelRunner, kernels: Kernels, early_launch: bool, progress:
         if not starts_early or runner.has_recordings:
             raise
         log.warning(
-            "recording a step with early launch failed, so the server goes on with --no-early-launch: %s", error
+            "recording a step with early launch failed, so the server continues with --no-early-launch: %s", error
         )
         kernels.use_early_launch(False)
         runner.record(progress)
 
 
 def _not_finite(config: EngineConfig, dtype: str) -> ModelError:
-    """Name the tensor to blame, if the checkpoint itself has NaN or infinity."""
+    """Return an error that names the damaged tensor, if the checkpoint itself contains NaN or infinity."""
     broken = None if config.load_format == "dummy" else find_not_finite(Path(config.model))
     if broken is not None:
         name, entry = broken
@@ -148,24 +151,26 @@ def _not_finite(config: EngineConfig, dtype: str) -> ModelError:
 
 
 def _device(name: str) -> torch.device:
-    """A CUDA device has its index: torch.cuda.set_device takes no other."""
+    """Return the device called `name`; a CUDA device with its index, which torch.cuda.set_device requires."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:  # torch does not know it either
+    except RuntimeError:  # not a device name of torch
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is none that this engine computes on: use auto, cpu, cuda or cuda:N")
+        raise ConfigError(f"device {name!r} is not supported; choose auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return device
     if not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, but this torch sees no CUDA device")
+        raise ConfigError(f"device {name!r} is not available: torch finds no CUDA device")
     if device == torch.device("cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     count = torch.cuda.device_count()
     if device.index >= count:
-        raise ConfigError(f"device {name!r} was asked for, but this torch sees {count} CUDA devices, counted from 0")
+        raise ConfigError(
+            f"device {name!r} is not available: torch finds {count} CUDA devices, whose numbers start at 0"
+        )
     return device
 
 
@@ -178,39 +183,42 @@ def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | No
     try:
         return load_kernels(device, dtype, config.kernels, config.batch_invariant, may_round=config.dtype == "auto")
     except ValueError as error:
-        raise ConfigError(f"batch_invariant cannot be had: {error}") from error
+        raise ConfigError(f"batch_invariant is not available: {error}") from error
 
 
 def _check_heads(model: Model, kernels: Kernels, device: torch.device) -> None:
-    """Refuse heads for which a GPU has too little shared memory."""
+    """Refuse attention heads for which a GPU has too little shared memory."""
     largest = kernels.max_head_dim(model.dtype, device)
     if largest is not None and model.head_dim > largest:
         dtype = str(model.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"attention with heads of {model.head_dim} in {dtype} does not fit into this GPU's shared memory, and "
-            f"heads of up to {largest} do: use dtype bfloat16, or kernels torch"
+            f"attention with heads of {model.head_dim} in {dtype} does not fit into this GPU's shared memory, "
+            f"which allows at most {largest}; use dtype bfloat16 or kernels torch"
         )
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """None: as the checkpoint says. On a CPU the default is float32, in which sameness is exact whoever computes, over
-    weights as the checkpoint has them."""
+    """Return the dtype of computation; None for that of the checkpoint.
+
+    On a CPU the default is float32, in which results are identical in every batch with any kernels. The weights are
+    stored as in the checkpoint.
+    """
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None
     return _known_dtype("dtype", name)
 
 
 def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
-    """What keys and values are kept in: unless told otherwise the weights' dtype, where the kernels can."""
-    wanted = model.weights_dtype if name == "auto" else _known_dtype("kv_cache_dtype", name)
-    if wanted == model.dtype or kernels.keeps(wanted, model.num_heads, model.num_kv_heads, model.head_dim):
-        return wanted
+    """Return the dtype of the KV cache; by default that of the weights, if the kernels support it."""
+    dtype = model.weights_dtype if name == "auto" else _known_dtype("kv_cache_dtype", name)
+    if dtype == model.dtype or kernels.keeps(dtype, model.num_heads, model.num_kv_heads, model.head_dim):
+        return dtype
     if name == "auto":
         return model.dtype
     computed = str(model.dtype).removeprefix("torch.")
     raise ConfigError(
-        f"kv_cache_dtype {name} is not what these kernels can keep for a model that computes in {computed}; "
-        f"auto and {computed} always are"
+        f"kv_cache_dtype {name} is not supported by these kernels for a model that computes in {computed}; "
+        f"use auto or {computed}"
     )
 
 
@@ -218,54 +226,60 @@ def _known_dtype(option: str, name: str) -> torch.dtype:
     try:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     except KeyError:
-        raise ConfigError(f"{option} {name!r} is not one of auto, float32, bfloat16, float16") from None
+        raise ConfigError(f"{option} must be auto, float32, bfloat16 or float16, got {name!r}") from None
 
 
 def _max_len(config: EngineConfig, max_position: int) -> int:
-    wanted = config.max_model_len or max_position
-    if wanted > max_position:
-        raise ConfigError(f"max_model_len ({wanted}) exceeds the {max_position} positions the model was built for")
-    return wanted
+    max_len = config.max_model_len or max_position
+    if max_len > max_position:
+        raise ConfigError(f"max_model_len must be at most {max_position}, the model's positions, got {max_len}")
+    return max_len
 
 
 def _check_slots(config: EngineConfig, max_len: int) -> None:
-    """The tables of all slots are virtual memory until they are used; they must not exceed what a process may map."""
+    """Refuse tables larger than the memory that a process may map. They are virtual until used."""
     needed = config.max_num_seqs * (max_len + 1) * 8
     if needed > MAX_SLOT_BYTES:
         raise ConfigError(
             f"max_num_seqs ({config.max_num_seqs}) slots of max_model_len ({max_len}) tokens need tables of "
-            f"{needed / 2**30:.0f} GiB; {MAX_SLOT_BYTES / 2**30:.0f} GiB are allowed"
+            f"{needed / 2**30:.0f} GiB, but at most {MAX_SLOT_BYTES / 2**30:.0f} GiB are allowed"
         )
 
 
 def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len: int) -> tuple[int, int]:
-    """Device pages and host pages; never more than twice what all slots at full length could hold."""
-    page = KVCache.bytes_per_page(config.tokens_per_page, model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-    useful = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
+    """Return the number of device pages and host pages, at most twice the need of all slots at full length."""
+    page_bytes = KVCache.bytes_per_page(
+        config.tokens_per_page, model.num_layers, model.num_kv_heads, model.head_dim, dtype
+    )
+    max_pages = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
     if config.num_pages is not None:
         pages = config.num_pages
-        has = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory()
-        if pages * page > has:
+        available = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory()
+        if pages * page_bytes > available:
             raise ConfigError(
-                f"num_pages ({pages}) of {page} bytes each take {pages * page / 2**30:.1f} GiB, and there are "
-                f"{has / 2**30:.1f} GiB"
+                f"num_pages ({pages}) of {page_bytes} bytes each need {pages * page_bytes / 2**30:.1f} GiB, but only "
+                f"{available / 2**30:.1f} GiB exist"
             )
     elif model.device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading left behind in torch's hands counts as used
+        torch.cuda.empty_cache()  # memory that torch caches after loading counts as used
         free, total = torch.cuda.mem_get_info(model.device)
         reserved = LogitEdits.table_bytes(config.max_num_seqs, model.vocab_size)
         reserved += STAGING_BYTES if config.swap_space else 0
-        pages = min(useful, int(free - reserved - (1.0 - config.memory_fraction) * total) // page)
+        pages = min(max_pages, int(free - reserved - (1.0 - config.memory_fraction) * total) // page_bytes)
     else:
-        # Half of what is free: the other half is for weights not yet touched, activations and everybody else.
-        pages = min(useful, int(config.memory_fraction * free_memory() / 2) // page)
+        # Half of the free memory: the other half is for untouched weights, activations and other processes.
+        pages = min(max_pages, int(config.memory_fraction * free_memory() / 2) // page_bytes)
     if pages < 1:
-        raise ConfigError(f"no memory for a KV page of {page} bytes; lower the model's size or raise memory_fraction")
-    return pages, int(min(config.swap_space * 2**30 / page, useful))  # the bytes may be too many for a number
+        raise ConfigError(
+            f"there is no memory for a KV page of {page_bytes} bytes; use a smaller model or raise memory_fraction"
+        )
+    return pages, int(
+        min(config.swap_space * 2**30 / page_bytes, max_pages)
+    )  # the number of bytes may exceed an integer
 
 
 def _log_free_memory(device: torch.device, when: str) -> int:
-    """Return unused caches to the GPU, log the free memory there, and return it in bytes; 0 on a CPU."""
+    """Return unused caches to the GPU, log its free memory, and return it in bytes; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.empty_cache()
@@ -275,71 +289,75 @@ def _log_free_memory(device: torch.device, when: str) -> int:
 
 
 def _check_free_memory(config: EngineConfig, device: torch.device) -> None:
-    """Refuse a GPU on which recordings and the cache left too little for the steps that are not recorded."""
+    """Refuse a GPU with too little memory left for steps that are not recorded."""
     free = _log_free_memory(device, "after steps were recorded")
     if device.type == "cuda" and free < MIN_FREE_BYTES:
         raise ConfigError(
-            f"{free >> 20} MiB of GPU memory are free once steps are recorded, and at least {MIN_FREE_BYTES >> 20} MiB "
-            f"must be: lower memory_fraction (now {config.memory_fraction}), max_num_seqs ({config.max_num_seqs}) or "
-            "max_model_len, of which fewer and smaller recordings are made"
+            f"only {free >> 20} MiB of GPU memory are free after steps were recorded, but at least "
+            f"{MIN_FREE_BYTES >> 20} MiB are needed; lower memory_fraction (now {config.memory_fraction}), "
+            f"max_num_seqs ({config.max_num_seqs}) or max_model_len; the last two also reduce the recordings"
         )
 
 
 def _capture(config: EngineConfig, device: torch.device) -> Capture | None:
-    """How steps are recorded: on a GPU as CUDA graphs, unless told not to. Torch's references ask the device for
-    lengths in the middle of a step, which cannot be recorded."""
+    """Return how steps are recorded: on a GPU as CUDA graphs, unless disabled.
+
+    Torch's reference kernels read lengths from the device in the middle of a step, which cannot be recorded.
+    """
     is_recorded = device.type == "cuda" and config.kernels != "torch" and not config.enforce_eager
     return CudaCapture(device) if is_recorded else None
 
 
 def _warm_up(config: EngineConfig, runner: ModelRunner, num_pages: int, host_pages: int, max_len: int) -> Costs:
-    """Run one prompt chunk and some decodes, so that the first request is not the first to touch the code, and measure
-    what costs what here while nobody asks for more than plain sampling. The pages used are free again afterwards."""
-    most = 2048 if runner.runs_ahead else 128  # a GPU is not filled by less
-    length = min(most, max_len - 4, num_pages * config.tokens_per_page - 4)
+    """Warm up the code that serves requests, and measure the costs of steps with plain sampling.
+
+    Runs a prompt chunk and some decodes. The pages used are free again afterwards.
+    """
+    max_length = 2048 if runner.runs_ahead else 128  # less does not fill a GPU
+    length = min(max_length, max_len - 4, num_pages * config.tokens_per_page - 4)
     if length < 2:
         return Costs(swap_pages_per_second=1e4, prefill_tokens_per_second=1e3)
     pages = tuple(range(-(-(length + 4) // config.tokens_per_page)))
     plain = SamplingParams(max_tokens=4, temperature=0.7)
     join = Join(0, tuple(i % 7 for i in range(length)), length, 0, plain, pages)
     demanding = replace(join, sampling=SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, logprobs=1))
-    # Whose logits are edited samples from float32, which other kernels do.
+    # Edited logits are sampled in float32, by other kernels.
     edits = SamplingParams(max_tokens=4, min_tokens=4, stop_token_ids=(0,), temperature=0.7, top_p=0.9, logprobs=1)
     edited = replace(join, sampling=edits)
     chunk, decode = Chunk(0, 0, length, True), Batch(step=0, decodes=(0,))
     runner.launch(Batch(step=0, joins=(demanding,), chunks=(chunk,)))()
-    for asking in (demanding, edited):
-        runner.launch(Batch(step=0, joins=(asking,)))()
+    for variant in (demanding, edited):
+        runner.launch(Batch(step=0, joins=(variant,)))()
         runner.launch(decode)()
     plain_chunk = Batch(step=0, joins=(join,), chunks=(chunk,))
-    runner.launch(plain_chunk)()  # who asks for no more than filters may be served by other code
+    runner.launch(plain_chunk)()  # plain sampling may use other kernels
     began = time.perf_counter()
     runner.launch(plain_chunk)()
     seconds = time.perf_counter() - began
-    one = _fastest(runner, decode)
-    rows = min(8, config.max_num_seqs)  # copies of the first that write the same values into the same pages
+    single_seconds = _fastest(runner, decode)
+    rows = min(8, config.max_num_seqs)  # copies of the first, which write the same values into the same pages
     joins = tuple(replace(join, slot=slot) for slot in range(rows))
     runner.launch(Batch(step=0, joins=joins))()
-    several = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
+    multiple_seconds = _fastest(runner, Batch(step=0, decodes=tuple(range(rows))))
     swapped = tuple((page, page) for page in pages[:host_pages])
     swap_seconds = 0.0
-    for _ in range(2):  # the first touches fresh memory
+    for _ in range(2):  # the first round touches fresh memory
         began = time.perf_counter()
         runner.launch(Batch(step=0, swap_out=swapped, swap_in=swapped))()
-        runner.launch(Batch(step=0))()  # they are back in the step after
+        runner.launch(Batch(step=0))()  # the pages are back in the next step
         swap_seconds = time.perf_counter() - began
     pages_per_second = 2 * len(swapped) / max(swap_seconds, 1e-9) if swapped else 1.0
     return Costs(
         swap_pages_per_second=pages_per_second,
         prefill_tokens_per_second=length / max(seconds, 1e-9),
-        decode_seconds=one,
-        row_seconds=max(0.0, several - one) / max(1, rows - 1),
+        decode_seconds=single_seconds,
+        row_seconds=max(0.0, multiple_seconds - single_seconds) / max(1, rows - 1),
         recorded_tokens=runner.recorded_tokens,
     )
 
 
 def _fastest(runner: ModelRunner, batch: Batch) -> float:
-    """Seconds of the fastest of three."""
+    """Return the seconds of the fastest of three launches."""
     times = []
     for _ in range(3):
         began = time.perf_counter()

@@ -1,6 +1,4 @@
-"""A canary: a short request through a new engine before it is called ready, so that a model which computes NaN is found
-at the start and not by every request.
-"""
+"""Test request to a new engine before it becomes ready, so that a model that computes NaN is found at startup."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ NEW_TOKENS = 2
 
 
 def has_finite_answers(engine: Engine) -> bool:
-    """Return whether a prompt of tokens from all over the vocabulary is answered with finite log-probabilities.
+    """Return whether a prompt of tokens from the whole vocabulary gets an answer with finite log-probabilities.
 
-    An engine that is too small for a prompt counts as finite. Its counters include the canary, so it should not serve
-    afterwards.
+    An engine that is too small for a prompt counts as finite. The engine's counters include the request, so it should
+    not serve afterwards.
     """
     info = engine.info
-    room = min(info.max_model_len, info.num_pages * info.page_size) - NEW_TOKENS
-    length = min(PROMPT_TOKENS, room)
+    max_length = min(info.max_model_len, info.num_pages * info.page_size) - NEW_TOKENS
+    length = min(PROMPT_TOKENS, max_length)
     if length < 1:
         return True
     prompt = tuple(i * (info.vocab_size - 1) // PROMPT_TOKENS for i in range(length))

@@ -1,4 +1,4 @@
-"""EngineConfig: how the engine is built. Frozen; resolved once, never mutated."""
+"""Configuration of one engine: frozen, resolved once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from engine.errors import ConfigError
 
-# Bounds beyond any use, below which all sizes computed from them are numbers that tensors can have.
+# Bounds beyond any use, below which every size computed from them is valid for a tensor.
 MAX_VALUES = {
     "max_num_seqs": 1 << 16,
     "page_size": 1 << 16,
@@ -21,10 +21,10 @@ MAX_VALUES = {
 }
 
 DEFAULT_PAGE_SIZE = 32  # tokens
-# Attention on a GPU reads 64 positions at a time: of smaller pages it looks up several for each product.
+# Attention on a GPU reads 64 positions at a time; smaller pages need several lookups for each product.
 DEFAULT_GPU_PAGE_SIZE = 64
 
-# Of EngineConfig.target_itl_*: 8 tokens a second are more than a fast reader's speed (docs/decisions/0029).
+# For EngineConfig.target_itl_*: 8 tokens a second exceed a fast reader's speed (docs/decisions/0029).
 DEFAULT_TARGET_ITL_SECONDS = {
     "target_itl_interactive": 0.09,
     "target_itl_standard": 0.12,
@@ -33,44 +33,45 @@ DEFAULT_TARGET_ITL_SECONDS = {
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sizes and switches of one engine. `None` means: decide from the model and the machine at start.
+    """Sizes and switches of one engine. `None`: chosen from the model and the machine at startup.
 
-    Raises `ConfigError` from `validate()` with the option's name and its numbers.
+    `validate()` raises `ConfigError` with the option's name and its numbers.
     """
 
-    model: str  # a folder in Hugging Face layout
+    model: str  # directory in Hugging Face layout
     device: str = "auto"  # auto | cpu | cuda | cuda:N
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto is the checkpoint's, for torch on a CPU float32
-    kv_cache_dtype: str = "auto"  # the same; auto is the weights', as they are held in memory
-    kernels: Literal["auto", "torch"] = "auto"  # torch: the references, on any device; for comparison and debugging
-    batch_invariant: bool = False  # a text has the same bits in every batch; compiled, a CPU always gives that
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16; auto: the checkpoint's, with torch on a CPU float32
+    kv_cache_dtype: str = "auto"  # same values; auto: that of the weights in memory
+    # "torch" selects the reference kernels, on any device, for comparison and debugging.
+    kernels: Literal["auto", "torch"] = "auto"
+    batch_invariant: bool = False  # output has the same bits in every batch; compiled CPU kernels always guarantee that
     enforce_eager: bool = False  # on a GPU: launch decode steps operation by operation, not as CUDA graphs
-    early_launch: bool = True  # on a GPU that can: kernels begin while the one before them ends (`kernels.early`)
+    early_launch: bool = True  # on a GPU that can: a kernel begins while its predecessor ends (`kernels.early`)
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots
-    max_num_batched_tokens: int | None = None  # token budget of one step; None = what is read in `step_time`
-    step_time: float | None = None  # seconds a step may take for prompts; None = three decode steps, 0.005 to 0.03
-    prefill_chunk: int | None = None  # most prompt tokens of one sequence in one step; None = the budget's rest
+    max_num_batched_tokens: int | None = None  # token budget of one step; None = as many as are read in `step_time`
+    step_time: float | None = None  # seconds for prompts in a step; None = three decode steps, 0.005 to 0.03
+    prefill_chunk: int | None = None  # maximum prompt tokens of one sequence in one step; None = the rest of the budget
     page_size: int | None = None  # tokens; None = DEFAULT_GPU_PAGE_SIZE on a GPU, else DEFAULT_PAGE_SIZE
     num_pages: int | None = None  # None = sized from memory
-    memory_fraction: float = 0.9  # share of a GPU's memory for weights + KV; on a CPU of half of what is free, for KV
-    swap_space: float = 1.0  # GiB of host memory for paused sequences; 0 = always recompute
+    memory_fraction: float = 0.9  # of a GPU's memory, for weights and KV; on a CPU of half of the free memory, for KV
+    swap_space: float = 1.0  # GiB of host memory for preempted sequences; 0 = always recompute
     enable_prefix_caching: bool = True
     batching: Literal["continuous", "static", "dynamic"] = "continuous"
-    batch_size: int | None = None  # static, dynamic: a batch is complete with so many; None = all slots
-    batch_timeout: float = 0.0  # static, dynamic: seconds after which it starts with those that came
+    batch_size: int | None = None  # static, dynamic: size of a complete batch; None = all slots
+    batch_timeout: float = 0.0  # static, dynamic: seconds after which an incomplete batch starts
     scheduling_policy: Literal["carousel", "orca", "vllm", "sglang", "fastserve"] = "carousel"
     threads: int | None = None  # CPU threads of one step; None = one for each core
-    # Promises to those who are not first in line: engine/scheduling/policies/carousel.py says how they are kept.
+    # Guarantees for sequences that are not first in the queue; see engine/scheduling/policies/carousel.py.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
-    stretch: float = 2.0  # times longer that a step may take for those of lower classes who ride along, at most
-    # Longest fluent time between tokens, in seconds: limits steps with prompts (docs/decisions/0029).
+    stretch: float = 2.0  # maximum slowdown of a step by piggybacked lower classes, as a factor
+    # Longest fluent time between tokens, in seconds; limits steps with prompts (docs/decisions/0029).
     target_itl_interactive: float | None = None  # None = DEFAULT_TARGET_ITL_SECONDS
     target_itl_standard: float | None = None
     target_itl_batch: float | None = None
-    min_share: int = 64  # tokens a sequence may generate once it has its slot back, before it is paused again
+    min_share: int = 64  # tokens that a resumed sequence may generate before it is preempted again
 
     def validate(self) -> EngineConfig:
         """Return self; raise `ConfigError` for the first value that cannot be honoured."""
@@ -80,10 +81,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         }
         for name, value in positive.items():
             if value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+                raise ConfigError(f"{name} must be at least 1, got {value}")
         for name, limit in MAX_VALUES.items():
             if (getattr(self, name) or 0) > limit:
-                raise ConfigError(f"{name} must be at most {limit}, not {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at most {limit}, got {getattr(self, name)}")
         for name, optional in (
             ("max_num_batched_tokens", self.max_num_batched_tokens),
             ("max_model_len", self.max_model_len),
@@ -94,35 +95,37 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             ("batch_size", self.batch_size),
         ):
             if optional is not None and optional < 1:
-                raise ConfigError(f"{name} must be at least 1, not {optional}")
+                raise ConfigError(f"{name} must be at least 1, got {optional}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
-            # One decode token per slot, and room for at least one prompt token: else an arrival could wait for ever.
+            # One token for each decoding slot and at least one prompt token; otherwise a new request could wait for
+            # ever.
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs ({self.max_num_seqs})"
+                f"max_num_batched_tokens must exceed max_num_seqs ({self.max_num_seqs}), "
+                f"got {self.max_num_batched_tokens}"
             )
         if not 0.0 < self.memory_fraction <= 1.0:
-            raise ConfigError(f"memory_fraction must lie in (0, 1], not {self.memory_fraction}")
+            raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {self.memory_fraction}")
         if not 0 <= self.swap_space < float("inf"):  # refuses NaN too
-            raise ConfigError(f"swap_space must lie in [0, inf), not {self.swap_space}")
+            raise ConfigError(f"swap_space must be at least 0 and finite, got {self.swap_space}")
         if self.step_time is not None and not 0 < self.step_time < float("inf"):
-            raise ConfigError(f"step_time must be a positive number of seconds, not {self.step_time}")
+            raise ConfigError(f"step_time must be a positive number of seconds, got {self.step_time}")
         self._check_targets()
-        if not self.stretch >= 1:  # refuses NaN too; infinity means that they ride whatever it costs
-            raise ConfigError(f"stretch must be at least 1, not {self.stretch}")
+        if not self.stretch >= 1:  # refuses NaN too; infinity: lower classes piggyback at any cost
+            raise ConfigError(f"stretch must be at least 1, got {self.stretch}")
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:
-            raise ConfigError(f"batch_size ({self.batch_size}) exceeds max_num_seqs ({self.max_num_seqs})")
+            raise ConfigError(f"batch_size must be at most max_num_seqs ({self.max_num_seqs}), got {self.batch_size}")
         if self.batching == "continuous" and (self.batch_size is not None or self.batch_timeout):
             name = "batch_timeout" if self.batch_size is None else "batch_size"
-            raise ConfigError(f"{name} belongs to --batching static or dynamic; continuous batching waits for nobody")
+            raise ConfigError(f"{name} requires batching static or dynamic, got {self.batching}; leave {name} out")
         for name, seconds in (
             ("max_wait_standard", self.max_wait_standard),
             ("max_wait_batch", self.max_wait_batch),
             ("batch_timeout", self.batch_timeout),
         ):
             if not seconds >= 0:  # refuses NaN too; infinity means never
-                raise ConfigError(f"{name} must not be negative, not {seconds}")
+                raise ConfigError(f"{name} must be at least 0, got {seconds}")
         if self.batch_timeout == float("inf"):
-            raise ConfigError("batch_timeout must be finite, or a batch that is never full would never start")
+            raise ConfigError("batch_timeout must be finite, got inf: an incomplete batch would never start")
         return self
 
     @property
@@ -136,7 +139,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return DEFAULT_TARGET_ITL_SECONDS[name] if target is None else target
 
     def _check_targets(self) -> None:
-        """Refuse targets that are no positive number, and targets that another option would make void."""
+        """Refuse targets that are not positive numbers, and targets that another option would override."""
         for name in DEFAULT_TARGET_ITL_SECONDS:
             if getattr(self, name) is None:
                 continue

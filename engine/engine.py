@@ -1,6 +1,6 @@
-"""Engine: the loop of continuous batching, one step at a time.
+"""Main loop of continuous batching, one step at a time.
 
-Joins a scheduler, which decides, and a runner, which computes. Knows nothing of processes, sockets or text.
+Joins a scheduler, which decides, and a runner, which computes. Independent of processes, sockets and text.
 """
 
 from __future__ import annotations
@@ -20,31 +20,39 @@ from engine.scheduling.batch import Batch, Outcome
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Event, Load, ModelInfo, Request
 
-TELL_POSITIONS_EVERY = 0.2  # seconds
+POSITION_REPORT_SECONDS = 0.2  # seconds
 
 
 class Runner(Protocol):
-    """Computes batches. Keeps each slot's tokens, page table and sampling parameters between steps."""
+    """Executes batches. Keeps each slot's tokens, page table and sampling parameters between steps."""
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether `launch` returns before the step is computed, so that the next one can be decided meanwhile."""
+        """Return whether `launch` returns before the step is computed, so that the next can be scheduled meanwhile."""
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """Begin: move pages, put the batch's tokens through the model, sample. Steps are computed in the order in which
-        they were launched. Returns what waits for the outcome."""
+        """Begin a step: move pages, put the batch's tokens through the model, sample.
+
+        Steps are computed in the order of their launches. Returns a function that waits for the outcome.
+        """
 
     @property
     def ran_dry(self) -> bool:
-        """Whether all that was launched before was done by the end of the last launch; asked where it runs ahead."""
+        """Return whether the device had completed all earlier steps by the end of the last launch.
+
+        Read only if `runs_ahead`.
+        """
 
     def take_memory(self, pages: int) -> bool:
-        """Have the system give some of the memory behind the first `pages` pages, which nobody has held yet: a step
-        that is the first to write there waits for it. Takes milliseconds. False: there is none to take for now."""
+        """Make the system provide some of the memory of the first `pages` pages, which have never been held.
+
+        Otherwise the first step that writes there waits for it. Takes milliseconds. Returns False if nothing is left to
+        do.
+        """
 
 
 class Engine:
-    """Scheduler and runner, stepped from outside."""
+    """Scheduler and runner, stepped by the caller."""
 
     def __init__(
         self,
@@ -59,18 +67,19 @@ class Engine:
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
-        self._positions_told_at = 0.0
+        self._positions_reported_at = 0.0
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
-        self._flying: deque[tuple[Batch, float, Callable[[], Outcome]]] = deque()  # launched at, oldest first
-        self._landed_at = 0.0
+        # Batch, launch time and outcome of each step, oldest first.
+        self._flying: deque[tuple[Batch, float, Callable[[], Outcome]]] = deque()
+        self._committed_at = 0.0
         self._lead = Lead()
         self._busy_seconds = 0.0
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises `RequestRefused` when it can never be served, or its id is in use."""
+        """Queue a request. Raises `RequestRefused` if it can never be served or its ID is in use."""
         check_request(request, self.info)
         if request.id in self.scheduler.requests:
-            raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
+            raise InvalidParameter(f"id must be unique, but request ID {request.id!r} is in use", param="id")
         self.scheduler.submit(request, self._clock())
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -78,9 +87,11 @@ class Engine:
         self.scheduler.abort(request_id, self._clock(), choice)
 
     def step(self, tell: Callable[[list[Event]], None] | None = None) -> list[Event]:
-        """Schedule and launch a step, and commit one: the same, or the one before where the runner runs ahead, so that
-        it never waits for us. Returns what happened, in order. tell: is given what has happened so far, where somebody
-        is let in: should the step be the end of us, it is known who was in it."""
+        """Schedule and launch a step, and commit one: the same step, or the previous one if the runner runs ahead.
+
+        Returns the events in order. `tell` receives the events so far if the step admits sequences. If the process dies
+        in this step, the receiver then knows which requests were in it.
+        """
         began = self._clock()
         batch = self.scheduler.schedule(began)
         if tell is not None and batch.joins:
@@ -88,42 +99,45 @@ class Engine:
         if not batch.is_empty:
             outcome = self._runner.launch(batch)
             if self._flying:
-                before = self._flying[-1][0]
+                previous = self._flying[-1][0]
                 self._lead.observe(
-                    is_recorded=self.scheduler.is_recorded(before),
-                    foreseen=self.scheduler.foresee(before),
+                    is_recorded=self.scheduler.is_recorded(previous),
+                    foreseen=self.scheduler.foresee(previous),
                     ran_dry=self._runner.ran_dry,
                 )
             self._flying.append((batch, began, outcome))
-        may_fly = 1 if self._runner.runs_ahead and not batch.is_empty else 0
-        while len(self._flying) > may_fly:
-            self._land(*self._flying.popleft())
-        if began - self._positions_told_at >= TELL_POSITIONS_EVERY:
-            self._positions_told_at = began
+        max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
+        while len(self._flying) > max_in_flight:
+            self._commit(*self._flying.popleft())
+        if began - self._positions_reported_at >= POSITION_REPORT_SECONDS:
+            self._positions_reported_at = began
             self.scheduler.waiting.tell_positions(began)
         return self.scheduler.take_events()
 
     def take_memory(self) -> bool:
-        """For when there is nothing else to do; see `Runner.take_memory`."""
+        """Prefault pages when the engine is idle; see `Runner.take_memory`."""
         return self._runner.take_memory(self.scheduler.memory.pool.touched)
 
     @property
     def has_work(self) -> bool:
-        """True while a step would do something."""
+        """Return whether a step would do something."""
         return self.scheduler.has_work or bool(self._flying)
 
     def seconds_to_step(self) -> float | None:
-        """How long nothing needs to be done: None while nobody is there. While a step is computed elsewhere, until the
-        next one has to be decided: whoever arrives by then is in it (docs/decisions/0021)."""
+        """Return the seconds until the next step has to be scheduled; None if there are no requests.
+
+        While a step is computed on a device, this is as late as the device allows, so that requests that arrive
+        meanwhile join the next step (docs/decisions/0021).
+        """
         now = self._clock()
         if self._flying:
             batch, launched, _ = self._flying[-1]
-            ends_at = max(launched, self._landed_at) + self.scheduler.foresee(batch)
+            ends_at = max(launched, self._committed_at) + self.scheduler.foresee(batch)
             return max(0.0, ends_at - self._lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
     def load(self) -> Load:
-        """The books, with the last step's size."""
+        """Return the load and counters, with the size of the last step."""
         decode_rows, prefill_tokens, seconds = self._last_step
         return replace(
             self.scheduler.load(),
@@ -134,12 +148,12 @@ class Engine:
             busy_seconds=self._busy_seconds,
         )
 
-    def _land(self, batch: Batch, launched: float, outcome: Callable[[], Outcome]) -> None:
+    def _commit(self, batch: Batch, launched: float, outcome: Callable[[], Outcome]) -> None:
         sampled = outcome()
         now = self._clock()
         self.scheduler.commit(sampled, now)
-        seconds = now - max(launched, self._landed_at)
+        seconds = now - max(launched, self._committed_at)
         self._last_step = (len(batch.decodes), batch.prompt_tokens, seconds)
-        self._landed_at = now
+        self._committed_at = now
         self.scheduler.observe(batch, seconds)
         self._busy_seconds += seconds

@@ -1,13 +1,13 @@
-"""Everything the engine raises on purpose, but for a closed channel (frames.py).
+"""Deliberate errors of the engine, except for a closed channel (frames.py).
 
 EngineError
-├── ConfigError             the engine cannot be built as asked
-├── ModelError              a model directory is damaged or not computed here (execution/models/errors.py)
-├── RequestRefused          one request cannot be served; carries the parameter's name and a machine-readable code
+├── ConfigError             the engine cannot be built as configured
+├── ModelError              a model directory is damaged or not supported (execution/models/errors.py)
+├── RequestRefused          one request cannot be served; has the parameter's name and a machine-readable code
 │   ├── ContextExceeded     prompt (+ max_tokens) is longer than the model's context
-│   ├── CapacityExceeded    it could never fit into the KV pool, even alone
-│   └── InvalidParameter    a value the engine cannot honour
-└── IntegrityError          our own books do not balance; always a bug, never the caller's fault
+│   ├── CapacityExceeded    the request could never fit into the KV pool, even alone
+│   └── InvalidParameter    a value that the engine cannot honour
+└── IntegrityError          the engine's own state is inconsistent; always a bug, never the caller's fault
 """
 
 
@@ -48,4 +48,4 @@ class InvalidParameter(RequestRefused):
 
 
 class IntegrityError(EngineError):
-    """The books do not balance. The message carries the numbers that disagree."""
+    """The engine's own state is inconsistent. The message has the numbers that disagree."""

@@ -1,7 +1,7 @@
-"""What the API process and the engine process say to each other, and how it looks on the socket.
+"""Messages between the API process and the engine process, and their encoding on the socket.
 
-A frame is a little-endian uint32 length and one msgpack message. Messages are typed; anything else is refused by the
-decoder, so nothing that arrives is ever executed or trusted to have a shape. One `Stepped` carries all that a step did.
+A frame is a little-endian uint32 length and one msgpack message. Messages are typed and the decoder refuses anything
+else, so received data is never executed and always has a known shape. One `Stepped` carries all results of a step.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from engine.types import Event, Load, ModelInfo, Request, Snapshot
 
 MAX_FRAME = 256 << 20  # bytes; a million-token prompt is about 5 MB
 
-READ_AT_ONCE = 16 << 20  # bytes between two steps
-TICK = 0.001  # seconds, which a selector rounds up to
+MAX_READ_BYTES = 16 << 20  # bytes read between two steps
+SELECTOR_TICK_SECONDS = 0.001  # seconds; a selector rounds its timeout up to a multiple of this
 
 _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """First message to an engine process: what to build."""
+    """First message to an engine process, with its configuration."""
 
     config: EngineConfig
 
@@ -45,18 +45,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
-    """Somebody looks at the live view: send snapshots from now on, or stop sending them."""
+    """Start or stop sending snapshots for the live view."""
 
     on: bool
 
 
 class Echo(msgspec.Struct, frozen=True, tag="echo"):
-    """Asks an idle engine for a sign of progress: its main loop turns once to read this, and so counts a heartbeat.
-    There is no answer."""
+    """Request a sign of progress from an idle engine.
+
+    The engine's main loop turns once to read this message, and thereby counts a heartbeat. There is no answer.
+    """
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """How far the start has come."""
+    """Progress of the startup."""
 
     what: str
     done: int
@@ -64,19 +66,19 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The model is loaded; requests are served."""
+    """The model is loaded and requests are served."""
 
     info: ModelInfo
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine cannot be built. One line for people."""
+    """The engine cannot be built; `message` is one line for the operator."""
 
     message: str
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
-    """What one step did."""
+    """Results of one step."""
 
     events: tuple[Event, ...]
     load: Load
@@ -94,46 +96,52 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """One frame."""
+    """Return one frame with `message`."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
-        raise ValueError(f"a frame of {len(body)} bytes exceeds {MAX_FRAME}")
+        raise ValueError(f"frames must be at most {MAX_FRAME} bytes, got {len(body)}")
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameReader(Generic[M]):
-    """Turns a byte stream, cut anywhere, back into messages."""
+    """Decoder of a byte stream, split at arbitrary positions, into messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """The messages that `data` completes. Raises `ValueError` for a frame that is too long or not of our types."""
+        """Return the messages that `data` completes.
+
+        Raises `ValueError` for a frame that is too long, and msgspec's subclass of it for an unknown message.
+        """
         self._buffer += data
         messages: list[M] = []
-        at = 0
-        while len(self._buffer) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, at)
+        offset = 0
+        while len(self._buffer) - offset >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, offset)
             if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes exceeds {MAX_FRAME}")
-            end = at + _LENGTH.size + length
+                raise ValueError(f"frames must be at most {MAX_FRAME} bytes, got {length}")
+            end = offset + _LENGTH.size + length
             if end > len(self._buffer):
                 break
-            messages.append(self._decoder.decode(memoryview(self._buffer)[at + _LENGTH.size : end]))
-            at = end
-        if at:
-            del self._buffer[:at]
+            messages.append(self._decoder.decode(memoryview(self._buffer)[offset + _LENGTH.size : end]))
+            offset = end
+        if offset:
+            del self._buffer[:offset]
         return messages
 
 
 class ChannelClosed(Exception):
-    """The other side is gone."""
+    """The other side has closed the channel."""
 
 
 class EngineChannel:
-    """The engine's end: never blocks a step. What the socket does not take at once waits in memory, bounded by what the
-    running requests can produce; what is not owed to anybody is not sent while something waits (`is_clear`)."""
+    """The engine's end of the channel, which never blocks a step.
+
+    Data that the socket does not take at once waits in memory, bounded by the output of the running requests. Optional
+    messages are not sent while data is waiting (`is_clear`).
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -144,23 +152,25 @@ class EngineChannel:
         self._selector.register(sock, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         self._selector.close()
         self._socket.close()
 
     def send(self, message: FromEngine) -> None:
-        """Queue one frame and write what the socket takes."""
+        """Queue one frame and write as much as the socket takes."""
         self._pending += encode(message)
         self._flush()
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
-        """Messages that are here or come within `timeout` seconds (None: wait for some); less than a millisecond of it
-        may be left when there were none. Raises `ChannelClosed`."""
+        """Return messages that have arrived or arrive within `timeout` seconds (None: wait for at least one).
+
+        May return nothing up to a millisecond before the timeout. Raises `ChannelClosed`.
+        """
         if timeout is not None:
-            ticks = int(timeout / TICK)
-            if timeout and not ticks:  # a message is early enough afterwards
+            ticks = int(timeout / SELECTOR_TICK_SECONDS)
+            if timeout and not ticks:  # a message that arrives meanwhile is read below, early enough
                 time.sleep(timeout)
-            timeout = max(0.0, ticks - 0.5) * TICK  # rounded up it is so many
+            timeout = max(0.0, ticks - 0.5) * SELECTOR_TICK_SECONDS  # the selector rounds it up to `ticks`
         while True:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._pending else 0)
             self._selector.modify(self._socket, events)
@@ -173,14 +183,17 @@ class EngineChannel:
 
     @property
     def is_clear(self) -> bool:
-        """True when everything sent so far is in the socket."""
+        """Return whether the socket has taken everything sent so far."""
         return not self._pending
 
     def _read(self) -> list[ToEngine]:
-        """All that has arrived, up to READ_AT_ONCE: a long prompt does not take a step for each socket buffer."""
+        """Read everything that has arrived, up to MAX_READ_BYTES.
+
+        A long prompt would otherwise take a step for each socket buffer.
+        """
         messages: list[ToEngine] = []
         taken = 0
-        while taken < READ_AT_ONCE:
+        while taken < MAX_READ_BYTES:
             try:
                 data = self._socket.recv(1 << 20)
             except BlockingIOError:
@@ -189,7 +202,7 @@ class EngineChannel:
                 raise ChannelClosed from error
             if not data:
                 if messages:
-                    break  # the next read says it again
+                    break  # the next read returns it again
                 raise ChannelClosed
             taken += len(data)
             messages += self._reader.feed(data)

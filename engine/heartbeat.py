@@ -1,8 +1,8 @@
-"""Heartbeat: a count of the engine's steps forward, in memory that the API process reads.
+"""Count of the engine's progress, in memory that the API process reads.
 
-The count is progress and not mere liveness. Only the engine's main thread adds to it: once a turn of the worker's loop,
-and inside a step for each layer or each task of a compiled kernel. There is no thread that could go on counting while
-the main thread hangs, and a stopped process does not count. To read it costs the engine nothing.
+The count measures progress, not mere liveness. Only the engine's main thread increments it: once per turn of the
+worker's loop, and inside a step for each layer or each task of a compiled kernel. No other thread could continue
+counting while the main thread hangs, and a stopped process does not count. Reading it costs the engine nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class Heartbeat:
-    """One engine's count. The API process makes it; the engine process opens it by its descriptor."""
+    """One engine's progress count. The API process creates it; the engine process opens it by its descriptor."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = _new_file() if descriptor is None else descriptor
@@ -23,17 +23,17 @@ class Heartbeat:
         self._count = ctypes.c_uint64.from_buffer(self._memory)
 
     def beat(self) -> None:
-        """Count one step forward."""
+        """Count one unit of progress."""
         self._count.value += 1
 
     @property
     def count(self) -> int:
-        """Steps forward since the engine began."""
+        """Return the progress since the engine started."""
         return self._count.value
 
     @property
     def address(self) -> int:
-        """Where the count lies in this process, for compiled code."""
+        """Return the address of the count in this process, for compiled code."""
         return ctypes.addressof(self._count)
 
     def fileno(self) -> int:
@@ -50,7 +50,7 @@ class Heartbeat:
 def _new_file() -> int:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("carousel-heartbeat")
-    else:  # no Linux
+    else:  # not Linux
         descriptor, path = tempfile.mkstemp()
         Path(path).unlink()
     os.ftruncate(descriptor, mmap.PAGESIZE)

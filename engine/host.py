@@ -1,11 +1,11 @@
-"""The memory and the cores of this machine that can be had."""
+"""Memory and cores that this process can use."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# What a container may use and what it uses, of both generations of control groups.
+# Files with a container's memory limit and usage, for both generations of control groups.
 CGROUP_MEMORY = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -13,8 +13,10 @@ CGROUP_MEMORY = (
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping: what Linux calls available, and no more than a container's limit leaves.
-    Elsewhere half of the physical memory is assumed free."""
+    """Return the bytes available without swapping: Linux's MemAvailable, limited by a container's remaining allowance.
+
+    On other systems, half of the physical memory is assumed to be free.
+    """
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -24,16 +26,16 @@ def free_memory() -> int:
     for limit, used in CGROUP_MEMORY:
         try:
             free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
-        except (OSError, ValueError):  # not there, or "max"
+        except (OSError, ValueError):  # no such file, or the content "max"
             continue
     return free
 
 
 def total_memory() -> int:
-    """Bytes of physical memory."""
+    """Return the bytes of physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

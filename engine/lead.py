@@ -1,34 +1,40 @@
-"""How long before the end of a step the next one is decided, where a device computes by itself.
+"""Lead time: how long before the end of a step the next one is scheduled, if a device computes on its own.
 
-Whoever arrives after a step was decided waits for all of it; the device waits for whoever decides too late. So the lead
-is what keeps the device from running dry, and no more: it grows by half when that happened, shrinks by a hundredth when
-it did not, and so one step in forty is decided too late, by little. (Multiplicative increase and decrease: where it
-settles depends on how often, and on no model of what the host does.) It covers the host's time for deciding and
-launching, how late a sleeper wakes, and what was foreseen wrongly of the step under way. As long as that step it helps
-all it can: where the host is slower than the device, steps are decided at once, and what the lead has grown to then is
-soon forgotten. Knows no clock.
+A request that arrives after a step was scheduled waits for all of it; a step that is scheduled too late leaves the
+device idle. The lead is therefore only as long as needed to keep the device busy. It grows by half after the device was
+idle and shrinks by a hundredth otherwise, so about one step in forty is scheduled slightly too late. (Multiplicative
+increase and decrease: the equilibrium depends on the frequency only, not on a model of the host's work.)
+
+The lead covers the host's time for scheduling and launching, late wake-ups, and errors in the estimated step time. A
+lead as long as the step cannot help more: if the host is slower than the device, steps are scheduled at once, and the
+growth during that time is soon undone. This module reads no clock.
 """
 
 from __future__ import annotations
 
-GROW, SHRINK = 1.5, 0.99
+GROWTH_FACTOR, SHRINK_FACTOR = 1.5, 0.99
 LEAST = 1e-4  # seconds
-FIRST = 0.02  # longer than most steps, which are decided as soon as they can be until more is known
+FIRST = 0.02  # longer than most steps, which are therefore scheduled at once until more is known
 
 
 class Lead:
-    """Seconds; of recorded steps others than of those that are launched operation by operation, which takes long and is
-    foreseen less well."""
+    """Lead times in seconds, one for recorded steps and one for others.
+
+    Steps launched operation by operation take longer to launch and are harder to estimate.
+    """
 
     def __init__(self) -> None:
         self._seconds = {True: FIRST, False: FIRST}
 
     def seconds(self, *, is_recorded: bool) -> float:
-        """Before the foreseen end of such a step."""
+        """Return the lead before the estimated end of such a step."""
         return self._seconds[is_recorded]
 
     def observe(self, *, is_recorded: bool, foreseen: float, ran_dry: bool) -> None:
-        """Whether the device was done with such a step, of `foreseen` seconds, by the time the next was launched."""
+        """Adapt the lead after a launch.
+
+        `ran_dry`: the device had completed the previous step, of this kind and estimated at `foreseen` seconds.
+        """
         seconds = self._seconds[is_recorded]
-        grown = min(GROW * seconds, max(seconds, foreseen)) if ran_dry else SHRINK * seconds
+        grown = min(GROWTH_FACTOR * seconds, max(seconds, foreseen)) if ran_dry else SHRINK_FACTOR * seconds
         self._seconds[is_recorded] = max(grown, LEAST)

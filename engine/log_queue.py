@@ -1,8 +1,8 @@
 """Logging that never waits for standard error: a bounded queue of lines, and a thread that writes them.
 
-A pipe that is not read, a full disk or a stopped terminal blocks a write for ever. In the API process that would stop
-the event loop, in the engine process a step. Lines that do not fit into the queue are dropped and counted. Both
-processes use this module; it knows nothing about requests.
+An unread pipe, a full disk or a stopped terminal can block a write for ever. In the API process that would stop the
+event loop, in the engine process a step. Lines that do not fit into the queue are dropped and counted. Both processes
+use this module; it is independent of requests.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_WRITE_BYTES = 1 << 16
 STANDARD_ERROR = 2
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
-# Credentials in the forms in which clients send them. Libraries log headers at level debug.
+# Credentials as clients send them. Libraries log headers at level debug.
 SECRET = re.compile(r"(bearer\s+|openai-insecure-api-key\.)[^\s,;'\"]+", re.IGNORECASE)
-# These libraries log the content of messages at level debug. uvicorn gives its own logger to websockets.
+# These libraries log the content of messages at level debug. uvicorn passes its own logger to websockets.
 MAX_INFO_LOGGERS = ("websockets", "uvicorn.error")
 
 
 class LogWriter:
-    """Owns a file descriptor that lines are written to. `write` never blocks."""
+    """Writer of log lines to a file descriptor, which it owns. `write` never blocks."""
 
     def __init__(self, descriptor: int = STANDARD_ERROR, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self.dropped = 0  # lines since the start
@@ -66,18 +66,18 @@ class LogWriter:
 
     @property
     def has_unreported(self) -> bool:
-        """True while dropped lines wait to be mentioned in the log."""
+        """Return whether dropped lines have not been mentioned in the log yet."""
         return self._unreported > 0
 
     def close(self, timeout: float) -> None:
-        """Write the queued lines for at most `timeout` seconds. Lines after that are lost with the process."""
+        """Write the queued lines for at most `timeout` seconds. Remaining lines are lost with the process."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
         self._thread.join(timeout)
 
     def on_drained(self) -> None:
-        """Called on the writing thread when all queued lines are written. A handler replaces it."""
+        """Run on the writing thread when all queued lines are written. A handler replaces it."""
 
     def _count_dropped(self, count: int) -> None:
         self.dropped += count
@@ -118,7 +118,7 @@ class LogWriter:
 
 
 class LogHandler(logging.Handler):
-    """Formats records on the calling thread and queues the lines. Credentials are redacted."""
+    """Handler that formats records on the calling thread and queues the lines. Credentials are redacted."""
 
     def __init__(self, writer: LogWriter, log_format: str) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class LogHandler(logging.Handler):
         self.writer.write(f"ERROR carousel.log: a record of {record.pathname}:{record.lineno} cannot be formatted")
 
     def announce(self, line: str) -> None:
-        """Write a line for the operator regardless of the log level: in text format as it is, without a prefix."""
+        """Write a line for the operator at any log level; in text format without a prefix."""
         if self.is_json:
             line = self.format(logging.LogRecord("carousel", logging.INFO, __file__, 0, line, None, None))
         self.writer.write(line)
@@ -152,7 +152,7 @@ class LogHandler(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the record's `fields`, a dict given as `extra`."""
+    """Formatter of one JSON object per line: time, level, logger, message, and the dict `fields` given in `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

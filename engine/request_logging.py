@@ -1,5 +1,6 @@
-"""Log lines about one request. They carry the ID that its client knows, so that a search for it finds them all: the
-access line, the lines of the API process and those of the engine process.
+"""Log lines about one request.
+
+They carry the ID that its client knows, so that a search for it finds the access line and the lines of both processes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from engine.types import Request
 def log_request(
     log: logging.Logger, level: int, request: Request, message: str, *values: object, has_traceback: bool = False
 ) -> None:
-    """Log a message about a request, formatted with `values`. In JSON the line has the fields of the access line:
-    `request_id`, and `stream` where that is another ID. has_traceback: add that of the exception being handled."""
+    """Log a message about a request, formatted with `values`.
+
+    The JSON form has the fields of the access line: `request_id`, and `stream` if that is a different ID.
+    `has_traceback` adds the traceback of the exception that is being handled.
+    """
     if not log.isEnabledFor(level):
         return
     fields = {"request_id": request.log_id}

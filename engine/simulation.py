@@ -1,6 +1,7 @@
-"""A discrete-event simulator around the very same engine: scheduler, policies, pages and events are the real ones; only
-the forward pass is a formula for its time. What it foretells is held against the live engine by
-`benchmarks/scheduling/`.
+"""Discrete-event simulator around the real engine.
+
+Scheduler, policies, pages and events are the real ones; only the forward pass is replaced by a formula for its time.
+`benchmarks/scheduling/` compares its predictions with the live engine.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Event, ModelInfo, Request
 
-SOME_TOKEN = Sampled(7)
+SAMPLED_TOKEN = Sampled(7)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: a sum over what it does. Fitted to measured steps, or given."""
+    """Seconds of a step as a sum over its contents, fitted to measured steps or given."""
 
-    step: float  # whatever is in it
-    decode: float  # for each sequence that decodes
+    step: float  # in every step
+    decode: float  # for each decoding sequence
     prompt: float  # for each prompt token
-    chunk: float = 0.0  # for each piece of a prompt, however short, but for those in a recorded step
-    decode_pass: float = 0.0  # for all sequences that decode together, where that is a pass of its own
+    chunk: float = 0.0  # for each prompt chunk of any length, except in recorded steps
+    decode_pass: float = 0.0  # for all decoding sequences together, if that is a pass of its own
     context: float = 0.0  # for each token of context that a decode reads
     swapped_page: float = 0.0  # one way
-    wake: float = 0.0  # before the first step for whoever finds an idle engine: threads to wake, caches to fill
-    host: float | None = None  # for deciding and launching, where a device computes meanwhile; None: nothing does
-    host_prompts: float = 0.0  # besides, for launching the many operations that read prompts, unless it is recorded
-    recorded: int = 0  # tokens, of rows and prompts, up to which a step is a recorded one
+    wake: float = 0.0  # before the first step of an idle engine: threads to wake, caches to fill
+    host: float | None = None  # for scheduling and launching, if a device computes meanwhile; None: no device
+    # In addition, for launching the many operations that read prompts in a step that is not recorded.
+    host_prompts: float = 0.0
+    recorded: int = 0  # rows plus prompt tokens up to which a step is recorded
 
     def costs(self) -> Costs:
-        """What the scheduler is told of such a machine at start."""
+        """Return the costs that the scheduler of such a machine gets at startup."""
         tokens = 128
         return Costs(
             swap_pages_per_second=1 / self.swapped_page if self.swapped_page else 1e9,
@@ -49,7 +51,7 @@ class StepCost:
 
 
 class Clock:
-    """Seconds that pass only when somebody says so."""
+    """Clock that advances only when it is set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +61,7 @@ class Clock:
 
 
 class SimulatedRunner:
-    """Samples one token over and over; its steps take what `cost` says, on `clock`."""
+    """Runner that samples the same token in every step; its steps take the time given by `cost`, on `clock`."""
 
     def __init__(self, slots: int, cost: StepCost, clock: Clock) -> None:
         self.runs_ahead = cost.host is not None
@@ -67,14 +69,14 @@ class SimulatedRunner:
         self._cost = cost
         self._clock = clock
         self._lengths = array("q", [0]) * slots
-        self._done_at = 0.0  # all that was launched
+        self._done_at = 0.0  # completion time of everything launched
 
     def take_memory(self, pages: int) -> bool:
-        """There is none to take."""
+        """Return False: there is no memory to prefault."""
         return False
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """The host's time passes now, the device's until the outcome is asked for."""
+        """Advance the clock by the host's time now, and by the device's time when the outcome is read."""
         cost, lengths = self._cost, self._lengths
         for join in batch.joins:
             lengths[join.slot] = len(join.tokens)
@@ -97,15 +99,15 @@ class SimulatedRunner:
                 sampled += 1
 
         self._clock.now += cost.host or 0.0
-        begun_at = max(self._done_at, self._clock.now)
-        if batch.chunks and not is_recorded:  # it is computed while it is told
+        started_at = max(self._done_at, self._clock.now)
+        if batch.chunks and not is_recorded:  # computed while it is launched
             self._clock.now += cost.host_prompts
         self.ran_dry = self._done_at < self._clock.now
-        self._done_at = done_at = max(begun_at + seconds, self._clock.now)
+        self._done_at = done_at = max(started_at + seconds, self._clock.now)
 
         def outcome() -> Outcome:
             self._clock.now = max(self._clock.now, done_at)
-            return Outcome((SOME_TOKEN,) * sampled)
+            return Outcome((SAMPLED_TOKEN,) * sampled)
 
         return outcome
 
@@ -122,9 +124,11 @@ def simulate(
     costs: Costs | None = None,
     make: Callable[..., Engine] = Engine,
 ) -> Engine:
-    """Serve `arrivals` (seconds, in order) to the end; `take` gets each step's events and the time at its end. Returns
-    the engine, for its books. `costs`: what the scheduler believes of the machine, where it is not what `cost` says.
-    `make`: of the engine, where it is another."""
+    """Serve `arrivals` (in seconds, sorted) to the end and return the engine, for its counters.
+
+    `take` receives each step's events and the time at its end. `costs` are the scheduler's assumptions if they differ
+    from `cost`. `make` constructs the engine.
+    """
     clock = Clock()
     scheduler = Scheduler(
         config,
@@ -145,20 +149,20 @@ def simulate(
         parameters=0,
     )
     engine = make(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
-    coming = iter(arrivals)
-    upcoming = next(coming, None)
-    while upcoming is not None or engine.has_work:
-        while upcoming is not None and upcoming[0] <= clock.now:
-            engine.submit(upcoming[1])
-            upcoming = next(coming, None)
+    arrivals_iterator = iter(arrivals)
+    next_arrival = next(arrivals_iterator, None)
+    while next_arrival is not None or engine.has_work:
+        while next_arrival is not None and next_arrival[0] <= clock.now:
+            engine.submit(next_arrival[1])
+            next_arrival = next(arrivals_iterator, None)
         seconds = engine.seconds_to_step()
-        if seconds:  # it waits for a batch to be complete, or for its device
+        if seconds:  # waits for a complete batch or for its device
             clock.now += seconds
-            if upcoming is not None:
-                clock.now = min(clock.now, max(upcoming[0], clock.now - seconds))
+            if next_arrival is not None:
+                clock.now = min(clock.now, max(next_arrival[0], clock.now - seconds))
         elif seconds is None:
-            if upcoming is not None:
-                clock.now = upcoming[0] + cost.wake
+            if next_arrival is not None:
+                clock.now = next_arrival[0] + cost.wake
         else:
             take(engine.step(), clock.now)
     return engine

@@ -1,7 +1,7 @@
-"""All that crosses the border of the engine, as frozen values.
+"""Frozen values that enter and leave the engine.
 
-Inbound: `Request`. Outbound: `TokenEvent`, `EndEvent`, `StatusEvent` and the `Snapshot` of the books.
-They are msgspec structs so that the same objects travel between threads and, encoded, between processes.
+Inbound: `Request`. Outbound: `TokenEvent`, `EndEvent`, `StatusEvent`, and the `Snapshot` of slots and queue. They are
+msgspec structs, so that the same objects travel between threads and, encoded, between processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class ServiceClass(enum.IntEnum):
-    """Who waits behind this request. A lower number goes first and may pause a higher one."""
+    """Service class of a request. A lower number goes first and may preempt a higher one."""
 
     INTERACTIVE = 0
     STANDARD = 1
@@ -21,67 +21,67 @@ class ServiceClass(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The lower-case name used in metrics, events and on the page."""
+        """Return the lower-case name used in metrics, events and on the page."""
         return self.name.lower()
 
 
 class FinishReason(enum.StrEnum):
-    """Why a choice ended."""
+    """Reason for the end of a choice."""
 
     STOP = "stop"  # a stop token was sampled
-    LENGTH = "length"  # max_tokens, or the context, is used up
-    ABORT = "abort"  # the caller went away or asked to stop
-    ERROR = "error"  # the engine failed this request; EndEvent.message says how
+    LENGTH = "length"  # max_tokens or the context is used up
+    ABORT = "abort"  # the client disconnected or cancelled
+    ERROR = "error"  # the engine failed this request; see EndEvent.message
 
 
 class Mechanism(enum.StrEnum):
-    """How a paused sequence keeps what it computed."""
+    """Method by which a preempted sequence keeps its computed tokens."""
 
     SWAP = "swap"  # its pages move to host memory
-    PARTIAL = "partial"  # its pages stay in the prefix cache; what memory is wanted for goes, from the tail on
+    PARTIAL = "partial"  # its pages stay in the prefix cache; pages that are needed are evicted from the tail on
     RECOMPUTE = "recompute"  # its pages are dropped; its tokens are prefilled again on resume
 
 
 class Cause(enum.StrEnum):
-    """What a waiting request is waiting for."""
+    """Reason for which a request waits."""
 
-    STEP = "step"  # the next step: nobody has been let in since it came
-    PROMPT = "prompt"  # the first choice, which puts the prompt through the model for all of them
-    ORDER = "order"  # others come first, and have not all got what they wait for
+    STEP = "step"  # the next step: none has been scheduled since it arrived
+    PROMPT = "prompt"  # the first choice, which computes the prompt for all choices
+    ORDER = "order"  # other requests go first and still wait for resources
     SLOTS = "slots"  # every slot is taken by its own class or a higher one
-    PAGES = "pages"  # the KV pool cannot hold it beside those who run
-    BUDGET = "budget"  # it has its slot; the tokens of a step go to others first
-    FAIRNESS = "fairness"  # its tenant had more than others of its class who wait
+    PAGES = "pages"  # the KV pool cannot hold it beside the running sequences
+    BUDGET = "budget"  # it has a slot, but the tokens of this step go to other sequences
+    FAIRNESS = "fairness"  # its tenant had more service than other waiting tenants of its class
     DEADLINE = "deadline"  # an earlier deadline goes first
-    BODY = "body"  # the rest of it, which its client has still to send
-    TEXTS = "texts"  # long texts of others, which are tokenised first
-    READER = "reader"  # nothing: it is complete, and whoever reads it has not taken all of it
-    BATCH = "batch"  # the engine takes a batch at a time, and this one is not complete
-    RESTART = "restart"  # an engine: the one that had it is gone, and the next one is on its way
+    BODY = "body"  # the rest of the request body, which its client still has to send
+    TEXTS = "texts"  # long texts of other requests, which are tokenized first
+    READER = "reader"  # nothing: it is complete, but its reader has not read all of it
+    BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete
+    RESTART = "restart"  # an engine: the previous one has died, and the next one is starting
 
 
 class Phase(enum.StrEnum):
-    """What the time of a choice is spent on. From its arrival to its end it is in exactly one of these."""
+    """Activity of a choice. From arrival to end a choice is in exactly one phase."""
 
-    QUEUED = "queued"  # it waits for its first slot, or for its first in an engine that took over from another
-    PREFILL = "prefill"  # its prompt, or what it had said before its pages were dropped, goes through the model
-    DECODE = "decode"  # a token a step
-    PAUSED = "paused"  # its slot was given to somebody, and it waits to go on
-    SWAPPING = "swapping"  # its pages come back from host memory
+    QUEUED = "queued"  # it waits for its first slot, or for its first slot in an engine that replaced another
+    PREFILL = "prefill"  # its prompt, or its output so far if its pages were dropped, goes through the model
+    DECODE = "decode"  # one token per step
+    PAUSED = "paused"  # it was preempted and waits to resume
+    SWAPPING = "swapping"  # its pages are copied back from host memory
     ENDED = "ended"
 
     @property
     def state(self) -> str:
-        """The same for people, who wait, are served, or wait again: queued, running, paused or ended."""
+        """Return the phase as shown to users: queued, running, paused or ended."""
         return "running" if self in (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING) else self.value
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are chosen. Values are validated where they enter (the API) and again by the engine at submit.
+    """Sampling parameters. Validated at entry (the API) and again by the engine on submission.
 
-    The stop ids already contain the model's end-of-text ids unless the caller asked to ignore them: the engine knows
-    no other way to end a sequence than an id from this set or the length. Text-level stop strings live in the API; who
-    came to one is aborted.
+    The stop IDs already contain the model's end-of-text IDs unless the caller requested to ignore them: the engine ends
+    a sequence only at one of these IDs or at the length limit. Text-level stop strings are handled by the API, which
+    aborts a choice that reaches one.
     """
 
     max_tokens: int
@@ -96,17 +96,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     has_stop_strings: bool = False  # so any token from min_tokens on may be the last one
-    seed: int = 0  # uint64; whoever builds the request resolves "no seed" to a random one
+    seed: int = 0  # uint64; the code that builds the request replaces "no seed" by a random one
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
 
     @property
     def penalises(self) -> bool:
-        """True when what was said before changes what is likely now."""
+        """Return whether earlier tokens change the probabilities of the next one."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One prompt and `n` answers to it."""
+    """One prompt and the parameters of its `n` answers."""
 
     id: str
     prompt: tuple[int, ...]
@@ -114,23 +114,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     service_class: ServiceClass = ServiceClass.STANDARD
     priority: int = 0  # orders within a class, lower first (vLLM's meaning)
     n: int = 1
-    cache_salt: str = ""  # prompts share cached pages only within one salt
-    tenant: str = ""  # whose it is: tenants of a class take turns
-    weight: float = 1.0  # of its tenant: how much more it may have than one of weight 1
-    deadline: float | None = None  # when all of it must be there, on the machine's monotonic clock
-    # What an engine that is gone had said, by choice; choices that are not in it had ended. Empty: nothing was said.
+    cache_salt: str = ""  # prompts share cached pages only within the same salt
+    tenant: str = ""  # owner: tenants of a class take turns
+    weight: float = 1.0  # of its tenant: share relative to a tenant of weight 1
+    deadline: float | None = None  # when all of it must be complete, on the machine's monotonic clock
+    # Output of a previous engine that died, by choice; choices not listed had ended. Empty: there was no output.
     said: dict[int, tuple[int, ...]] = {}
-    since: float | None = None  # it waits, on the same clock, where that began with such an engine or before this one
-    client_id: str = ""  # the X-Request-Id that its client sent, or that of its WebSocket's handshake; for log lines
+    # Start of the wait on the same clock, if it began before this request or in an engine that died.
+    since: float | None = None
+    client_id: str = ""  # the X-Request-Id sent by its client, or that of its WebSocket's handshake; for log lines
 
     @property
     def log_id(self) -> str:
-        """The ID that names it in log lines: the one that its client knows."""
+        """Return the ID for log lines: the one that its client knows."""
         return self.client_id or self.id
 
     @property
     def choices(self) -> Iterable[int]:
-        """Those that are to be answered, in order."""
+        """Return the choices that are to be answered, in order."""
         return sorted(self.said) or range(self.n)
 
 
@@ -153,7 +154,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token", gc=F
 
 
 class EndEvent(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """A choice ended without a token: it was aborted, refused or failed."""
+    """End of a choice without a token: it was aborted, refused or failed."""
 
     request_id: str
     choice: int
@@ -164,24 +165,22 @@ class EndEvent(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
-    """What happens to a request between tokens, for people and for the account of its time."""
+    """Status change of a choice between tokens, for users and for its timeline."""
 
     request_id: str
     choice: int
     phase: Phase
     position: int = 0  # queued, paused: 1 = next
-    cause: Cause | None = None  # queued, paused, prefill: what it waits for
-    by: ServiceClass | None = (
-        None  # paused: the class of whom it made room for; None when memory ran short among equals
-    )
+    cause: Cause | None = None  # queued, paused, prefill: reason for waiting
+    by: ServiceClass | None = None  # paused: class of the sequence that got its place; None if memory ran short
     mechanism: Mechanism | None = None  # paused
-    why: str = ""  # paused: why this one and no other
+    why: str = ""  # paused: why this sequence was chosen
     cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache
-    at: float = 0.0  # when, on the machine's monotonic clock, which all its processes share
+    at: float = 0.0  # time on the machine's monotonic clock, which all its processes share
 
     @property
     def state(self) -> str:
-        """`Phase.state`."""
+        """Return `Phase.state`."""
         return self.phase.state
 
 
@@ -189,7 +188,7 @@ Event = TokenEvent | EndEvent | StatusEvent
 
 
 class PageCounts(msgspec.Struct, frozen=True, array_like=True):
-    """The pool's books. free + cached + held == total, always."""
+    """Page counts of the pool. free + cached + held == total, always."""
 
     total: int
     held: int
@@ -209,32 +208,32 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     computed_tokens: int = 0  # tokens put through the model, recomputation included
     recomputed_tokens: int = 0  # of these, computed before and dropped
     generated_tokens: int = 0
-    swapped_tokens: int = 0  # whose KV was moved to host memory
+    swapped_tokens: int = 0  # tokens with KV moved to host memory
     preemptions: tuple[tuple[int, int, int], ...] = ((0, 0, 0),) * 3  # by class: swap, partial, recompute
     late: int = 0  # requests that were given up because their deadline could not be met
 
     def paused_by(self, mechanism: Mechanism) -> int:
-        """How often somebody was paused in that way."""
+        """Return the number of preemptions with `mechanism`."""
         return sum(by_class[list(Mechanism).index(mechanism)] for by_class in self.preemptions)
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine carries right now; rides on every step's frame."""
+    """Current load of the engine, sent with every step."""
 
     running: tuple[int, int, int]  # by class
-    waiting: tuple[int, int, int]  # by class, without the paused
-    paused: tuple[int, int, int]  # by class
+    waiting: tuple[int, int, int]  # by class, without preempted sequences
+    paused: tuple[int, int, int]  # by class, preempted sequences
     pages: PageCounts
     counters: Counters
     decode_rows: int = 0  # of the last step
     prefill_tokens: int = 0  # of the last step
     step_seconds: float = 0.0  # of the last step
-    step_target: float = 0.0  # seconds that a step may take for prompts, when they are not urgent
-    busy_seconds: float = 0.0  # since the engine started, with a step under way
+    step_target: float = 0.0  # seconds for prompts in a step, if they are not urgent
+    busy_seconds: float = 0.0  # seconds since the engine started in which a step was in flight
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):
-    """One occupied slot, as the live view shows it."""
+    """One occupied slot in the live view."""
 
     slot: int
     request_id: str
@@ -246,7 +245,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):
-    """One waiting or paused request, as the live view shows it."""
+    """One waiting or preempted request in the live view."""
 
     request_id: str
     service_class: ServiceClass
@@ -259,7 +258,7 @@ class WaitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """The whole carousel at one moment. Costs O(slots); sent only while somebody watches."""
+    """All slots and the head of the queue at one moment. Costs O(slots); sent only while the live view is open."""
 
     slots: tuple[SlotView, ...]
     waiting: tuple[WaitView, ...]  # the first few in order
@@ -268,7 +267,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API needs to know about the loaded model."""
+    """Properties of the loaded model that the API needs."""
 
     name: str
     vocab_size: int

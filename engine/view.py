@@ -1,4 +1,4 @@
-"""The carousel as people see it: a snapshot of slots and queue. Reads the scheduler, changes nothing."""
+"""Snapshot of slots and queue for the live view. Reads the scheduler, changes nothing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, State
 from engine.types import SlotView, Snapshot, WaitView
 
-WAITING_SHOWN = 20
+MAX_WAITING = 20
 
 
 def snapshot(scheduler: Scheduler, now: float) -> Snapshot:
-    """Everybody who runs, and the first few who wait. O(slots)."""
+    """Return the running sequences and the first few waiting ones. O(slots)."""
     return Snapshot(
         slots=tuple(_slot(sequence) for sequence in scheduler.running),
-        waiting=tuple(_waiting(sequence, now) for sequence in islice(scheduler.policy.in_order(), WAITING_SHOWN)),
+        waiting=tuple(_waiting(sequence, now) for sequence in islice(scheduler.policy.in_order(), MAX_WAITING)),
         total_slots=scheduler.config.max_num_seqs,
         page_size=scheduler.config.tokens_per_page,
     )

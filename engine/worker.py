@@ -1,4 +1,4 @@
-"""The engine process: inbox -> steps -> events. One thread, no event loop; it sleeps when there is nothing to do.
+"""Main loop of the engine process: messages -> steps -> events. One thread, no event loop; it sleeps when idle.
 
 Started by `app.life` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket pair and a heartbeat;
 tests run `serve` on a thread.
@@ -40,62 +40,65 @@ from engine.view import snapshot
 
 log = logging.getLogger("carousel.engine")
 
-WATCH_EVERY = 0.2  # seconds between snapshots while something runs
-WATCH_IDLE = 2.0  # and while nothing does
-BEAT = 1.0  # seconds after which the books are sent while somebody waits, though nothing has happened: we live
-LAST_LINES_SECONDS = 1.0  # for queued log lines when the process ends
+SNAPSHOT_SECONDS = 0.2  # seconds between snapshots while requests run
+IDLE_SNAPSHOT_SECONDS = 2.0  # seconds between snapshots while idle
+BEAT = 1.0  # seconds after which the load is sent while requests exist although nothing has happened, as a sign of life
+LAST_LINES_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 
 
 class Worker:
-    """One engine and the channel it serves."""
+    """Loop that connects one engine to its channel."""
 
     def __init__(self, channel: EngineChannel, engine: Engine, heartbeat: Heartbeat) -> None:
         self._channel = channel
         self._heartbeat = heartbeat
         self._engine = engine
-        self._watching = False
+        self._is_watched = False
         self._watched_at = 0.0
         self._sent_at = 0.0
-        self._refused: list[Event] = []
-        self._takes_memory = True
+        self._refusals: list[Event] = []
+        self._should_prefault = True
 
     def run(self, early: list[ToEngine]) -> None:
-        """Serve until the other side closes the channel (`ChannelClosed`). `early` came before the engine was ready."""
+        """Serve until the other side closes the channel (`ChannelClosed`).
+
+        `early` are the messages that arrived before the engine was ready.
+        """
         for message in early:
             self._handle(message)
-        self._tell([])  # the books of an engine that has done nothing yet
+        self._send_step([])  # initial load
         while True:
-            for message in self._channel.receive(self._patience()):
+            for message in self._channel.receive(self._poll_timeout()):
                 self._handle(message)
             self._heartbeat.beat()
             events: list[Event] = []
             if self._engine.seconds_to_step() == 0.0:
-                events = self._engine.step(self._tell)
-                self._takes_memory = True
-            elif self._takes_memory:
-                self._takes_memory = self._engine.take_memory()
+                events = self._engine.step(self._send_step)
+                self._should_prefault = True
+            elif self._should_prefault:
+                self._should_prefault = self._engine.take_memory()
             events += self._engine.scheduler.take_events()
-            events += self._refused
-            self._refused = []
+            events += self._refusals
+            self._refusals = []
             now = time.monotonic()
-            view = self._view(now)
+            view = self._take_snapshot(now)
             if events or view is not None or (self._engine.has_work and now - self._sent_at >= BEAT):
                 self._sent_at = now
-                self._tell(events, view)
+                self._send_step(events, view)
 
-    def _tell(self, events: list[Event], view: Snapshot | None = None) -> None:
+    def _send_step(self, events: list[Event], view: Snapshot | None = None) -> None:
         self._channel.send(Stepped(tuple(events), self._engine.load(), view))
 
-    def _patience(self) -> float | None:
-        """How long the inbox may be waited for: until there is something to do, for ever if nobody looks."""
-        if self._takes_memory:
+    def _poll_timeout(self) -> float | None:
+        """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
+        if self._should_prefault:
             return 0.0
         seconds = self._engine.seconds_to_step()
         if seconds is not None:
             return min(seconds, BEAT)
-        return WATCH_IDLE if self._watching else None
+        return IDLE_SNAPSHOT_SECONDS if self._is_watched else None
 
     def _handle(self, message: ToEngine) -> None:
         match message:
@@ -104,18 +107,18 @@ class Worker:
                     self._engine.submit(request)
                 except RequestRefused as error:
                     log_request(log, logging.INFO, request, "refused: %s", error)
-                    self._refused += _refusal(request, error)
+                    self._refusals += _refusal(request, error)
             case Abort(request_id, choice):
                 self._engine.abort(request_id, choice)
             case Echo():
-                pass  # this turn of the loop is the sign
+                pass  # this turn of the loop counts a heartbeat
             case Watch(on):
-                self._watching, self._watched_at = on, 0.0
+                self._is_watched, self._watched_at = on, 0.0
             case Start():
                 log.warning("a second start message was ignored")
 
-    def _view(self, now: float) -> Snapshot | None:
-        if not self._watching or now - self._watched_at < WATCH_EVERY or not self._channel.is_clear:
+    def _take_snapshot(self, now: float) -> Snapshot | None:
+        if not self._is_watched or now - self._watched_at < SNAPSHOT_SECONDS or not self._channel.is_clear:
             return None
         self._watched_at = now
         return snapshot(self._engine.scheduler, now)
@@ -132,10 +135,10 @@ def serve(sock: socket.socket, build: Builder, heartbeat: Heartbeat) -> None:
     """Wait for `Start`, build the engine, serve until the channel closes."""
     channel = EngineChannel(sock)
     try:
-        start, early = _first(channel)
+        start, early = _receive_start(channel)
         engine = _build(channel, build, start.config)
         gc.collect()
-        gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
+        gc.freeze()  # exempt loaded objects from garbage collection between tokens
         channel.send(Ready(engine.info))
         Worker(channel, engine, heartbeat).run(early)
     except ChannelClosed:
@@ -145,14 +148,14 @@ def serve(sock: socket.socket, build: Builder, heartbeat: Heartbeat) -> None:
 
 
 def _build(channel: EngineChannel, build: Builder, config: EngineConfig) -> Engine:
-    """The engine; or, when it cannot be built, the reason for the other side, and `ChannelClosed` once that is read."""
+    """Return the engine; if it cannot be built, send the reason and wait for `ChannelClosed`."""
     try:
         return build(config, lambda what, done, total: channel.send(Loading(what, done, total)))
     except ChannelClosed:
         raise
     except (EngineError, OSError) as error:
         reason = str(error)
-    except Exception as error:  # a library's: whatever it is, people are told, and the log says where
+    except Exception as error:  # any exception of a library: report it, with the traceback in the log
         log.exception("the engine could not be built")
         reason = f"{type(error).__name__}: {error}"
     channel.send(Failed(reason))
@@ -160,8 +163,8 @@ def _build(channel: EngineChannel, build: Builder, config: EngineConfig) -> Engi
         channel.receive(None)
 
 
-def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
-    """The start message, and what came with it."""
+def _receive_start(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
+    """Return the start message and the messages that arrived with it."""
     while True:
         messages = channel.receive(None)
         if messages and isinstance(messages[0], Start):
@@ -169,16 +172,20 @@ def _first(channel: EngineChannel) -> tuple[Start, list[ToEngine]]:
 
 
 def main() -> None:
-    """Entry point of the process. Arguments: the descriptors of its end of the socket pair and of its heartbeat, the
-    log level and the log format."""
-    # Service managers tell all processes of a service at once. Answers are finished first: it ends with its channel.
-    for told in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(told, signal.SIG_IGN)
-    descriptor, beats, log_level, log_format = sys.argv[1:]
-    logs = start_logging(log_level, log_format)
-    from engine.build import build_engine  # imports torch: after logging is up, and never in a test's fake engine
+    """Run the engine process.
 
-    heartbeat = Heartbeat(int(beats))
+    Arguments: the descriptors of its end of the socket pair and of its heartbeat, the log level and the log format.
+    """
+    # Service managers signal all processes of a service at once. This one ends with its channel, after the last
+    # answers.
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, signal.SIG_IGN)
+    descriptor, heartbeat_descriptor, log_level, log_format = sys.argv[1:]
+    logs = start_logging(log_level, log_format)
+    # Imports torch, so only after logging is set up, and never with a test's fake engine.
+    from engine.build import build_engine
+
+    heartbeat = Heartbeat(int(heartbeat_descriptor))
     try:
         serve(socket.socket(fileno=int(descriptor)), partial(build_engine, heartbeat=heartbeat), heartbeat)
     except Exception:

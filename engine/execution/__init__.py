@@ -1,1 +1,1 @@
-"""What a batch costs and yields, in torch. Knows nothing of why a batch was chosen."""
+"""Execution of batches in torch, independent of scheduling."""

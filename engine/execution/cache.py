@@ -1,4 +1,4 @@
-"""The tensors that hold keys and values. Owns memory, not pages: who holds which page is decided elsewhere."""
+"""KV cache tensors. Owns memory only; page ownership is managed by the scheduler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from kernels.memory import own_pages
 
 @dataclass(frozen=True)
 class KVCache:
-    """One tensor for all layers, page by page: to move a page is to move one piece of memory, what one layer reads of a
-    page lies together, and memory is taken as it fills, page after page. `k` and `v` are its views, one per layer.
+    """One tensor for all layers, page by page; `k` and `v` are its views, one per layer.
 
-    data: [N, layers, 2, Hkv, S, D]. k, v: per layer [N, Hkv, S, D]. host: [M, layers, 2, Hkv, S, D]; pinned where the
+    Moving a page moves one piece of memory, the part of a page that a layer reads is contiguous, and memory is used
+    page by page as the cache fills.
+
+    data: [N, layers, 2, Hkv, S, D]. k, v: per layer [N, Hkv, S, D]. host: [M, layers, 2, Hkv, S, D]; pinned if the
     cache is on a CUDA device.
     """
 
@@ -39,7 +41,7 @@ class KVCache:
         device: torch.device,
         host_pages: int = 0,
     ) -> KVCache:
-        """A cache of `num_pages` pages on `device` and `host_pages` in host memory, all zero."""
+        """Return a cache of `num_pages` pages on `device` and `host_pages` in host memory, all zero."""
         # Zeros, not empty: a page that was never written is gathered as padding, and NaN times a weight of zero is NaN.
         page = (layers, 2, heads, page_size, dim)
         shape, host_shape = (num_pages, *page), (host_pages, *page)
@@ -52,7 +54,7 @@ class KVCache:
 
     @staticmethod
     def bytes_per_page(page_size: int, layers: int, heads: int, dim: int, dtype: torch.dtype) -> int:
-        """Bytes one page takes, keys and values of all layers."""
+        """Return the bytes of one page: keys and values of all layers."""
         return layers * 2 * heads * page_size * dim * dtype.itemsize
 
     @property
@@ -68,12 +70,13 @@ class KVCache:
         return self.data.device
 
     def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Page sources[i] into page destinations[i], for copy-on-write. All sources are read before any page is
-        written.
+        """Copy pages `sources` to pages `destinations` (copy-on-write).
+
+        All sources are read before any destination is written.
         """
         assert len(sources) == len(destinations) == len(set(destinations))
         self.data.index_copy_(0, self.index(destinations), self.data.index_select(0, self.index(sources)))
 
     def index(self, pages: Sequence[int]) -> Tensor:
-        """Page numbers, where the pages are."""
+        """Return page numbers as a tensor on the cache's device."""
         return to_device((np.array(pages, np.int64),), self.data.device)[0]

@@ -1,7 +1,7 @@
-"""DeviceSlots: what a recorded step reads of each slot, where it is computed.
+"""State of each slot on the device, as read by recorded steps.
 
-Kept up by changes alone: who joined and which pages were added come with a batch, and every sampled token advances
-its slot there. So a step that only decodes needs nothing from the host but the list of slots, when it changed.
+Updated incrementally: joins and new pages come with a batch, and every sampled token advances its slot on the device. A
+step that only decodes therefore needs nothing from the host except the list of slots, if it changed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kernels.slots import PromptRows, SlotTensors
 
 
 class DeviceSlots:
-    """The slots' rows; nobody's results are never read and never written to a page."""
+    """Slot tensors with one extra padding row. Its results are never read and never written to a page."""
 
     def __init__(self, slots: SlotState, last_tokens: Tensor) -> None:
-        """last_tokens: [slots + 1] int64, the runner's, which writes them."""
+        """Use `last_tokens` ([slots + 1] int64), which the runner writes."""
         self._slots = slots
         self._device = last_tokens.device
         self.tensors = SlotTensors(
@@ -39,19 +39,19 @@ class DeviceSlots:
         self.nobody = self.tensors.nobody
 
     def _rows(self, array: np.ndarray) -> Tensor:
-        """Zeros for all slots and nobody."""
+        """Return zeros for all slots and the padding row."""
         dtype = torch.from_numpy(array[:0]).dtype
         return torch.zeros((len(array) + 1, *array.shape[1:]), dtype=dtype, device=self._device)
 
     def apply(self, batch: Batch) -> None:
-        """Take in who grew and who joined; `SlotState` has done so before."""
+        """Apply the batch's new pages and joins, after `SlotState.apply`."""
         if batch.grown:
             slots, indices, pages = (np.array(column, np.int64) for column in zip(*batch.grown, strict=True))
-            where, index, page = to_device((slots, indices, pages.astype(np.int32)), self._device)
-            self.tensors.page_table.index_put_((where, index), page)
+            slot_index, index, page = to_device((slots, indices, pages.astype(np.int32)), self._device)
+            self.tensors.page_table.index_put_((slot_index, index), page)
         if batch.joins:
             device, host, rows = self.tensors, self._slots, np.array([join.slot for join in batch.joins], np.int64)
-            held = (
+            mirrored = (
                 (device.lengths, host.lengths),
                 (device.page_table, host.page_table),
                 (device.temperature, host.temperature),
@@ -61,12 +61,12 @@ class DeviceSlots:
                 (device.seed, host.seed),
                 (device.choice, host.choice),
             )
-            where, *values = to_device((rows, *(array[rows] for _, array in held)), self._device)
-            for (tensor, _), value in zip(held, values, strict=True):
-                tensor.index_copy_(0, where, value)
+            slot_index, *values = to_device((rows, *(array[rows] for _, array in mirrored)), self._device)
+            for (tensor, _), value in zip(mirrored, values, strict=True):
+                tensor.index_copy_(0, slot_index, value)
 
     def advance(self, slots: Tensor) -> None:
-        """A token was sampled for each of slots[R] int64."""
+        """Count a sampled token for each of slots[R] int64."""
         self.tensors.lengths.index_add_(0, slots, torch.ones_like(slots))
 
     def inputs(
@@ -78,10 +78,13 @@ class DeviceSlots:
         prompts: PromptRows | None = None,
         tiles: Tensor | None = None,
     ) -> ModelInputs:
-        """A row for each of slots[T] int64, its last token or, with `prompts` and their tiles, that of a prompt; with
-        page tables of `width` pages. Nothing here waits for the device."""
+        """Return model inputs with a row for each of slots[T] int64, without waiting for the device.
+
+        A row reads its slot's last token or, with `prompts` and their tiles, a prompt token. Page tables are `width`
+        pages wide.
+        """
         rows = kernels.gather_slots(self.tensors, slots, prompts, width, page_size)
-        decodes = min(len(slots), self.nobody)  # beyond one for each slot rows are prompts'
+        decodes = min(len(slots), self.nobody)  # further rows are prompt tokens
         return ModelInputs(
             token_ids=rows.token_ids,
             positions=rows.positions,

@@ -1,8 +1,8 @@
-"""What is done to logits between model and sampling: min_tokens, logit_bias and penalties, in vLLM's order.
+"""Logit edits between model and sampling: min_tokens, logit_bias and penalties, in vLLM's order.
 
-Each kind of edit is a dense table with one row per slot, made for the first request with that edit or in advance,
-filled when a request joins and kept up with one operation per step. So a step costs a few operations over the rows that
-are edited, however long their texts and however many they are.
+Each kind of edit is a dense table with one row per slot. It is allocated for the first request with that edit or in
+advance, filled when a request joins, and updated with one operation per step. A step costs a few operations over the
+edited rows, independent of the number and length of their texts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.scheduling.batch import Join
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The rows of a step whose logits are edited, their slots, and which of them ask for what."""
+    """Rows of a step with edited logits, their slots, and a mask for each kind of edit."""
 
     rows: Ints
     slots: Ints
@@ -32,16 +32,16 @@ class Wanted:
 
 
 class LogitEdits:
-    """The tables: counts float32, in_prompt bool, bias float32 and stops bool, each [slots, V], on `device`."""
+    """Edit tables: counts float32, in_prompt bool, bias float32 and stops bool, each [slots, V], on `device`."""
 
     def __init__(self, slots: SlotState, vocab_size: int, device: torch.device) -> None:
         self._slots = slots
         self._size = (len(slots.lengths), vocab_size)
         self._device = device
-        self._counts: Tensor | None = None  # how often each id was generated
+        self._counts: Tensor | None = None  # how often each ID was generated
         self._in_prompt: Tensor | None = None
         self._bias: Tensor | None = None
-        self._stops: Tensor | None = None  # ids that cannot be sampled before min_tokens
+        self._stops: Tensor | None = None  # IDs that cannot be sampled before min_tokens
 
     @staticmethod
     def table_bytes(slots: int, vocab_size: int) -> int:
@@ -54,16 +54,18 @@ class LogitEdits:
         self._bias, self._stops = self._table(self._bias), self._table(self._stops, torch.bool)
 
     def join(self, joins: Iterable[Join]) -> None:
-        """Fill the rows of those who joined and ask for edits; other rows are never read. Nothing here waits for a GPU:
-        a number assigned to chosen columns would be copied there from ordinary memory, and `bincount` asks it how far
-        to count."""
+        """Fill the rows of joining requests with edits; other rows are never read.
+
+        Does not wait for a GPU. Assigning a number to selected columns would copy it from pageable memory, and
+        `bincount` would read its range from the device.
+        """
         for join in joins:
             sampling, slot = join.sampling, join.slot
             if sampling.penalises:
                 self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
                 generated = self._tensor(np.array(join.tokens[join.prompt_len :], np.int64))
-                once = torch.ones_like(generated, dtype=torch.float32)
-                self._counts[slot].fill_(0.0).index_add_(0, generated, once)
+                ones = torch.ones_like(generated, dtype=torch.float32)
+                self._counts[slot].fill_(0.0).index_add_(0, generated, ones)
                 prompt = self._tensor(np.array(join.tokens[: join.prompt_len], np.int64))
                 self._in_prompt[slot].fill_(False).index_fill_(0, prompt, True)
             if sampling.logit_bias:
@@ -77,7 +79,7 @@ class LogitEdits:
                 self._stops[slot].fill_(False).index_fill_(0, stops, True)
 
     def wanted(self, slots: Ints) -> Wanted | None:
-        """What those in slots[R] ask to be done to their next logits; None: nobody asks for anything."""
+        """Return the edits for the next logits of slots[R]; None if there are none."""
         state = self._slots
         too_short = state.lengths[slots] - state.prompt_lens[slots] < state.min_tokens[slots]
         biased, penalised = state.biased[slots], state.penalised[slots]
@@ -85,32 +87,35 @@ class LogitEdits:
         return Wanted(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
 
     def apply(self, logits: Tensor, wanted: Wanted | None) -> Tensor:
-        """logits[R, V] any float -> the same, or a copy in float32 where rows ask to be edited."""
+        """Return logits[R, V] of any float dtype unchanged, or an edited copy in float32 if a row has edits."""
         if wanted is None:
             return logits
         logits = logits.to(torch.float32)
-        where, index = wanted.slots, self._tensor(wanted.rows)
-        edited, table_rows = logits[index], self._tensor(where)
+        slots, index = wanted.slots, self._tensor(wanted.rows)
+        edited, table_rows = logits[index], self._tensor(slots)
         if self._stops is not None and wanted.too_short.any():
-            banned = self._stops[table_rows] & self._column(wanted.too_short)
-            edited.masked_fill_(banned, -torch.inf)
+            masked = self._stops[table_rows] & self._column(wanted.too_short)
+            edited.masked_fill_(masked, -torch.inf)
         if self._bias is not None and wanted.biased.any():
-            # Rows without a bias may hold a predecessor's, whatever that is.
+            # The table row of a slot without a bias may hold that of an earlier request.
             edited += torch.where(self._column(wanted.biased), self._bias[table_rows], 0.0)
         if self._counts is not None and self._in_prompt is not None and wanted.penalised.any():
-            edited = self._penalise(edited, where, wanted.penalised, self._counts, self._in_prompt)
+            edited = self._penalise(edited, slots, wanted.penalised, self._counts, self._in_prompt)
         return logits.index_copy(0, index, edited)
 
     def append(self, wanted: Wanted | None, token_ids: Tensor) -> None:
-        """token_ids[R] int64 were generated. -1, of a broken row, counts for the last token, and nobody reads on."""
+        """Count the sampled token_ids[R] int64.
+
+        An ID of -1 (a row with NaN) counts for the last token of the vocabulary; its request ends.
+        """
         if wanted is not None and self._counts is not None and wanted.penalised.any():
             rows, slots = wanted.rows[wanted.penalised], wanted.slots[wanted.penalised]
             self._counts[self._tensor(slots), token_ids[self._tensor(rows)]] += 1.0
 
     def _penalise(
-        self, logits: Tensor, slots: Ints, asked: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor
+        self, logits: Tensor, slots: Ints, penalised: NDArray[np.bool_], all_counts: Tensor, in_prompt: Tensor
     ) -> Tensor:
-        state, index, mask = self._slots, self._tensor(slots), self._column(asked)
+        state, index, mask = self._slots, self._tensor(slots), self._column(penalised)
         counts = all_counts[index] * mask
         seen = (counts > 0) | (in_prompt[index] & mask)
         factor = self._column(state.repetition_penalty[slots])

@@ -1,8 +1,8 @@
-"""A step as one launch: from embedding to sampled token and the slots' new state (CUDA graphs).
+"""Recorded steps (CUDA graphs): one launch from the embedding to the sampled token and the new slot state.
 
-A step of few rows is hundreds of kernels of a few microseconds, which no host launches as fast as a GPU runs them. So
-they are recorded once for each number of rows and width of the page table that is worth one, and replayed. Prompts ride
-in it as rows of their own, up to PROMPT_ROWS of them: the weights are read once for both.
+A step of few rows consists of hundreds of kernels of a few microseconds, and no host launches them as fast as a GPU
+runs them. Steps are therefore recorded, once for each useful number of rows and page-table width, and replayed. Up to
+PROMPT_ROWS prompt tokens piggyback as rows of their own, so that the weights are read once for both.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from kernels.interface import Kernels
 from kernels.query_tiles import COLUMNS, QUERIES, Tile
 from kernels.slots import PromptRows
 
-# Turns a function that computes on fixed tensors into one that does it again.
+# Runs and records a function that computes on fixed tensors; returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
-LEAST_WIDTH = 512  # tokens a row's page table holds at least; then twice as many, and so on
-PROMPT_ROWS = 512  # beside one for every slot; with as many a GPU multiplies for longer than it reads weights
-LEAST_PROMPT_ROWS = 16  # a step with fewer is filled up to it
-SHORT_TILES = 32  # of less than all their queries: as many prompts at least can be in a step
+MIN_WIDTH_TOKENS = 512  # tokens of the smallest page-table width; further widths double
+PROMPT_ROWS = 512  # in addition to one per slot; with this many, a GPU multiplies for longer than it reads weights
+MIN_PROMPT_ROWS = 16  # a step with fewer is padded
+SHORT_TILES = 32  # tiles with fewer than QUERIES queries; a step can have at least this many prompts
 
 
 def record(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
-    """What replays all that `step` launches, as one CUDA graph, recorded on `stream`, whose memory is of `pool` (a
-    `torch.cuda.graph_pool_handle()`).
+    """Record all launches of `step` as one CUDA graph and return its replay function.
 
-    `torch.cuda.graph` does the same, but gives back all memory that nobody uses first, of device and host, each of some
-    hundred times; and where a recording fails it leaves the thread on that stream and all further memory in that pool.
+    Records on `stream`; memory comes from `pool` (a `torch.cuda.graph_pool_handle()`). `torch.cuda.graph` does the
+    same, but first releases all unused device and host memory, for each of several hundred recordings. After a failed
+    recording it also leaves the thread on that stream and all further allocations in that pool.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -51,7 +51,7 @@ def record(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any) -> 
         finally:
             try:
                 graph.capture_end()
-            except RuntimeError:  # such as something that cannot be recorded, of which torch is told here
+            except RuntimeError:  # for example an operation that cannot be recorded, which torch reports here
                 torch._C._cuda_endAllocateToPool(stream.device.index, pool)
                 torch._C._cuda_releasePool(stream.device.index, pool)
                 raise
@@ -59,16 +59,19 @@ def record(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any) -> 
 
 
 class CudaCapture:
-    """A `Capture` that records a CUDA graph. All graphs share one pool of memory: only one runs at a time."""
+    """`Capture` that records a CUDA graph. All graphs share one memory pool: only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """`step` is run before, on the stream on which it is recorded: kernels are compiled, and libraries, which have
-        working memory for each stream, find theirs outside the pool. It is replayed once, as a driver sends a graph to
-        the device when it is first launched: nobody waits for that later."""
+        """Run, record and replay `step`.
+
+        The first run, on the recording stream, compiles kernels and lets libraries allocate their workspaces, which
+        exist per stream, outside the pool. The replay uploads the graph to the device, which a driver does on the first
+        launch, so that no later step waits for it.
+        """
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -80,23 +83,26 @@ class CudaCapture:
 
 
 class Shape(NamedTuple):
-    """Of a recording."""
+    """Shape of a recording."""
 
     rows: int
     width: int  # of the page table
-    filtered: bool  # whether the sampler looks for filters, which takes seven kernels
-    prompts: bool  # whether some rows are tokens of prompts; such a recording always looks for filters
+    filtered: bool  # whether the sampler applies filters, which takes seven kernels
+    prompts: bool  # whether some rows are prompt tokens; such a recording always applies filters
 
     @property
     def tiles(self) -> int:
-        """Of queries of prompts, that it attends for."""
+        """Return the number of query tiles for prompts."""
         return -(-self.rows // QUERIES) + SHORT_TILES if self.prompts else 0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """P tokens of prompts that ride in a step, behind the rows that are sampled: their slots, positions and ids, each
-    [P] int64, and their tiles, whose rows count from the first of the step."""
+    """P prompt tokens in a step, after the sampled rows.
+
+    Their slots, positions and IDs, each [P] int64, and their query tiles, whose rows count from the first row of the
+    step.
+    """
 
     slots: Ints
     positions: Ints
@@ -105,7 +111,7 @@ class PromptTokens:
 
 
 class StepGraphs:
-    """Recorded steps for up to all slots at any context."""
+    """Recorded steps for up to all slots at any context length."""
 
     def __init__(
         self, model: Model, cache: KVCache, kernels: Kernels, slots: DeviceSlots, max_len: int, capture: Capture
@@ -115,13 +121,13 @@ class StepGraphs:
         self.most_rows = slots.nobody + PROMPT_ROWS
         self._rows = {
             False: tuple(row_counts(1, slots.nobody)),
-            True: tuple(row_counts(LEAST_PROMPT_ROWS, self.most_rows)),
+            True: tuple(row_counts(MIN_PROMPT_ROWS, self.most_rows)),
         }
         self._widths = page_widths(max_len, cache.page_size)
-        # What a replay reads: of each row the slot, and the position and id of a prompt's token; whom the first rows
-        # are sampled for where others follow; and the tiles of prompts.
+        # Inputs of a replay: for each row the slot, and the position and ID of a prompt token; the slots to sample for,
+        # which come first if prompt rows follow; and the query tiles of prompts.
         largest = Shape(self.most_rows, 0, True, True)
-        self._read = Mirror(
+        self._inputs = Mirror(
             model.device,
             which=((largest.rows,), np.int64),
             positions=((largest.rows,), np.int64),
@@ -129,17 +135,17 @@ class StepGraphs:
             drawn_for=((slots.nobody,), np.int64),
             tiles=((largest.tiles, COLUMNS), np.int32),
         )
-        self._read.host["which"][:] = self._read.host["drawn_for"][:] = slots.nobody
-        self._read.host["positions"][:] = -1
-        self._read.send()
+        self._inputs.host["which"][:] = self._inputs.host["drawn_for"][:] = slots.nobody
+        self._inputs.host["positions"][:] = -1
+        self._inputs.send()
         self._ids = torch.zeros(slots.nobody, dtype=torch.int64, device=model.device)
-        self._broken = torch.zeros(self.most_rows, dtype=torch.bool, device=model.device)
+        self._has_nan = torch.zeros(self.most_rows, dtype=torch.bool, device=model.device)
         self._replay: dict[Shape, Callable[[], None]] = {}
-        self._hidden: dict[Shape, Tensor] = {}  # each recording's own, which its replays write anew
+        self._hidden: dict[Shape, Tensor] = {}  # each recording's own output, overwritten by its replays
 
     @torch.inference_mode()
     def record(self, progress: Callable[[int, int], None]) -> None:
-        """All of them, the largest first, whose memory the others share."""
+        """Record all shapes, the largest first, because the others share its memory."""
         kinds = ((True, True), (True, False), (False, False))  # filtered, prompts
         shapes = [Shape(rows, width, *kind) for kind in kinds for rows in self._rows[kind[1]] for width in self._widths]
         shapes.sort(reverse=True)
@@ -154,70 +160,80 @@ class StepGraphs:
         return bool(self._replay)
 
     def find(self, rows: int, longest: int, filtered: bool, tiles: int) -> Shape | None:
-        """The smallest recording of so many rows, the longest of which has `longest` tokens, and so many tiles of
-        prompts. None: there is none that is large enough."""
+        """Return the smallest recording for `rows` rows with up to `longest` tokens and `tiles` query tiles of prompts.
+
+        Returns None if no recording is large enough.
+        """
         width = next(width for width in self._widths if width * self._cache.page_size >= longest)
         has_prompts = tiles > 0
-        enough = (most for most in self._rows[has_prompts] if most >= rows)
-        shapes = (Shape(most, width, filtered or has_prompts, has_prompts) for most in enough)
+        counts = (most for most in self._rows[has_prompts] if most >= rows)
+        shapes = (Shape(most, width, filtered or has_prompts, has_prompts) for most in counts)
         return next((shape for shape in shapes if shape.tiles >= tiles), None)
 
     def run(self, shape: Shape, sampled: Ints, prompts: PromptTokens | None) -> tuple[Drawn, Tensor, Tensor]:
-        """One token for each slot in sampled[S], whose last token is the only one not computed yet, by their filters
-        alone; and the tokens of prompts, for which nothing is sampled. Also returns the hidden states [S, H] that was
-        drawn from, and of each of the P tokens whether it has a NaN, [P] bool; both are overwritten by the next
-        replay."""
+        """Sample one token for each slot in sampled[S] with filters only, and compute prompt tokens without sampling.
+
+        The last token of each sampled slot is the only one not computed yet. Also returns the hidden states [S, H] of
+        the sampled rows, and whether each of the P prompt tokens has a NaN, [P] bool. Both are overwritten by the next
+        replay.
+        """
         count = len(sampled)
         total = count + (len(prompts.slots) if prompts else 0)
-        which = np.full(shape.rows, self.slots.nobody, np.int64)
-        which[:count] = sampled
+        slots = np.full(shape.rows, self.slots.nobody, np.int64)
+        slots[:count] = sampled
         if prompts:
-            which[count:total] = prompts.slots
+            slots[count:total] = prompts.slots
             self._write(prompts, sampled)
-        sent = self._read.host["which"][: shape.rows]
-        if prompts or not np.array_equal(which, sent):
-            sent[:] = which
-            self._read.send()
+        sent = self._inputs.host["which"][: shape.rows]
+        if prompts or not np.array_equal(slots, sent):
+            sent[:] = slots
+            self._inputs.send()
         self._replay[shape]()
-        drawn_for = self._read.there["drawn_for" if shape.prompts else "which"]
-        return Drawn(drawn_for[:count], self._ids[:count]), self._hidden[shape][:count], self._broken[count:total]
+        drawn_for = self._inputs.there["drawn_for" if shape.prompts else "which"]
+        return Drawn(drawn_for[:count], self._ids[:count]), self._hidden[shape][:count], self._has_nan[count:total]
 
     def _write(self, prompts: PromptTokens, sampled: Ints) -> None:
-        """What only recordings with prompts read. Where it is nobody's row nothing looks at an id."""
-        read, count, total = self._read.host, len(sampled), len(sampled) + len(prompts.slots)
-        read["drawn_for"][:] = self.slots.nobody
-        read["drawn_for"][:count] = sampled
-        read["positions"][:] = -1
-        read["positions"][count:total] = prompts.positions
-        read["token_ids"][count:total] = prompts.token_ids
-        read["tiles"][:] = 0
-        read["tiles"][: len(prompts.tiles)] = prompts.tiles
+        """Write the inputs that only recordings with prompts read. Token IDs of padding rows are not read."""
+        inputs, count, total = self._inputs.host, len(sampled), len(sampled) + len(prompts.slots)
+        inputs["drawn_for"][:] = self.slots.nobody
+        inputs["drawn_for"][:count] = sampled
+        inputs["positions"][:] = -1
+        inputs["positions"][count:total] = prompts.positions
+        inputs["token_ids"][count:total] = prompts.token_ids
+        inputs["tiles"][:] = 0
+        inputs["tiles"][: len(prompts.tiles)] = prompts.tiles
 
     def _step(self, shape: Shape) -> None:
-        """What is recorded: reads what was sent, writes `_ids`, `_hidden`, `_broken` and the slots."""
-        read, size = self._read.there, self._cache.page_size
-        which = read["which"][: shape.rows]
+        """Compute a step from the sent inputs; this function is recorded.
+
+        Writes `_ids`, `_hidden`, `_has_nan` and the slots.
+        """
+        read, size = self._inputs.there, self._cache.page_size
+        row_slots = read["which"][: shape.rows]
         if shape.prompts:
             prompts = PromptRows(read["positions"][: shape.rows], read["token_ids"][: shape.rows])
             tiles = read["tiles"][: shape.tiles]
-            inputs = self.slots.inputs(self._kernels, which, shape.width, size, prompts, tiles)
+            inputs = self.slots.inputs(self._kernels, row_slots, shape.width, size, prompts, tiles)
         else:
-            inputs = self.slots.inputs(self._kernels, which, shape.width, size)
+            inputs = self.slots.inputs(self._kernels, row_slots, shape.width, size)
         hidden = self._hidden[shape] = self._model.forward(inputs, self._cache, self._kernels)
         if shape.prompts:
-            which = read["drawn_for"][: shape.rows]  # no more than there are slots
-            largest = hidden.amax(dim=1)  # of a row with NaN that is it, and no NaN equals itself
-            torch.ne(largest, largest, out=self._broken[: shape.rows])
-        logits = self._model.compute_logits(hidden[: len(which)])
-        self._kernels.sample_slots(logits, self.slots.tensors, which, self._ids[: len(which)], shape.filtered)
+            row_slots = read["drawn_for"][: shape.rows]  # no longer than the number of slots
+            largest = hidden.amax(dim=1)  # the maximum of a row with NaN is NaN, which does not equal itself
+            torch.ne(largest, largest, out=self._has_nan[: shape.rows])
+        logits = self._model.compute_logits(hidden[: len(row_slots)])
+        self._kernels.sample_slots(logits, self.slots.tensors, row_slots, self._ids[: len(row_slots)], shape.filtered)
 
 
 def row_counts(least: int, most: int) -> Iterator[int]:
-    """From `least` on 1, 2, 4, 8, then every doubling and the middle between two, from 256 on, where rows are no longer
-    next to free, their quarters; and `most`, which is the last."""
-    for size in (1 << power for power in count()):
-        parts = 1 if size < 8 else 2 if size < 256 else 4
-        for rows in range(size, 2 * size, size // parts):
+    """Yield row counts of recordings from `least` to `most`.
+
+    Below 8 these are powers of two; below 256 also the middle between two powers; from 256 on, where rows are no longer
+    nearly free, quarters. `most` is the last.
+    """
+    for power in (1 << power for power in count()):
+        steps = 1 if power < 8 else 2 if power < 256 else 4
+        for rows in range(power, 2 * power, power // steps):
             if rows >= most:
                 yield most
                 return
@@ -226,7 +242,7 @@ def row_counts(least: int, most: int) -> Iterator[int]:
 
 
 def page_widths(max_len: int, page_size: int) -> tuple[int, ...]:
-    """Pages of LEAST_WIDTH tokens, of twice as many and so on, up to those of a whole context."""
+    """Return page-table widths of MIN_WIDTH_TOKENS tokens and its doublings, up to the maximum context length."""
     most = -(-max_len // page_size)
-    widths = (-(-LEAST_WIDTH * (1 << power) // page_size) for power in range(32))
+    widths = (-(-MIN_WIDTH_TOKENS * (1 << power) // page_size) for power in range(32))
     return (*takewhile(lambda width: width < most, widths), most)

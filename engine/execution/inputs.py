@@ -1,4 +1,4 @@
-"""What one forward pass is given. Knows tensors only: which request a row belongs to was settled before."""
+"""Inputs of one forward pass: tensors only, independent of requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """One step's tokens, flattened: first the decode rows (one token each), then the prefill chunks, without padding.
+    """Tokens of one step, flattened without padding: first the decode rows (one token each), then the prefill chunks.
 
-    T tokens, B decode rows, C prefill chunks, P width of a page table, R rows whose logits are wanted.
+    T tokens, B decode rows, C prefill chunks, P width of a page table, R rows whose logits are needed.
     """
 
     token_ids: Tensor  # [T] int64
@@ -22,9 +22,9 @@ class ModelInputs:
     decode_context_lens: Tensor  # [B] int32, own token included
     prefill_page_table: Tensor  # [C, P] int32
     prefill_query_starts: tuple[int, ...]  # C + 1 offsets, counted from row B
-    prefill_context_lens: tuple[int, ...]  # C, tokens of the sequence up to and with this chunk
+    prefill_context_lens: tuple[int, ...]  # C, tokens of the sequence up to and including this chunk
     logit_rows: Tensor | None  # [R] int64, rows of the hidden states to compute logits for; None: all of them
-    # [tiles, 4] int32, as `kernels.query_tiles` has them: which rows are queries of prompts, in a recorded step, whose
-    # number of rows is fixed while what is in them is not. Such rows have no context among the first B, the prefill
-    # page table has a row for each of the T, and there are no starts and lengths. None: it is not such a step.
+    # [tiles, 4] int32, in the format of `kernels.query_tiles`: rows that are prompt queries in a recorded step, which
+    # has a fixed number of rows with variable contents. Such rows have no context among the first B, the prefill page
+    # table has a row for each of the T, and starts and lengths are empty. None: not a recorded step with prompts.
     tiles: Tensor | None = None

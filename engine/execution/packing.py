@@ -1,5 +1,7 @@
-"""A batch of slots and chunks becomes what a model is given: `pack` for operations one by one, which `Rows` in
-kernels/cpu/source/step.cpp does too, and `prompt_tokens` for recorded steps."""
+"""Conversion of a batch into model inputs: `pack` for steps that are not recorded, `prompt_tokens` for recorded steps.
+
+`Rows` in kernels/cpu/source/step.cpp does the same as `pack`.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,23 @@ from engine.execution.transfer import to_device
 from engine.scheduling.batch import Batch, Chunk
 from kernels.query_tiles import query_tiles
 
-NOTHING = np.zeros(0, np.int64)
-NO_TABLE = np.zeros((0, 0), np.int32)
+EMPTY_INTS = np.zeros(0, np.int64)
+EMPTY_TABLE = np.zeros((0, 0), np.int32)
 
 
 def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) -> ModelInputs:
-    """Decode rows first, then the chunks in order; nothing is padded but the page tables' width.
+    """Return the decode rows followed by the chunks in order; only the page tables' width is padded.
 
-    last_tokens[slots] int64: each slot's last token, on the device that computes. Costs a few gathers for all decodes
-    together and a few for each chunk, and one transfer.
+    last_tokens[slots] int64: each slot's last token, on the computing device. Costs a few gathers for all decodes
+    together, a few for each chunk, and one transfer.
     """
     decodes = np.array(batch.decodes, np.int64)
     contexts = slots.lengths[decodes]
     slot_of_row, positions = decodes, contexts - 1
-    chunk_tokens, chunk_table, logit_rows = NOTHING, NO_TABLE, NOTHING
+    chunk_tokens, chunk_table, logit_rows = EMPTY_INTS, EMPTY_TABLE, EMPTY_INTS
     starts = np.zeros(1, np.int64)
     ends = tuple(chunk.start + chunk.length for chunk in batch.chunks)
-    if batch.chunks:  # which few steps have: what the others can do without is in here
+    if batch.chunks:  # skipped in most steps
         slot_of_row = np.concatenate([decodes, *(np.full(chunk.length, chunk.slot) for chunk in batch.chunks)])
         ranges = [np.arange(chunk.start, chunk.start + chunk.length) for chunk in batch.chunks]
         positions = np.concatenate([positions, *ranges])
@@ -44,37 +46,41 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
         logit_rows = np.concatenate([np.arange(len(decodes)), np.array(sampling_rows, np.int64)])
     pages = slots.page_table[slot_of_row, positions // page_size].astype(np.int64)
 
-    decode_slots, prompt_ids, position_ids, places, decode_table, decode_lens, prefill_table, wanted = to_device(
-        (
-            decodes,
-            chunk_tokens,
-            positions,
-            pages * page_size + positions % page_size,
-            _tables(slots, decodes, contexts, page_size),
-            contexts.astype(np.int32),
-            chunk_table,
-            logit_rows,
-        ),
-        last_tokens.device,
+    decode_slots, prompt_ids, position_ids, cache_positions, decode_table, decode_lens, prefill_table, logit_index = (
+        to_device(
+            (
+                decodes,
+                chunk_tokens,
+                positions,
+                pages * page_size + positions % page_size,
+                _tables(slots, decodes, contexts, page_size),
+                contexts.astype(np.int32),
+                chunk_table,
+                logit_rows,
+            ),
+            last_tokens.device,
+        )
     )
     decode_ids = last_tokens.index_select(0, decode_slots)
     return ModelInputs(
         token_ids=torch.cat((decode_ids, prompt_ids)) if batch.chunks else decode_ids,
         positions=position_ids,
-        slots=places,
+        slots=cache_positions,
         num_decodes=len(decodes),
         decode_page_table=decode_table,
         decode_context_lens=decode_lens,
         prefill_page_table=prefill_table,
         prefill_query_starts=tuple(starts.tolist()),
         prefill_context_lens=ends,
-        logit_rows=wanted if batch.chunks else None,
+        logit_rows=logit_index if batch.chunks else None,
     )
 
 
 def prompt_tokens(chunks: Seq[Chunk], first: int, slots: SlotState) -> PromptTokens | None:
-    """What a recorded step reads of prompts, from its row `first` on; None: nothing. The last token of a chunk that
-    samples is like a decode row's, known on the device, and is none of these."""
+    """Return the prompt tokens of a recorded step, beginning at its row `first`; None if there are none.
+
+    Excludes the last token of a chunk that samples: like a decode row's token, it is known on the device.
+    """
     tiles, slot_of_row, positions = [], [], []
     row = first
     for chunk in chunks:
@@ -85,11 +91,11 @@ def prompt_tokens(chunks: Seq[Chunk], first: int, slots: SlotState) -> PromptTok
             row += length
     if not tiles:
         return None
-    where, at = np.concatenate(slot_of_row), np.concatenate(positions)
-    return PromptTokens(where, at, slots.tokens[where, at], query_tiles(tiles))
+    row_slots, row_positions = np.concatenate(slot_of_row), np.concatenate(positions)
+    return PromptTokens(row_slots, row_positions, slots.tokens[row_slots, row_positions], query_tiles(tiles))
 
 
 def _tables(slots: SlotState, which: Ints, context_lens: Ints, page_size: int) -> np.ndarray:
-    """Page tables of `which`, as wide as the longest context needs."""
+    """Return the page tables of the slots `which`, as wide as the longest context needs."""
     width = -(-int(context_lens.max(initial=0)) // page_size)
     return slots.page_table[which, :width]

@@ -1,8 +1,8 @@
-"""ModelRunner: puts batches through a model. Memory moves, packing, forward, sampling; in this order, every step.
+"""ModelRunner: executes batches. Each step moves pages, packs tokens, runs the forward pass and samples, in this order.
 
-On a CPU all but the moves is one call, where nobody asks for more than filters. On a GPU what was sampled stays there,
-where the next step reads it; the host hears of it when it asks. So a step can be launched while the one before is
-computed, and nothing here may wait for the device (`engine.execution.transfer`).
+On a CPU everything except the page moves is one call, unless a request needs more than filters. On a GPU the sampled
+tokens stay on the device, where the next step reads them; the host receives them on request. A step can therefore be
+launched while the previous one is computed, and no code here may wait for the device (`engine.execution.transfer`).
 """
 
 from __future__ import annotations
@@ -28,30 +28,33 @@ from kernels.decoder import StepPass
 from kernels.interface import Kernels
 from kernels.slots import StepState
 
-AHEAD = 256 << 20  # bytes of fresh pages that are ready for whoever comes
-PIECE = 2 << 20  # bytes taken at a time: where a virtual machine's memory is new to its host too, that takes 5 ms
+AHEAD = 256 << 20  # bytes of fresh pages kept ready for new sequences
+PIECE = 2 << 20  # bytes prefaulted at a time; takes 5 ms if a virtual machine's memory is new to its host too
 
 
 class ModelRunner:
-    """Owns the KV cache and the slots' state of one model on one device."""
+    """KV cache and slot state of one model on one device."""
 
     def __init__(
         self, model: Model, cache: KVCache, kernels: Kernels, slots: int, max_len: int, capture: Capture | None = None
     ) -> None:
-        """capture: how steps are recorded; None: they are not, and what can be is computed in one go, the rest
-        operation by operation."""
+        """Prepare a runner; `capture` records steps.
+
+        Without it no step is recorded: supported steps run as one fused call, others operation by operation.
+        """
         self._model = model
         self._cache = cache
         self._swap = Swap(cache)
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
-        self._taken = 0  # pages below this one have memory
-        self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)  # the last one is nobody's
+        self._num_prefaulted = 0  # pages below this one are backed by memory
+        # The last entry is the padding slot's.
+        self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: StepGraphs | None = None
         self._in_one_go: StepPass | None = None
-        self._last: Arriving | None = None  # of the last launch
-        self._ran_dry = True
+        self._last_results: Arriving | None = None  # results of the last launch
+        self._was_idle = True
         if capture is not None:
             mirror = DeviceSlots(self._slots, self._last_tokens)
             self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture)
@@ -60,7 +63,7 @@ class ModelRunner:
             self._in_one_go = model.prepare_step(state, kernels)
 
     def record(self, progress: Callable[[int, int], None]) -> None:
-        """Record steps, where they are to be."""
+        """Record steps, if recording is enabled."""
         if self._graphs:
             self._graphs.record(progress)
 
@@ -71,22 +74,24 @@ class ModelRunner:
 
     @property
     def runs_ahead(self) -> bool:
-        """On a GPU, which computes while we go on."""
+        """Return whether steps run asynchronously, as on a GPU."""
         return self._model.device.type == "cuda"
 
     @property
     def recorded_tokens(self) -> int:
-        """Up to so many, rows and prompt tokens together, a step is a recorded one: one pass over the weights, launched
-        at once. Of a larger one only the rows are. 0: no step is."""
+        """Return the largest number of rows and prompt tokens of a recorded step, which is one pass over the weights.
+
+        Of a larger step only the decode rows are recorded. 0: no step is recorded.
+        """
         return self._graphs.most_rows if self._graphs else 0
 
     @property
     def ran_dry(self) -> bool:
         """See `engine.engine.Runner`."""
-        return self._ran_dry
+        return self._was_idle
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """Begin one step."""
+        """Launch one step."""
         if self._swap.is_under_way or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
             self._prepare(batch)
         self._slots.apply(batch)
@@ -98,7 +103,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _prepare(self, batch: Batch) -> None:
-        """Moves in this order, which `engine.scheduling.moves` explains, and what those who join ask for."""
+        """Move pages in the order explained in `engine.scheduling.moves`, and set up joining sequences."""
         self._swap.land()
         if batch.swap_out:
             self._swap.out(batch.swap_out)
@@ -114,62 +119,64 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """What of it is recorded, and the rest operation by operation."""
+        """Replay the recorded part of a step, and launch the rest operation by operation."""
         drawn: list[Drawn] = []
-        broken: list[Tensor] = []  # of each row that chunks have in it, whether it has a NaN
+        broken: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
         rows = [chunk.length for chunk in batch.chunks]
-        left = batch
+        rest = batch
         if self._graphs:
             self._graphs.slots.apply(batch)
-            left = self._replay(self._graphs, batch, drawn, broken)
-            if not left.chunks:
+            rest = self._replay(self._graphs, batch, drawn, broken)
+            if not rest.chunks:
                 rows = [chunk.length - chunk.samples for chunk in batch.chunks]
-        if left.num_tokens:
-            self._compute(left, drawn, broken)
-        wanted = [*broken, *(tensor for some in drawn for tensor in some.tensors)]
-        self._ran_dry = self._last is None or self._last.are_there
-        self._last = Arriving(wanted, self._model.device)
-        return _Step(self._last, drawn, tuple(rows) if broken else ())
+        if rest.num_tokens:
+            self._compute(rest, drawn, broken)
+        tensors = [*broken, *(tensor for part in drawn for tensor in part.tensors)]
+        self._was_idle = self._last_results is None or self._last_results.are_there
+        self._last_results = Arriving(tensors, self._model.device)
+        return _PendingStep(self._last_results, drawn, tuple(rows) if broken else ())
 
     def take_memory(self, pages: int) -> bool:
-        """See `engine.engine.Runner`. A GPU's cache has its memory from the beginning."""
+        """See `engine.engine.Runner`. A GPU's cache is backed by memory from the beginning."""
         page_bytes = self._cache.data[0].nbytes
-        first, last = max(pages, self._taken), min(self._cache.num_pages, pages + AHEAD // page_bytes)
+        first, last = max(pages, self._num_prefaulted), min(self._cache.num_pages, pages + AHEAD // page_bytes)
         if first >= last or self._cache.device.type != "cpu":
             return False
-        self._taken = min(last, first + -(-PIECE // page_bytes))
-        self._cache.data[first : self._taken].zero_()
+        self._num_prefaulted = min(last, first + -(-PIECE // page_bytes))
+        self._cache.data[first : self._num_prefaulted].zero_()
         return True
 
     def _replay(self, graphs: StepGraphs, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> Batch:
-        """All of it, or else its decode rows, by a recording; returns what is left. Who asks for more than that does is
-        sampled again, from the same hidden states."""
-        slots, prompts, left, shape = batch.sampled, None, Batch(step=batch.step), None
+        """Replay the whole step or only its decode rows, if there is a recording; return the rest.
+
+        Rows that need more than the recording's sampler are sampled again from the same hidden states.
+        """
+        slots, prompts, rest, shape = batch.sampled, None, Batch(step=batch.step), None
         sampled = np.array(slots, np.int64)
         if batch.num_tokens <= graphs.most_rows:
             prompts = prompt_tokens(batch.chunks, len(slots), self._slots)
-            shape = self._find(graphs, sampled, prompts)
+            shape = self._find_recording(graphs, sampled, prompts)
         if shape is None:
-            slots, prompts, left = list(batch.decodes), None, replace(batch, decodes=())
+            slots, prompts, rest = list(batch.decodes), None, replace(batch, decodes=())
             sampled = np.array(slots, np.int64)
-            shape = self._find(graphs, sampled, prompts)
+            shape = self._find_recording(graphs, sampled, prompts)
         if shape is None:
             return batch
-        made, hidden, has_nan = graphs.run(shape, sampled, prompts)
+        tokens, hidden, is_nan = graphs.run(shape, sampled, prompts)
         if len(rows := self._slots.demanding(slots)):
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
-            again = self._sampler.sample(logits, self._sampler.parameters(sampled[rows]))
-            self._last_tokens.index_copy_(0, again.slots, again.token_ids.clamp(min=0))
-            made = made.replaced(rows, where, again)
+            resampled = self._sampler.sample(logits, self._sampler.parameters(sampled[rows]))
+            self._last_tokens.index_copy_(0, resampled.slots, resampled.token_ids.clamp(min=0))
+            tokens = tokens.replaced(rows, where, resampled)
         self._slots.advance(sampled)
-        drawn.append(made)
+        drawn.append(tokens)
         if prompts:
-            broken.append(has_nan)
-        return left
+            broken.append(is_nan)
+        return rest
 
-    def _find(self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None) -> Shape | None:
-        """A recording for them, if there is one."""
+    def _find_recording(self, graphs: StepGraphs, sampled: Ints, prompts: PromptTokens | None) -> Shape | None:
+        """Return a recording for these rows, if there is one."""
         rows, longest, tiles = len(sampled), int(self._slots.lengths[sampled].max(initial=1)), 0
         if prompts:
             rows, longest = rows + len(prompts.slots), max(longest, 1 + int(prompts.positions.max()))
@@ -177,33 +184,34 @@ class ModelRunner:
         return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
 
     def _compute(self, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> None:
-        """Operation by operation."""
+        """Launch a step operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
         sampled = np.array(batch.sampled, np.int64)
-        # Before the weights are read, after which nothing that we need is in a cache any more.
+        # Before the forward pass, which evicts the slots' parameters from the caches.
         parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
-        if batch.chunks:  # all of their rows: behind a window the last ones have numbers again
-            broken.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # of a row with NaN that is the largest
+        if batch.chunks:  # check all rows: after a NaN, rows beyond a sliding window are finite again
+            broken.append(hidden[len(batch.decodes) :].amax(dim=1).isnan())  # the maximum of a row with NaN is NaN
         if parameters is None:
             return
         if inputs.logit_rows is not None:
             hidden = hidden[inputs.logit_rows]
-        made = self._sampler.sample(self._model.compute_logits(hidden), parameters)
-        self._last_tokens.index_copy_(0, made.slots, made.token_ids.clamp(min=0))  # of a broken row any will do
+        tokens = self._sampler.sample(self._model.compute_logits(hidden), parameters)
+        # The token of a row with NaN does not matter.
+        self._last_tokens.index_copy_(0, tokens.slots, tokens.token_ids.clamp(min=0))
         self._slots.advance(sampled)
         if self._graphs:
-            self._graphs.slots.advance(made.slots)
-        drawn.append(made)
+            self._graphs.slots.advance(tokens.slots)
+        drawn.append(tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A step under way; called, it waits."""
+class _PendingStep:
+    """Step in flight; a call waits for its outcome."""
 
     arriving: Arriving
     drawn: list[Drawn]
-    rows: tuple[int, ...]  # of each chunk, that are told of whether they are broken
+    rows: tuple[int, ...]  # for each chunk, the number of rows that are checked for NaN
 
     def __call__(self) -> Outcome:
         tensors = iter(self.arriving.wait())
@@ -212,5 +220,5 @@ class _Step:
             of_chunk = np.repeat(np.arange(len(self.rows)), self.rows)
             counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
             broken = tuple((counts > 0).tolist())
-        sampled = [one for some in self.drawn for one in some.read([next(tensors) for _ in some.tensors])]
+        sampled = [token for part in self.drawn for token in part.read([next(tensors) for _ in part.tensors])]
         return Outcome(tuple(sampled), broken)

@@ -1,7 +1,7 @@
-"""From logits to tokens, all rows of a step at once.
+"""Sampling of tokens from logits, all rows of a step at once.
 
-Samples the edited logits through the kernels, and reads log-probabilities off the unedited ones: what the model said,
-not what the caller made of it (vLLM's `raw_logprobs`).
+Tokens are sampled from the edited logits by the kernels. Log-probabilities come from the unedited logits, the model's
+own output (vLLM's `raw_logprobs`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from engine.scheduling.batch import Join, Sampled
 from engine.types import Alternative
 from kernels.interface import Kernels
 
-# That are looked for, whoever asks for fewer: which of equal ones are found depends on how many are wanted, and must
-# not depend on how many a neighbour wants.
-ALTERNATIVES = 20
+# Number of alternatives computed, even if fewer are requested. The choice among equal ones depends on this number, and
+# must not depend on a neighbour's request.
+MAX_ALTERNATIVES = 20
 
 
 class Sampler:
@@ -33,15 +33,15 @@ class Sampler:
         self._kernels = kernels
         self._device = device
         self._edits = LogitEdits(slots, vocab_size, device)
-        if device.type == "cuda":  # where memory is not given out lazily
+        if device.type == "cuda":  # GPU memory is not allocated lazily
             self._edits.reserve()
 
     def join(self, joins: Iterable[Join]) -> None:
-        """Take in what those who joined ask to be done to their logits."""
+        """Fill the logit-edit tables for joining sequences."""
         self._edits.join(joins)
 
     def parameters(self, slots: Ints) -> Parameters:
-        """What those in slots[R] ask of their next token."""
+        """Return the sampling parameters for the next token of slots[R]."""
         state = self._slots
         asked = np.flatnonzero(state.logprobs[slots] >= 0)
         slot_ids, *given, rows = to_device(
@@ -62,22 +62,25 @@ class Sampler:
         return Parameters(slot_ids, tuple(given), self._edits.wanted(slots), rows, counts)
 
     def sample(self, logits: Tensor, parameters: Parameters) -> Drawn:
-        """logits[R, V] any float -> one new token for each of those R, and log-probabilities where they are asked
-        for."""
+        """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
+
+        Includes log-probabilities for rows that request them.
+        """
         chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.given)
         self._edits.append(parameters.edits, chosen)
         if not parameters.asked:
             return Drawn(parameters.slots, chosen)
-        rows, most = parameters.rows, max(ALTERNATIVES, *(count for _, count in parameters.asked))
-        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], min(most, logits.shape[1]))
+        rows, num_alternatives = parameters.rows, max(MAX_ALTERNATIVES, *(count for _, count in parameters.asked))
+        log_probs = self._kernels.log_probs(logits[rows], chosen[rows], min(num_alternatives, logits.shape[1]))
         return Drawn(parameters.slots, chosen, log_probs, parameters.asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What R rows ask of the sampler, on the device: slots[R] int64; what `Kernels.sample` is given, each [R], in its
-    order; and rows[A] int64, those that ask for log-probabilities. asked: those rows, and how many alternatives each
-    wants.
+    """Sampling parameters of R rows, on the device.
+
+    slots[R] int64; the arguments of `Kernels.sample`, each [R], in its order; rows[A] int64, which request
+    log-probabilities. asked: these rows, and the number of alternatives for each.
     """
 
     slots: Tensor
@@ -89,10 +92,10 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was sampled, still on the device: token_ids[R] of slots[R], both int64.
+    """Sampled tokens, still on the device: token_ids[R] of slots[R], both int64.
 
-    log_probs: of the A rows that ask for them (chosen[A], ids[A, k], values[A, k]). asked: those rows, and how many
-    alternatives each wants.
+    log_probs: for the A rows that request them (chosen[A], ids[A, k], values[A, k]). asked: these rows, and the number
+    of alternatives for each.
     """
 
     slots: Tensor
@@ -102,16 +105,16 @@ class Drawn:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What the host wants to read."""
+        """Return the tensors that the host reads."""
         return (self.token_ids, *(self.log_probs or ()))
 
     def replaced(self, rows: Ints, where: Tensor, by: Drawn) -> Drawn:
-        """The same with other tokens in rows[N], on the device `where`, and their log-probabilities: those of `by`."""
+        """Return a copy with the tokens and log-probabilities of `by` in rows[N] (on the device: `where`)."""
         ids = self.token_ids.index_copy(0, where, by.token_ids)
         return Drawn(self.slots, ids, by.log_probs, tuple((int(rows[row]), count) for row, count in by.asked))
 
     def read(self, tensors: Sequence[Tensor]) -> tuple[Sampled, ...]:
-        """tensors: those above, on the host."""
+        """Return the tokens, given `tensors` copied to the host."""
         token_ids, *rest = tensors
         sampled = [Sampled(token_id) for token_id in token_ids.tolist()]
         if rest:

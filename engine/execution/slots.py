@@ -1,7 +1,7 @@
-"""SlotState: what the runner knows of each occupied slot between steps.
+"""State of each occupied slot that the runner keeps between steps.
 
-Arrays with one row per slot, so that packing a step is a few gathers and not a loop over sequences. Mirrors the
-scheduler's sequences through the changes that each batch carries; never decides anything.
+Arrays with one row per slot, so that packing a step takes a few gathers instead of a loop over sequences. Mirrors the
+scheduler's sequences through the changes in each batch; makes no decisions.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from engine.scheduling.batch import Batch, Join
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-FOR_EVER = np.iinfo(np.int64).max
-NOBODY: Ints = np.zeros(0, np.int64)
+ALWAYS = np.iinfo(np.int64).max
+NO_ROWS: Ints = np.zeros(0, np.int64)
 
 
 class SlotState:
-    """Tokens [slots, max_len], page tables [slots, pages] and sampling parameters [slots] of everybody who runs. Tokens
-    are those that were known when a sequence joined; what it samples after that stays on the device.
+    """Tokens [slots, max_len], page tables [slots, pages] and sampling parameters [slots] of the running sequences.
+
+    Tokens are those known when a sequence joined; tokens sampled later stay on the device.
     """
 
     def __init__(self, slots: int, max_len: int, page_size: int) -> None:
-        # Zeros of this size are virtual until touched, so a long context costs nothing before somebody uses it.
+        # Zeros of this size are virtual memory until touched, so unused context costs nothing.
         self.tokens: Ints = np.zeros((slots, max_len + 1), np.int64)
         self.page_table = np.zeros((slots, -(-max_len // page_size)), np.int32)
-        self.lengths: Ints = np.zeros(slots, np.int64)  # tokens, the sampled ones too
+        self.lengths: Ints = np.zeros(slots, np.int64)  # tokens, including sampled ones
         self.prompt_lens: Ints = np.zeros(slots, np.int64)
         self.choice: Ints = np.zeros(slots, np.int64)
         self.temperature: Floats = np.zeros(slots, np.float32)
@@ -44,11 +45,11 @@ class SlotState:
         self.logprobs: Ints = np.full(slots, -1, np.int64)  # -1 = off, k = that many alternatives
         self.biased = np.zeros(slots, np.bool_)  # has a logit_bias
         self.penalised = np.zeros(slots, np.bool_)  # has a penalty
-        self._demands_until: Ints = np.zeros(slots, np.int64)  # tokens; then filters are all that it asks for
-        self._demanding: set[int] = set()  # slots of those who asked for more when they joined
+        self._full_sampler_until: Ints = np.zeros(slots, np.int64)  # length from which on only filters are needed
+        self._full_sampler_slots: set[int] = set()  # slots that needed more when they joined
 
     def apply(self, batch: Batch) -> None:
-        """Take in who grew and who joined."""
+        """Apply the batch's new pages and joins."""
         for slot, index, page in batch.grown:
             self.page_table[slot, index] = page
         for join in batch.joins:
@@ -74,24 +75,24 @@ class SlotState:
         self.biased[slot] = bool(sampling.logit_bias)
         self.penalised[slot] = sampling.penalises
         always = sampling.logit_bias or sampling.penalises or sampling.logprobs is not None
-        until = FOR_EVER if always else join.prompt_len + sampling.min_tokens
-        self._demands_until[slot] = until
+        until = ALWAYS if always else join.prompt_len + sampling.min_tokens
+        self._full_sampler_until[slot] = until
         if until > len(join.tokens):
-            self._demanding.add(slot)
+            self._full_sampler_slots.add(slot)
         else:
-            self._demanding.discard(slot)
+            self._full_sampler_slots.discard(slot)
 
     def demanding(self, slots: Seq[int]) -> Ints:
-        """Which of slots[R], as rows, ask for more than filters: edits of their logits now, or log-probabilities."""
-        if self._demanding.isdisjoint(slots):
-            return NOBODY
+        """Return the rows of slots[R] that need more than filters: logit edits now, or log-probabilities."""
+        if self._full_sampler_slots.isdisjoint(slots):
+            return NO_ROWS
         which = np.array(slots, np.int64)
-        return np.flatnonzero(self.lengths[which] < self._demands_until[which])
+        return np.flatnonzero(self.lengths[which] < self._full_sampler_until[which])
 
     def are_filtered(self, slots: Ints) -> bool:
-        """Whether any of `slots` samples with a filter."""
+        """Return whether any of `slots` samples with a filter."""
         return bool(((self.top_k[slots] > 0) | (self.top_p[slots] < 1.0) | (self.min_p[slots] > 0.0)).any())
 
     def advance(self, slots: Ints) -> None:
-        """A token was sampled for each of `slots`."""
+        """Count a sampled token for each of `slots`."""
         self.lengths[slots] += 1

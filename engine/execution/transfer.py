@@ -1,7 +1,8 @@
-"""Between host and device without waiting.
+"""Transfers between host and device that do not wait.
 
-A copy to a GPU from ordinary memory first waits for all that the GPU was told before, and a copy back waits by nature;
-one of either in a step, and the GPU idles while the next step is prepared. From and to pinned memory nothing waits.
+A copy to a GPU from pageable memory first waits for all earlier work of the GPU, and a copy back waits by definition.
+One of either in a step leaves the GPU idle while the next step is prepared. Copies from and to pinned memory are
+asynchronous.
 """
 
 from __future__ import annotations
@@ -17,54 +18,57 @@ ALIGNMENT = 16  # bytes
 
 
 def to_device(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[Tensor]:
-    """The same numbers on `device`; on a CPU the arrays' own memory, on a GPU one copy for all of them."""
+    """Return the arrays on `device`: on a CPU in their own memory, on a GPU through one copy for all."""
     arrays = [np.ascontiguousarray(array) for array in arrays]
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    places, size = [], 0
+    offsets, size = [], 0
     for array in arrays:
-        places.append(size)
+        offsets.append(size)
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # kept by torch until the copy is done
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # kept alive by torch until the copy is done
     staged = host.numpy()
-    for array, place in zip(arrays, places, strict=True):
-        staged[place : place + array.nbytes] = array.reshape(-1).view(np.uint8)
+    for array, offset in zip(arrays, offsets, strict=True):
+        staged[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
     copied = host.to(device, non_blocking=True)
     return [
-        copied[place : place + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
-        for array, place in zip(arrays, places, strict=True)
+        copied[offset : offset + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+        for array, offset in zip(arrays, offsets, strict=True)
     ]
 
 
 class Mirror:
-    """Arrays that stay where they are, here and on the device. Who has written to `host` calls `send`, which copies all
-    at once; what the device was told before still reads what lay there."""
+    """Arrays at fixed addresses on host and device.
+
+    After writing to `host`, call `send`, which copies all of them at once. Earlier work on the device still reads the
+    previous values.
+    """
 
     def __init__(self, device: torch.device, **fields: tuple[tuple[int, ...], DTypeLike]) -> None:
-        """fields: name = (shape, dtype), those of the largest elements first."""
+        """Allocate fields given as name = (shape, dtype), sorted by element size, largest first."""
         self.host = np.zeros((), np.dtype([(name, dtype, shape) for name, (shape, dtype) in fields.items()]))
         self._bytes = torch.zeros(self.host.nbytes, dtype=torch.uint8, device=device)
         self.there: dict[str, Tensor] = {}
-        place = 0
+        offset = 0
         for name, (shape, _) in fields.items():
             array = self.host[name]
-            there = self._bytes[place : place + array.nbytes]
-            self.there[name] = there.view(torch.from_numpy(np.zeros(0, array.dtype)).dtype).view(shape)
-            place += array.nbytes
+            view = self._bytes[offset : offset + array.nbytes]
+            self.there[name] = view.view(torch.from_numpy(np.zeros(0, array.dtype)).dtype).view(shape)
+            offset += array.nbytes
 
     def send(self) -> None:
-        """`host` as it is now; it may be written to again at once."""
+        """Copy `host` to the device; it may be overwritten at once."""
         sent = torch.from_numpy(self.host.reshape(1).view(np.uint8))
         if self._bytes.is_cuda:
-            sent = sent.pin_memory()  # a copy, kept by torch until it is on the device
+            sent = sent.pin_memory()  # a copy, kept alive by torch until it is on the device
         self._bytes.copy_(sent, non_blocking=True)
 
 
 class Arriving:
-    """Copies of tensors on their way to the host, as they are now."""
+    """Asynchronous copies of tensors to the host, with their values at this point of the stream."""
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        self._landed: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         if device.type != "cuda":
             self._tensors = [tensor.clone() for tensor in tensors]
             return
@@ -72,15 +76,15 @@ class Arriving:
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
             for tensor in tensors
         ]
-        self._landed = torch.cuda.current_stream(device).record_event()
+        self._copied = torch.cuda.current_stream(device).record_event()
 
     @property
     def are_there(self) -> bool:
-        """Whether `wait` would not."""
-        return self._landed is None or bool(self._landed.query())  # type: ignore[no-untyped-call]
+        """Return whether the copies are complete, so that `wait` returns at once."""
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> list[Tensor]:
-        """All that the device was told before, the copies too, is done."""
-        if self._landed is not None:
-            self._landed.synchronize()
+        """Wait for the copies and all earlier work of the device, and return the host tensors."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._tensors

@@ -1,1 +1,1 @@
-"""What runs next and why: pure Python over integers. No torch, no clock of its own, no randomness of its own."""
+"""Scheduling in pure Python over integers: no torch, no clock of its own, no randomness of its own."""

@@ -1,7 +1,7 @@
-"""What one step does, as the scheduler decided it. Frozen, and complete when built.
+"""One step's work as decided by the scheduler: frozen, and complete when built.
 
-A batch speaks of slots and changes, not of whole states: the runner keeps each slot's tokens, page table and sampling
-parameters, so the cost of telling it what to do grows with what changed, not with what runs.
+A batch describes slots and changes, not whole states. The runner keeps each slot's tokens, page table and sampling
+parameters, so the size of a batch grows with the number of changes, not with the number of running sequences.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from engine.types import Alternative, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A sequence enters a slot, for the first time or again after a pause."""
+    """A sequence that enters a slot, for the first time or after a preemption."""
 
     slot: int
-    tokens: tuple[int, ...]  # all known tokens: the prompt, and what was generated before a pause
+    tokens: tuple[int, ...]  # all known tokens: the prompt, and tokens generated before a preemption
     prompt_len: int
     choice: int
     sampling: SamplingParams
@@ -27,18 +27,21 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions start..start+length-1 of a slot's tokens are put through the model."""
+    """Positions start..start+length-1 of a slot's tokens, which go through the model in this step."""
 
     slot: int
     start: int
     length: int
-    samples: bool  # it ends at the last known token, so the next one is sampled
+    samples: bool  # the chunk ends at the last known token, so the next one is sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step. Memory moves happen before the forward, in this order: swap_out, copies, swap_in. What is swapped in is
-    there in the step after: nothing of it is read before."""
+    """One step.
+
+    Memory moves happen before the forward pass, in this order: swap_out, copies, swap_in. Swapped-in pages are complete
+    in the next step and are not read before.
+    """
 
     step: int
     swap_out: tuple[tuple[int, int], ...] = ()  # (device page, host page)
@@ -46,43 +49,42 @@ class Batch:
     swap_in: tuple[tuple[int, int], ...] = ()  # (host page, device page)
     joins: tuple[Join, ...] = ()
     grown: tuple[tuple[int, int, int], ...] = ()  # (slot, index in its page table, page)
-    decodes: tuple[int, ...] = ()  # slots whose last known token is the only one not computed yet
+    decodes: tuple[int, ...] = ()  # slots in which only the last known token is not computed yet
     chunks: tuple[Chunk, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of chunks."""
+        """Return the number of prompt tokens in the chunks."""
         return sum([chunk.length for chunk in self.chunks])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that go through the model."""
+        """Return the number of tokens that go through the model."""
         return len(self.decodes) + self.prompt_tokens
 
     @property
     def sampled(self) -> list[int]:
-        """The slots that get a new token, in the order in which an `Outcome` lists them."""
+        """Return the slots that get a new token, in the order of `Outcome.sampled`."""
         return [*self.decodes, *(chunk.slot for chunk in self.chunks if chunk.samples)]
 
     @property
     def is_empty(self) -> bool:
-        """True when there is nothing to compute and nothing to move."""
+        """Return whether there is nothing to compute and nothing to move."""
         return not (self.decodes or self.chunks or self.swap_out or self.copies or self.swap_in)
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """One new token and, when asked for, the model's log-probabilities around it."""
+    """One new token and, if requested, the log-probabilities at its position."""
 
-    token_id: int  # below zero: none, as the logits had a NaN
+    token_id: int  # negative: no token, because the logits contained NaN
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the forward pass yielded: one entry for each of `Batch.sampled`."""
+    """Results of the forward pass: one entry for each slot of `Batch.sampled`."""
 
     sampled: tuple[Sampled, ...]
-    # Which of the chunks have a NaN in them; empty: none. A last token that samples may be left out, as its next one
-    # says it.
+    # Chunks that contain NaN; empty: none. May leave out a last token that samples, as its sampled token reports NaN.
     broken: tuple[bool, ...] = ()

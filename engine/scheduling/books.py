@@ -1,4 +1,4 @@
-"""The scheduler's books: in one value for others, and held against every sequence."""
+"""Counters of the scheduler, the engine load built from them, and consistency checks."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ MECHANISMS = {Mechanism.SWAP: 0, Mechanism.PARTIAL: 1, Mechanism.RECOMPUTE: 2}  
 
 
 class ByClass:
-    """A number for each class. Read in every step, so kept where it changes."""
+    """One count for each service class. Read in every step, so updated where it changes."""
 
     def __init__(self) -> None:
         self._counts = [0] * len(ServiceClass)
 
     def change(self, service_class: ServiceClass, by: int) -> None:
-        """So many more, or less."""
+        """Add `by` to the count of a class."""
         self._counts[service_class] += by
 
     def __getitem__(self, service_class: ServiceClass) -> int:
         return self._counts[service_class]
 
     def all(self) -> tuple[int, int, int]:
-        """In the order of the classes."""
+        """Return the counts in the order of the classes."""
         interactive, standard, batch = self._counts
         return interactive, standard, batch
 
 
 class Totals:
-    """What only grows."""
+    """Counters that only grow."""
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter()
         self._preemptions = tuple([0] * len(MECHANISMS) for _ in ServiceClass)
 
     def add(self, name: str, by: int = 1) -> None:
-        """`name` is a field of `Counters`."""
+        """Add `by` to `name`, a field of `Counters`."""
         self._sums[name] += by
 
     def __getitem__(self, name: str) -> int:
         return self._sums[name]
 
     def preempted(self, service_class: ServiceClass, mechanism: Mechanism) -> None:
-        """One of a class was paused so."""
+        """Count a preemption."""
         self._preemptions[service_class][MECHANISMS[mechanism]] += 1
 
     def counters(self) -> Counters:
-        """As others read them."""
+        """Return the counters in the form that is sent to other processes."""
         preemptions = tuple((swap, partial, recompute) for swap, partial, recompute in self._preemptions)
         return Counters(**self._sums, preemptions=preemptions)
 
 
 def load_of(scheduler: Scheduler) -> Load:
-    """The books in one value."""
+    """Return the engine's current load and counters."""
     pool, host = scheduler.memory.pool, scheduler.memory.host
     return Load(
         running=scheduler.running_by_class.all(),
@@ -71,7 +71,10 @@ def load_of(scheduler: Scheduler) -> Load:
 
 
 def check_integrity(scheduler: Scheduler) -> None:
-    """Hold slots, pages, host pages and queue against every sequence. Raises `IntegrityError`. O(everything)."""
+    """Check slots, pages, host pages and queue against every sequence.
+
+    Raises `IntegrityError` or `AssertionError`. The cost grows with all pages and sequences.
+    """
     alive = [sequence for choices in scheduler.requests.values() for sequence in choices]
     scheduler.memory.pool.check_integrity(sequence.page_table for sequence in alive)
     scheduler.memory.host.check_integrity([*(s.host_pages for s in alive), scheduler.moves.spent_host_pages])

@@ -1,9 +1,9 @@
-"""When those who wait may be let in at all: at every step, or a batch at a time.
+"""Admission of waiting sequences by batching mode: at every step, or one batch at a time.
 
-Continuous batching lets them in at every step (Orca, Yu et al., OSDI'22). The others are baselines on the same slots,
-pages and kernels: `static` batches as TensorFlow Serving does, a full batch or whatever came within `batch_timeout`;
-`dynamic` as Triton Inference Server does, at `batch_size` at the latest. Both let nobody in until all of a batch have
-left, and pause nobody for those who wait.
+Continuous batching admits at every step (Orca, Yu et al., OSDI'22). The other modes are baselines on the same slots,
+pages and kernels. `static` batches like TensorFlow Serving: a full batch, or all sequences that arrived within
+`batch_timeout`. `dynamic` batches like Triton Inference Server, with `batch_size` sequences at most. Both admit no
+sequence until the whole batch has left, and preempt none for a waiting one.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from engine.config import EngineConfig
 
 
 class Gate:
-    """Counts those who wait for their first slot, in the order in which they came."""
+    """Sequences that wait for a batch to begin, in order of arrival."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.is_always_open = config.batching == "continuous"
         self.size = config.max_num_seqs if config.batch_size is None else config.batch_size
         self.timeout = config.batch_timeout
-        self._since: OrderedDict[object, float] = OrderedDict()
+        self._arrival_times: OrderedDict[object, float] = OrderedDict()
 
     def arrive(self, key: object, now: float) -> None:
-        """Somebody begins to wait."""
+        """Add a sequence that begins to wait."""
         if not self.is_always_open:
-            self._since[key] = now
+            self._arrival_times[key] = now
 
     def leave(self, key: object) -> None:
-        """And is gone, or let in."""
-        self._since.pop(key, None)
+        """Remove a sequence that has ended or is admitted."""
+        self._arrival_times.pop(key, None)
 
     def room(self, running: int, now: float) -> int | None:
-        """How many may be let in now; None is as many as there are slots for."""
+        """Return how many sequences may be admitted now; None is as many as there are free slots."""
         if self.is_always_open:
             return None
         return self.size if not running and self.opens_at(now) <= now else 0
 
     def opens_at(self, now: float) -> float:
-        """When a batch of those who wait is complete, if nobody else comes."""
-        if self.is_always_open or len(self._since) >= self.size:
+        """Return when a batch of the waiting sequences is complete, if no other sequence arrives."""
+        if self.is_always_open or len(self._arrival_times) >= self.size:
             return now
-        return next(iter(self._since.values()), now) + self.timeout
+        return next(iter(self._arrival_times.values()), now) + self.timeout

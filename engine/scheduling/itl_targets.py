@@ -1,10 +1,8 @@
-"""Time targets of a step that carries prompts: how long it may take beside running streams, and in which order prompts
-are read (docs/decisions/0029).
+"""Time limits of steps that carry prompts beside running streams, and the order of prompts (docs/decisions/0029).
 
-A step may last until the earliest next token is due at its stream's target pace, and never longer than the target of
-any stream in it; for a single prompt two thirds of that. It uses this time only as far as prompts are urgent: by how
-long they have waited and how much of them is left to compute. The pace is a token deadline as in Andes (Liu et al.,
-2024).
+A step may last until the earliest next token is due at its stream's target pace, but never longer than the target of
+any stream in it; for a single prompt two thirds of that. It uses this time only as far as prompts are urgent, measured
+by the time they have waited and the work left. The pace is a token deadline as in Andes (Liu et al., 2024).
 """
 
 from __future__ import annotations
@@ -16,12 +14,13 @@ from engine.config import EngineConfig
 from engine.scheduling.sequence import Sequence
 from engine.types import ServiceClass
 
-PLANNED_SHARE = 0.95  # of a target, for a step takes at times longer than estimated
-TTFT_URGENT_SECONDS = 1.0  # waited and still to compute, at which prompts get the full target (Nielsen, 1993)
+PLANNED_SHARE = 0.95  # of a target, because a step sometimes takes longer than estimated
+# Sum of time waited and time left to compute at which prompts get the full target (Nielsen, 1993).
+TTFT_URGENT_SECONDS = 1.0
 LONE_PROMPT_SHARE = 2 / 3  # of a target, for a single prompt: many streams would slow down for one
-MANY_PROMPTS = 4  # from which on they get the full target
-MAX_LAG_SECONDS = 0.5  # a stream that is further behind its pace than this catches up only so much
-AGEING = 4.0  # a prompt that takes a second to compute is overtaken only by prompts less than so many seconds younger
+MANY_PROMPTS = 4  # number of prompts from which on they get the full target
+MAX_LAG_SECONDS = 0.5  # a stream that lags further behind its pace catches up only this much
+AGEING = 4.0  # a prompt that takes a second to compute is overtaken only by prompts less than this many seconds younger
 
 
 class ItlTargets:
@@ -37,8 +36,11 @@ class ItlTargets:
     def step_seconds(
         self, decodes: Iterable[Sequence], prompts: list[Sequence], token_seconds: float, now: float
     ) -> tuple[float, float]:
-        """Return the longest step that keeps every stream of `decodes` at its target, and the urgency (0 to 1) of
-        `prompts` at `token_seconds` a token."""
+        """Return the longest allowed step in seconds and the urgency of `prompts`, from 0 to 1.
+
+        The step keeps every stream of `decodes` at its target. The urgency depends on `token_seconds`, the time per
+        prompt token.
+        """
         planned = _planned_share(len(prompts))
         longest = math.inf
         for sequence in decodes:
@@ -50,8 +52,7 @@ class ItlTargets:
 
     @staticmethod
     def _next_due(sequence: Sequence, target: float, now: float) -> float:
-        """When the next token of a stream is due, one target after the last one was. Tokens that came early are
-        credit."""
+        """Return when the next token of a stream is due, one target after the last. Early tokens count as credit."""
         if not sequence.paced_tokens:
             sequence.next_due = now + target
         else:
@@ -62,14 +63,16 @@ class ItlTargets:
 
 
 def _planned_share(prompts: int) -> float:
-    """Return the share of a target that a step with so many prompts is planned to take."""
+    """Return the share of a target that a step with `prompts` prompts is planned to take."""
     crowd = min(1.0, max(0, prompts - 1) / (MANY_PROMPTS - 1))
     return PLANNED_SHARE * (LONE_PROMPT_SHARE + (1 - LONE_PROMPT_SHARE) * crowd)
 
 
 def prefill_rank(sequence: Sequence, token_seconds: float) -> tuple[float, ...]:
-    """Sort key of a tenant's prompts: priority, deadline, then shortest remaining prefill first, aged: each second of
-    waiting outweighs 1 / `AGEING` seconds of prefill."""
+    """Return the sort key of a tenant's prompts: priority, deadline, then shortest remaining prefill, with ageing.
+
+    Each second of waiting outweighs 1 / `AGEING` seconds of prefill.
+    """
     request = sequence.request
     deadline = math.inf if request.deadline is None else request.deadline
     virtual_start = sequence.waiting_since + AGEING * token_seconds * sequence.num_uncomputed

@@ -1,4 +1,4 @@
-"""What pages a sequence has, would need, and can take over from others. Whose turn it is, is decided elsewhere."""
+"""KV page allocation for sequences: current, missing and reusable pages. Their order is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.scheduling.sequence import Sequence, State
 
 
 class Memory:
-    """Device and host pages of one engine. What has to be copied for its changes is told to `moves`."""
+    """Device and host pages of one engine. The required copies are recorded in `moves`."""
 
     def __init__(self, config: EngineConfig, moves: Moves, num_pages: int, host_pages: int) -> None:
         self.pool = PagePool(num_pages)
@@ -23,16 +23,19 @@ class Memory:
         self._caching = config.enable_prefix_caching
 
     def begin_step(self) -> None:
-        """Host pages that a step before has read may be written again."""
+        """Return host pages that the previous step has read to the pool."""
         self.host.release(self._moves.spent_host_pages)
         self._moves.spent_host_pages = []
 
-    # Before it has a slot -----------------------------------------------------------------------------------------
+    # Admission ----------------------------------------------------------------------------------------------------
 
     def reusable(self, sequence: Sequence, movable: list[Sequence]) -> list[int]:
-        """Pages whose content `sequence` would otherwise compute; takes no reference. They stay what they are while
-        `movable` are paused: published pages are remembered, and a lead is only copied when it stays."""
-        if sequence.host_pages:  # what the cache still has need not come back from host memory
+        """Return pages with content that `sequence` would otherwise compute, without taking references.
+
+        They stay valid while `movable` are preempted: published pages remain cached, and the pages of a lead are used
+        only if it stays.
+        """
+        if sequence.host_pages:  # pages that are still cached need not be copied from host memory
             full = sequence.num_computed // self._size
             return self.pool.lookup(islice(sequence.reusable_digests(), full)) if self._caching else []
         lead = sequence.lead
@@ -43,27 +46,29 @@ class Memory:
         return self.pool.lookup(sequence.reusable_digests()) if self._caching else []
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Of a prompt that waits, those that the prefix cache has."""
+        """Return how many prompt tokens of a waiting sequence the prefix cache holds."""
         return len(self.pool.lookup(sequence.reusable_digests())) * self._size if self._caching else 0
 
     def lacking(self, sequence: Sequence, reused: list[int]) -> int:
-        """Pages that `sequence` needs beyond `reused` and those that are available; negative: so many are to spare."""
-        # Cached pages that it takes up again leave `available` too; a page that it shares and will write is copied.
+        """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
+        # Cached pages that it reuses leave `available` too; a page that it shares and will write is copied.
         idle = sum(self.pool.references(page) == 0 for page in reused)
         shared = min(len(reused), (len(sequence.tokens) - 1) // self._size)
         return sequence.pages_needed - shared + idle - self.pool.available
 
     def reclaimable(self, movable: Iterable[Sequence], reused: list[int]) -> int:
-        """Pages that pausing all of `movable` would make available to one that takes up `reused`."""
-        taken_up = set(reused)  # pausing their holders gains nothing: they leave `available` at once
-        held = Counter(page for s in movable for page in s.page_table if page not in taken_up)
+        """Return the pages available to a sequence that reuses `reused` once all of `movable` are preempted."""
+        reused_pages = set(reused)  # preempting their holders gains nothing: they leave `available` at once
+        held = Counter(page for s in movable for page in s.page_table if page not in reused_pages)
         return sum(count == self.pool.references(page) for page, count in held.items())
 
-    # While it has one ---------------------------------------------------------------------------------------------
+    # While running ------------------------------------------------------------------------------------------------
 
     def furnish(self, sequence: Sequence, reused: list[int]) -> bool:
-        """Give `sequence` pages for all its known tokens; there are enough. True when some of their contents are on
-        their way from host memory."""
+        """Allocate pages for all known tokens of `sequence`; the caller has checked that there are enough.
+
+        Returns whether some of their contents are still being copied from host memory.
+        """
         pool, size = self.pool, self._size
         for page in reused:
             pool.acquire(page)
@@ -77,16 +82,16 @@ class Memory:
                 pool.release([reused[-1]])
         table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
         sequence.page_table = table
-        known, kept = len(reused), sequence.host_pages
+        num_reused, host_pages = len(reused), sequence.host_pages
         sequence.host_pages = []
-        self._moves.spend(kept[:known])
-        if known >= len(kept):
+        self._moves.spend(host_pages[:num_reused])
+        if num_reused >= len(host_pages):
             return False
-        self._moves.swap_in(kept[known:], table[known : len(kept)])
+        self._moves.swap_in(host_pages[num_reused:], table[num_reused : len(host_pages)])
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """One page more, if there is one."""
+        """Add one page to `sequence`; return False if none is available."""
         if not self.pool.available:
             return False
         assert sequence.slot is not None
@@ -96,27 +101,27 @@ class Memory:
         return True
 
     def publish(self, sequence: Sequence, computed: int) -> None:
-        """The full pages among the first `computed` tokens can be found by others."""
+        """Publish the full pages among the first `computed` tokens to the prefix cache."""
         if self._caching:
             for index in range(sequence.num_published, computed // self._size):
                 self.pool.publish(sequence.page_table[index], sequence.digest(index))
                 sequence.num_published = index + 1
 
-    # When it leaves -----------------------------------------------------------------------------------------------
+    # Release ------------------------------------------------------------------------------------------------------
 
     def swap_out(self, sequence: Sequence) -> None:
-        """Keep what it computed in host memory; there is room."""
-        written = sequence.page_table[: -(-sequence.num_computed // self._size)]
-        sequence.host_pages = self.host.allocate(len(written))
-        self._moves.swap_out(written, sequence.host_pages)
+        """Copy the computed pages of `sequence` to host memory; the caller has checked that there is room."""
+        written_pages = sequence.page_table[: -(-sequence.num_computed // self._size)]
+        sequence.host_pages = self.host.allocate(len(written_pages))
+        self._moves.swap_out(written_pages, sequence.host_pages)
 
     def release(self, sequence: Sequence) -> None:
-        """Give back its device pages, the last ones first to be taken by others."""
+        """Release its device pages, so that the last ones are evicted first."""
         self.pool.release(reversed(sequence.page_table))
         sequence.page_table, sequence.num_published = [], 0
 
     def forget(self, sequence: Sequence) -> None:
-        """Give back its host pages."""
+        """Release its host pages."""
         self._moves.cancel_swap_out(sequence.host_pages)
         self.host.release(sequence.host_pages)
         sequence.host_pages = []

@@ -1,4 +1,4 @@
-"""What a step moves besides tokens, collected while it is being decided."""
+"""Page moves and slot changes of one step, collected while the step is being scheduled."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from engine.scheduling.batch import Batch, Chunk, Join
 
 
 class Moves:
-    """Collects page moves and slot changes until `build` turns them into a batch.
+    """Page moves and slot changes, collected until `build` turns them into a batch.
 
     Within a step the runner first swaps out, then copies (every source is read before any target is written), then
-    begins to swap in, then applies `grown`, then joins. A page given up in a step may therefore be given out again in
-    it. Host pages are different: one that is read by a swap-in must not be written by a swap-out of the same step, so
-    the scheduler returns `spent_host_pages` to the host pool only when the next one is decided.
+    begins to swap in, then applies `grown`, then joins. A page released in a step may therefore be reused in the same
+    step. Host pages are different: a page that a swap-in reads must not be written by a swap-out of the same step. The
+    scheduler therefore returns `spent_host_pages` to the host pool only when it schedules the next step.
     """
 
     def __init__(self) -> None:
@@ -29,38 +29,41 @@ class Moves:
         self.joined: set[int | None] = set()  # slots filled in the step: their pages are not written yet
 
     def swap_out(self, pages: Seq[int], host_pages: Seq[int]) -> None:
-        """Device pages go to host memory."""
+        """Copy device pages to host memory."""
         self._swap_out += zip(pages, host_pages, strict=True)
 
     def cancel_swap_out(self, host_pages: Seq[int]) -> None:
-        """Who was to be kept is gone; its host pages may be somebody else's by the time of the step."""
-        gone = set(host_pages)
-        self._swap_out = [move for move in self._swap_out if move[1] not in gone]
+        """Cancel the swap-out of a sequence that has ended.
+
+        By the time of the step its host pages may belong to another sequence.
+        """
+        cancelled = set(host_pages)
+        self._swap_out = [move for move in self._swap_out if move[1] not in cancelled]
 
     def swap_in(self, host_pages: Seq[int], pages: Seq[int]) -> None:
-        """Host pages come back to the device."""
+        """Copy host pages back to the device."""
         self._swap_in += zip(host_pages, pages, strict=True)
         self.spend(host_pages)
 
     def spend(self, host_pages: Seq[int]) -> None:
-        """Nobody needs what these host pages hold, once the step is under way."""
+        """Release host pages once the step has been launched."""
         self.spent_host_pages += host_pages
 
     def copy(self, source: int, target: int) -> None:
-        """Copy-on-write: `target` becomes a private copy of the shared page `source`."""
+        """Copy-on-write: make `target` a private copy of the shared page `source`."""
         self._copies.append((source, target))
 
     def grow(self, slot: int, index: int, page: int) -> None:
-        """Entry `index` of the page table in `slot` is `page`."""
+        """Set entry `index` of the page table in `slot` to `page`."""
         self._grown.append((slot, index, page))
 
     def join(self, join: Join) -> None:
-        """A sequence enters a slot."""
+        """Put a sequence into a slot."""
         self._joins.append(join)
         self.joined.add(join.slot)
 
     def build(self, step: int, decodes: Seq[int], chunks: Seq[Chunk]) -> Batch:
-        """The step's batch. Starts collecting for the next one."""
+        """Return the step's batch and start collecting for the next one."""
         batch = Batch(
             step=step,
             swap_out=tuple(self._swap_out),

@@ -1,4 +1,4 @@
-"""What others must know about each step, in order: tokens, ends, and where everybody's time goes."""
+"""Events of each step, in order: tokens, ends and status changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ log = logging.getLogger("carousel.engine")
 
 
 class News:
-    """Collects events until they are taken. `events` is open to whoever writes one for each token."""
+    """Buffer of events until they are taken. Code that emits an event per token appends to `events` directly."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self._held_back: list[Sequence] = []  # who decodes, and was told that others' pace comes first
+        self._budget_waiters: list[Sequence] = []  # decoding sequences reported as waiting for the budget
 
     def take(self) -> list[Event]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         events, self.events = self.events, []
         return events
 
     def tell(self, sequence: Sequence, phase: Phase, now: float, cause: Cause | None = None, cached: int = 0) -> None:
-        """From now on the time of `sequence` goes to `phase`, for `cause`."""
+        """Report that the time of `sequence` belongs to `phase` from now on, because of `cause`."""
         sequence.phase, sequence.cause = phase, cause
         is_paused = phase is Phase.PAUSED
         self.events.append(
@@ -51,26 +51,29 @@ class News:
         code: str = "",
         param: str | None = None,
     ) -> None:
-        """It ends without a token."""
+        """Report that a choice ended without a token."""
         if finish is FinishReason.ERROR:
             log_request(log, logging.INFO, sequence.request, "choice %d failed: %s", sequence.choice, message)
         self.tell(sequence, Phase.ENDED, now)
         self.events.append(EndEvent(sequence.request.id, sequence.choice, finish, message, code, param))
 
     def tell_passed_over(self, sequences: list[Sequence], now: float) -> None:
-        """The tokens of this step go to others than `sequences` first. Who decodes hears it once, when that begins, and
-        once when all ride again: in between it takes turns."""
-        decoding = False
+        """Report the running sequences that get no tokens in this step.
+
+        A decoding sequence is reported once when that begins, and once when all decoding sequences get tokens again; in
+        between it takes turns.
+        """
+        any_decoding = False
         for sequence in sequences:
-            decodes = sequence.num_uncomputed <= 1
-            decoding = decoding or decodes
-            # Whose pages are still on their way hears it when they are there.
+            is_decoding = sequence.num_uncomputed <= 1
+            any_decoding = any_decoding or is_decoding
+            # Sequences that are being swapped in are reported when their pages have arrived.
             if sequence.cause is not Cause.BUDGET and sequence.phase is not Phase.SWAPPING:
                 self.tell(sequence, sequence.phase, now, Cause.BUDGET)
-                if decodes:
-                    self._held_back.append(sequence)
-        if self._held_back and not decoding:
-            for sequence in self._held_back:
+                if is_decoding:
+                    self._budget_waiters.append(sequence)
+        if self._budget_waiters and not any_decoding:
+            for sequence in self._budget_waiters:
                 if sequence.state is State.RUNNING and sequence.phase is Phase.DECODE:
                     self.tell(sequence, Phase.DECODE, now)
-            self._held_back = []
+            self._budget_waiters = []

@@ -1,12 +1,17 @@
-"""What steps cost, learnt from those that were made: the costs measured at start are a first guess, from three steps on
-a machine that may have been busy just then.
+"""Step-time model learnt from completed steps.
 
-A step of decodes takes a base and so much for each row: a least-squares line whose memory fades (recursive least
-squares with a forgetting factor), through steps with few prompt tokens too, less what those take, and held by what a
-lone row takes. What a step with prompts takes beyond its rows is laid to their tokens. What a lone row takes is a low
-expectile of what was seen (Newey and Powell, 1987): noise only ever adds to a step, but the fastest of all may have
-been a quiet moment's. Where nobody is alone, a step of many rows says it too, as far as the line reaches down to one.
-How much rides along with whom depends on it, and when a deadline is given up; no text does.
+The costs measured at startup are only a first estimate: they come from three steps on a machine that may have been busy
+at that time.
+
+A decode step takes a base time plus a time per row. The line is fitted by recursive least squares with a forgetting
+factor. Steps with few prompt tokens contribute too, after subtraction of the prompt time, and the known time of a
+single-row step anchors the line. Time beyond the rows' share in a step with prompts is attributed to the prompt tokens.
+
+The time of a single-row step is a low expectile of the observed times (Newey and Powell, 1987). Noise only ever
+lengthens a step, but the minimum may come from one unusually quiet moment. If no step has a single row, steps of many
+rows are scaled down to one, as far as the line can be extrapolated.
+
+Piggybacked work and the detection of unreachable deadlines depend on this model; generated text does not.
 """
 
 from __future__ import annotations
@@ -14,115 +19,117 @@ from __future__ import annotations
 from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
 
-FADE = 0.998  # of what is known of rows, with each step that tells of them: half of it is forgotten in 350
-FADE_PROMPTS = 0.98  # of what is known of tokens, with each step that reads prompts
-GUESS = 20.0  # steps that the costs measured at start count for
-GUESS_TOKENS = 128  # in each of them
-MOSTLY = 2.0  # times what its rows are foreseen to take, below which a step with prompts tells of rows too
-STRAY = 4.0  # times what was foreseen, beyond which a step was held up by something else
-STRAYS = 50  # in a row, after which it is the machine that has become slower
-FALL = 0.2  # of the way to what a step took that was faster than a lone one is held to be
-RISE = 0.02  # and to what a lone one took that was slower
-LONE = 2  # rows up to which a step says by itself what a lone one takes
-ANCHOR = 10.0  # steps that what a lone one takes counts for, beside those that were seen
-REACH = 3.0  # standard deviations of the rows from their mean, as far as the line can be believed
-HURRY = 0.5  # of the time that is foreseen: a promise is given up only when not even that is left
-FEWEST = 0.25  # variance of the rows below which their price cannot be told
+ROW_FORGETTING = 0.998  # forgetting factor of the row fit per observed step: half the weight is gone after 350
+PROMPT_FORGETTING = 0.98  # forgetting factor of the prompt-token fit per observed step with prompts
+STARTUP_STEPS = 20.0  # steps; weight of the costs measured at startup
+STARTUP_PROMPT_TOKENS = 128  # prompt tokens in each of these steps
+MAX_PROMPT_TIME_RATIO = 2.0  # times the rows' estimate, below which a step with prompts contributes to the row fit
+OUTLIER_RATIO = 4.0  # times the estimate, above which a step is treated as an outlier
+MAX_OUTLIERS = 50  # consecutive outliers, after which the machine is assumed to have become slower
+FALL_RATE = 0.2  # fraction of the way down to the time of a step faster than the single-row estimate
+RISE_RATE = 0.02  # fraction of the way up to the time of a slower single-row step
+MAX_SINGLE_ROWS = 2  # rows up to which a step is a direct sample of the single-row time
+ANCHOR_STEPS = 10.0  # steps; weight of the single-row time beside the observed steps
+MAX_SIGMAS = 3.0  # standard deviations of the rows from their mean, within which the line is trusted
+OPTIMISTIC_SHARE = 0.5  # fraction of the estimate; a deadline is given up only if not even this much time is left
+MIN_ROW_VARIANCE = 0.25  # variance of the row count, below which the time per row cannot be fitted
 
 
 class Pace:
-    """Seconds of a step by its rows and prompt tokens."""
+    """Seconds of a step as a function of its decode rows and prompt tokens."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self.row_seconds = costs.row_seconds
-        self.lone_seconds = costs.decode_seconds  # of a step in which one decodes, mostly without its neighbours' noise
-        self.token_seconds = 1 / costs.prefill_tokens_per_second  # of a prompt token that rides in a step
+        self.lone_seconds = costs.decode_seconds  # of a step with one decode row, mostly free of neighbours' noise
+        self.token_seconds = 1 / costs.prefill_tokens_per_second  # per prompt token in a step
         self._base = costs.decode_seconds - costs.row_seconds
-        # Sums over the steps seen, fading: their number, rows, seconds, rows squared, rows times seconds.
+        # Fading sums over the observed steps: count, rows, seconds, rows squared, rows times seconds.
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         if costs.decode_seconds:
             for rows in (1, 8):
-                self._add(rows, self.step_seconds(rows), GUESS / 2)
-        self._strays = [0, 0]  # in a row, of steps of decodes alone and of those with prompts
-        # Of the steps with prompts: tokens squared, and tokens times seconds.
-        self._tt = GUESS * GUESS_TOKENS**2
+                self._add(rows, self.step_seconds(rows), STARTUP_STEPS / 2)
+        self._outliers = [0, 0]  # consecutive outliers, of decode-only steps and of steps with prompts
+        # Over the steps with prompts: tokens squared, and tokens times seconds.
+        self._tt = STARTUP_STEPS * STARTUP_PROMPT_TOKENS**2
         self._ts = self._tt * self.token_seconds
 
     def step_seconds(self, rows: int) -> float:
-        """Of a step in which so many decode."""
+        """Return the seconds of a step with `rows` decode rows."""
         return max(0.0, self._base + rows * self.row_seconds)
 
     def prompt_seconds(self, tokens: int) -> float:
-        """What so many prompt tokens add to a step."""
+        """Return the seconds that `tokens` prompt tokens add to a step."""
         return tokens * self.token_seconds
 
     def seconds(self, rows: int, tokens: int) -> float:
-        """Of a step in which `rows` decode and `tokens` of prompts are read."""
+        """Return the seconds of a step with `rows` decode rows and `tokens` prompt tokens."""
         return self.step_seconds(rows) + self.prompt_seconds(tokens)
 
     def least_seconds(self, sequence: Sequence, cached_tokens: int = 0) -> float:
-        """What is left of `sequence` cannot be done in less, alone on the machine and with luck: what it has said may
-        be all but its last token, unless its caller asked for more; and the machine may be as fast as it ever was said
-        to be, at start or by now."""
+        """Return a lower bound on the seconds that `sequence` still needs.
+
+        Assumes that it has the machine to itself, at the fastest speed measured at startup or since. The next token may
+        be its last unless the caller requires more.
+        """
         missing = sequence.num_tokens - max(sequence.num_computed, cached_tokens) - 1
-        a_token = min(self.token_seconds, self._costs.prefill_seconds(1))
-        a_step = min(self.lone_seconds, self._costs.decode_seconds)
-        return HURRY * (max(0, missing) * a_token + sequence.least_remaining * a_step)
+        token_time = min(self.token_seconds, self._costs.prefill_seconds(1))
+        step_time = min(self.lone_seconds, self._costs.decode_seconds)
+        return OPTIMISTIC_SHARE * (max(0, missing) * token_time + sequence.least_remaining * step_time)
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step of `rows` decodes, `tokens` prompt tokens and nothing else took that long."""
-        foreseen = self.seconds(rows, tokens)
+        """Learn from a step without page moves: `rows` decode rows and `tokens` prompt tokens took `seconds`."""
+        estimate = self.seconds(rows, tokens)
         if seconds <= 0.0:
             return
-        strays, kind = self._strays, bool(tokens)
-        strays[kind] = strays[kind] + 1 if foreseen and seconds > STRAY * foreseen else 0
-        if 0 < strays[kind] <= STRAYS:
+        outliers, kind = self._outliers, bool(tokens)
+        outliers[kind] = outliers[kind] + 1 if estimate and seconds > OUTLIER_RATIO * estimate else 0
+        if 0 < outliers[kind] <= MAX_OUTLIERS:
             return
         if tokens:
-            for_rows = self.step_seconds(rows)
-            extra = max(0.0, seconds - for_rows)
-            if rows and foreseen < MOSTLY * for_rows:
+            row_time = self.step_seconds(rows)
+            extra = max(0.0, seconds - row_time)
+            if rows and estimate < MAX_PROMPT_TIME_RATIO * row_time:
                 self._learn_rows(rows, max(0.0, seconds - self.prompt_seconds(tokens)))
-            self._tt = FADE_PROMPTS * self._tt + tokens * tokens
-            self._ts = FADE_PROMPTS * self._ts + tokens * extra
+            self._tt = PROMPT_FORGETTING * self._tt + tokens * tokens
+            self._ts = PROMPT_FORGETTING * self._ts + tokens * extra
             self.token_seconds = self._ts / self._tt
         elif rows:
             self._learn_rows(rows, seconds)
-            if foreseen < STRAY * seconds:
-                self._learn_lone(rows, seconds)
+            if estimate < OUTLIER_RATIO * seconds:
+                self._learn_single_row(rows, seconds)
 
     def _learn_rows(self, rows: int, seconds: float) -> None:
-        self._n, self._x, self._y = FADE * self._n, FADE * self._x, FADE * self._y
-        self._xx, self._xy = FADE * self._xx, FADE * self._xy
+        self._n, self._x, self._y = ROW_FORGETTING * self._n, ROW_FORGETTING * self._x, ROW_FORGETTING * self._y
+        self._xx, self._xy = ROW_FORGETTING * self._xx, ROW_FORGETTING * self._xy
         self._add(rows, seconds, 1.0)
-        # A lone step, which is known, holds the line where rows hardly differ and are many: by themselves they would
-        # say what one costs by how their contexts grow.
-        held = ANCHOR if self.lone_seconds else 0.0
-        lone = held * self.lone_seconds
-        n, x, y = self._n + held, self._x + held, self._y + lone
+        # The known single-row time anchors the line where row counts are high and hardly differ. Without it, the fit
+        # would attribute growing contexts to the rows.
+        weight = ANCHOR_STEPS if self.lone_seconds else 0.0
+        weighted_seconds = weight * self.lone_seconds
+        n, x, y = self._n + weight, self._x + weight, self._y + weighted_seconds
         mean = x / n
-        variance = (self._xx + held) / n - mean * mean
-        if variance >= FEWEST:
-            self.row_seconds = max(0.0, ((self._xy + lone) / n - mean * y / n) / variance)
+        variance = (self._xx + weight) / n - mean * mean
+        if variance >= MIN_ROW_VARIANCE:
+            self.row_seconds = max(0.0, ((self._xy + weighted_seconds) / n - mean * y / n) / variance)
         self._base = y / n - mean * self.row_seconds
 
-    def _learn_lone(self, rows: int, seconds: float) -> None:
-        is_known = rows <= LONE or self._reaches_one
-        if rows > LONE and is_known:
-            # In proportion, as what makes a machine fast or slow does it to every step.
+    def _learn_single_row(self, rows: int, seconds: float) -> None:
+        is_sample = rows <= MAX_SINGLE_ROWS or self._can_extrapolate
+        if rows > MAX_SINGLE_ROWS and is_sample:
+            # Scale in proportion: a change of the machine's speed affects every step alike.
             seconds *= self.step_seconds(1) / self.step_seconds(rows)
-        if seconds < self.lone_seconds:  # in any case: it takes no longer than one with more rows
-            self.lone_seconds += FALL * (seconds - self.lone_seconds)
-        elif is_known and self.lone_seconds:
-            self.lone_seconds += RISE * (seconds - self.lone_seconds)
+        if seconds < self.lone_seconds:  # in any case: a single-row step is not slower than one with more rows
+            self.lone_seconds += FALL_RATE * (seconds - self.lone_seconds)
+        elif is_sample and self.lone_seconds:
+            self.lone_seconds += RISE_RATE * (seconds - self.lone_seconds)
 
     @property
-    def _reaches_one(self) -> bool:
-        """Whether rows have differed enough for the line to say what a lone one takes."""
+    def _can_extrapolate(self) -> bool:
+        """Return whether row counts have varied enough to extrapolate the line to a single row."""
         mean = self._x / self._n
         variance = self._xx / self._n - mean * mean
-        return (mean - 1) ** 2 <= REACH * REACH * variance and self.step_seconds(1) > 0.0
+        return (mean - 1) ** 2 <= MAX_SIGMAS * MAX_SIGMAS * variance and self.step_seconds(1) > 0.0
 
     def _add(self, rows: int, seconds: float, weight: float) -> None:
         self._n += weight

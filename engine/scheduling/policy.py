@@ -1,9 +1,9 @@
-"""What the scheduler asks of a policy: who waits in which order, who is let in, who makes way, and how.
+"""Interface of scheduling policies: queue order, admission, preemption.
 
-The scheduler owns slots, pages and tokens, and keeps every promise about them; a policy chooses. One is ours
-(`policies/carousel.py`), the others are what comparable systems do (`policies/baselines.py`), so that a comparison has
-the same engine under it. A policy reads sequences, and changes of them only what is its own: `share_left`, `has_claim`,
-`is_overdue`, `account`.
+The scheduler owns slots, pages and tokens and enforces all guarantees about them; a policy makes the choices. One
+policy is ours (`policies/carousel.py`), the others follow comparable systems (`policies/baselines.py`), so that a
+comparison has the same engine under each row. A policy reads sequences and changes only its own fields of them:
+`share_left`, `has_claim`, `is_overdue`, `account`.
 """
 
 from __future__ import annotations
@@ -20,55 +20,57 @@ from engine.scheduling.pace import Pace
 from engine.scheduling.sequence import Sequence
 from engine.types import Cause, Mechanism
 
-# What a step may take for the prompts in it: some decode steps, within what people notice as even.
-STEPS_WORTH, LEAST_SECONDS, MOST_SECONDS = 3, 0.005, 0.03
-LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # of a step: fewer waste a pass over the weights, more gain nothing
+# Time for prompts in a step: a few decode steps, within limits that people perceive as even.
+STEP_TIME_DECODE_STEPS, MIN_STEP_SECONDS, MOST_SECONDS = 3, 0.005, 0.03
+LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # per step: fewer waste a pass over the weights, more gain nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How memory stands when somebody has to make way."""
+    """Memory situation when a sequence has to be preempted."""
 
-    lacking: int  # pages that must be freed now; 0 when only a slot is
-    expected: int  # pages that will be taken beyond those that are available, before the paused one is back
-    host: int  # host pages that are available
+    lacking: int  # pages that must be freed now; 0 if only a slot is needed
+    expected: int  # pages that will be taken beyond the available ones, before the preempted sequence resumes
+    host: int  # available host pages
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What a step carries."""
+    """Allocation of one step's tokens."""
 
     decodes: list[Sequence]  # in service order
-    held_back: list[Sequence]  # who could decode and waits for another step
-    prompts: list[tuple[list[Sequence], int]]  # groups in turn, and the most tokens that each may take
+    held_back: list[Sequence]  # sequences that could decode but wait for another step
+    prompts: list[tuple[list[Sequence], int]]  # groups in order, and the maximum tokens for each
 
 
 Movable = Callable[[], list[Sequence]]
 
 
 def nobody() -> list[Sequence]:
-    """May be paused."""
+    """Return no preemption candidates."""
     return []
 
 
 class Stage(Protocol):
-    """What a policy sees and may do while it admits."""
+    """View of the scheduler that a policy admits with."""
 
     @property
     def running(self) -> Seq[Sequence]:
-        """Who has a slot, in service order."""
+        """Return the sequences that have a slot, in service order."""
 
     def movable(self) -> list[Sequence]:
-        """Who may be paused in this step to let another run."""
+        """Return the sequences that may be preempted in this step so that another can run."""
 
     def try_start(self, sequence: Sequence, movable: Movable = nobody, margin: int | None = None) -> bool:
-        """Start `sequence`, pausing some of `movable` if it takes that, which are asked for only then; or, pausing
-        nobody, note what it lacks. `margin` pages must be left for those who run to grow; by default some are, where
-        there are many."""
+        """Start `sequence`, or record which resource is missing and preempt no sequence.
+
+        Preempts from `movable` if needed; it is evaluated lazily. `margin` pages must remain for running sequences to
+        grow; the default margin depends on the size of the pool and the number of running sequences.
+        """
 
 
 class Policy(ABC):
-    """The choices. Purely a function of what it was told: no clock, no randomness."""
+    """Scheduling choices as pure functions of their inputs: no clock, no randomness."""
 
     name: str
 
@@ -79,93 +81,103 @@ class Policy(ABC):
 
     @property
     def step_seconds(self) -> float:
-        """What a step may take for the prompts in it, as configured or from what steps are seen to take."""
+        """Return the time for prompts in a step, as configured or derived from observed steps."""
         if self.config.step_time is not None:
             return self.config.step_time
         if not self.pace.lone_seconds:
             return MOST_SECONDS
-        return max(LEAST_SECONDS, min(MOST_SECONDS, STEPS_WORTH * self.pace.lone_seconds))
+        return max(MIN_STEP_SECONDS, min(MOST_SECONDS, STEP_TIME_DECODE_STEPS * self.pace.lone_seconds))
 
-    # Who waits ----------------------------------------------------------------------------------------------------
+    # Queue --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def push(self, sequence: Sequence) -> None:
-        """`sequence` waits from now on: it has arrived, or was paused."""
+        """Queue `sequence`, which has arrived or was preempted."""
 
     @abstractmethod
     def remove(self, sequence: Sequence) -> None:
-        """It waits no longer: it is about to run, or to be gone."""
+        """Remove a sequence that is about to run or has ended."""
 
     @abstractmethod
     def in_order(self) -> Iterator[Sequence]:
-        """Everybody who waits, next first. Read only the first few: it is as long as the queue."""
+        """Iterate over all waiting sequences in order. As long as the queue, so read only the first few."""
 
     def num_ahead(self, sequence: Sequence) -> int:
-        """How many go before `sequence`, which is the first of its line and could not be let in."""
+        """Return how many sequences go before `sequence`, which is first in its queue but could not be admitted."""
         return 0
 
     def why_waits(self, sequence: Sequence) -> Cause:
-        """What keeps one who is not the first of its line."""
+        """Return why a sequence that is not first in its queue waits."""
         return Cause.ORDER
 
     # A step -------------------------------------------------------------------------------------------------------
 
     def begin_step(self, now: float) -> None:  # noqa: B027
-        """A step is about to be decided."""
+        """Prepare for the scheduling of a step."""
 
     @abstractmethod
     def admit(self, stage: Stage, now: float) -> None:
-        """Let those who wait join, as the rules have it."""
+        """Admit waiting sequences by the policy's rules."""
 
     @abstractmethod
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Who of those who run is served first: lower goes first. Must not change while it runs."""
+        """Return the sort key of a running sequence, lowest first. Must not change while it runs."""
 
     def prompt_tokens(self, decodes: int, riding: int = 0, seconds: float = 0.0) -> int:
-        """How many prompt tokens go with `decodes` rows that decode: what was configured, or what is read in
-        `step_seconds`, and no more than is recorded with them and `riding` others. What those rows take longer than a
-        lone one counts against it, as long as prompts have half of the step; while nobody decodes, it is twice as
-        much. `seconds` is granted for prompts in any case, unless a budget or `step_time` was configured."""
+        """Return the number of prompt tokens for a step with `decodes` decode rows.
+
+        This is the configured budget, or the tokens that are read in `step_seconds`, but no more than can be recorded
+        with these rows and `riding` others. Time of the rows beyond that of a single row is subtracted, as long as
+        prompts keep half of the step. A step without decode rows has twice the time. Prompts get at least `seconds`,
+        unless a budget or `step_time` is configured.
+        """
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        most, rows = self.step_seconds, self.pace.step_seconds(decodes)
-        granted = min(most, max(most + self.pace.lone_seconds - rows, rows)) if decodes else 2 * most
+        max_seconds, rows = self.step_seconds, self.pace.step_seconds(decodes)
+        granted = (
+            min(max_seconds, max(max_seconds + self.pace.lone_seconds - rows, rows)) if decodes else 2 * max_seconds
+        )
         if self.config.step_time is None:
             granted = max(granted, seconds)
-        in_time = granted / max(self.pace.token_seconds, 1e-9)
+        affordable = granted / max(self.pace.token_seconds, 1e-9)
         recorded = self.costs.recorded_tokens if decodes or riding else 0
-        room = recorded - riding if recorded else MOST_TOKENS
-        return max(LEAST_PROMPT_TOKENS, int(min(min(room, MOST_TOKENS) - decodes, in_time)))
+        recordable = recorded - riding if recorded else MOST_TOKENS
+        return max(LEAST_PROMPT_TOKENS, int(min(min(recordable, MOST_TOKENS) - decodes, affordable)))
 
     def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
-        """What goes into step number `step`, of those who could decode and those whose prompts are to be read, each in
-        service order."""
+        """Return the contents of step number `step`.
+
+        `decodes` are the sequences that could decode, `prefilling` those with prompt tokens to read, each in service
+        order.
+        """
         return Shares(decodes, [], [(prefilling, self.prompt_tokens(len(decodes)))])
 
-    # Who makes way ------------------------------------------------------------------------------------------------
+    # Preemption ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def may_make_way(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
-        """Of whom one is paused when there is no page for `growing`'s next token; not empty."""
+        """Return the candidates for preemption when there is no page for `growing`'s next token; not empty."""
 
     @abstractmethod
     def victim(self, candidates: Iterable[Sequence], pressure: Pressure) -> Sequence:
-        """Whom to pause, of those that may be; there is at least one."""
+        """Return the sequence to preempt among `candidates`, of which there is at least one."""
 
     @abstractmethod
     def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
-        """Why it and no other, in words that tell nobody else's name or words. `made_for`: who gets its place, where it
-        is not memory that ran short among equals."""
+        """Return why this sequence was chosen, without naming another client or its text.
+
+        `made_for` is the sequence that gets its place; None if memory ran short among equals.
+        """
 
     def mechanism(self, sequence: Sequence, pressure: Pressure) -> Mechanism:
-        """How it keeps what it computed: the cheapest way."""
+        """Return the cheapest way to keep the computed tokens of `sequence`."""
         return self.pause_cost(sequence, pressure)[1]
 
     def pause_cost(self, sequence: Sequence, pressure: Pressure) -> tuple[float, Mechanism]:
-        """Seconds of the machine that its pause will cost, and the mechanism that is cheapest.
+        """Return the machine time in seconds that a preemption will cost, and the cheapest mode.
 
-        With a prefix cache, dropped pages are gone only when somebody takes them, the last ones first; so what is
-        computed again is the tail that memory is wanted for, and what does not fill a page.
+        With a prefix cache, dropped pages disappear only when they are reused, the last ones first. Recomputation
+        therefore covers the tail whose pages are needed, and the tokens that do not fill a page.
         """
         size, costs = self.config.tokens_per_page, self.costs
         pages, computed = len(sequence.page_table), sequence.num_computed
@@ -175,21 +187,21 @@ class Policy(ABC):
         if self.config.enable_prefix_caching:
             kept = min(computed // size, max(0, pages - max(0, pressure.expected)))
         drop = self.pace.prompt_seconds(computed - kept * size), Mechanism.PARTIAL if kept else Mechanism.RECOMPUTE
-        written = -(-computed // size)
-        if written > pressure.host:
+        num_written = -(-computed // size)
+        if num_written > pressure.host:
             return drop
-        return min(drop, (costs.swap_seconds(written), Mechanism.SWAP), key=lambda way: way[0])
+        return min(drop, (costs.swap_seconds(num_written), Mechanism.SWAP), key=lambda option: option[0])
 
-    # What was done ------------------------------------------------------------------------------------------------
+    # Notifications ------------------------------------------------------------------------------------------------
 
     def started(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
-        """It has a slot; `fresh_tokens` of it go through the model for the first time."""
+        """Note that `sequence` got a slot; `fresh_tokens` of it go through the model for the first time."""
 
     def served(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
-        """Each of them got a token."""
+        """Note that each of `sequences` got a token."""
 
     def vacated(self, sequence: Sequence) -> None:  # noqa: B027
-        """It has no slot any longer: it has ended, or gives way."""
+        """Note that `sequence` lost its slot: it has ended or is preempted."""
 
     def paused(self, sequence: Sequence) -> None:  # noqa: B027
-        """It gave way, and is pushed again."""
+        """Note that `sequence` was preempted; it is pushed next."""

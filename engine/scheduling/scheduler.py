@@ -1,8 +1,8 @@
-"""Scheduler: decides each step, and takes in what the step yielded.
+"""Scheduler: decides each step and commits its outcome.
 
-State changes in `schedule` and `commit` only, and between steps in `submit`, `abort` and `pause`. It never calls back;
-what others must know is returned by `take_events`. Iteration-level scheduling follows Orca (Yu et al., OSDI'22),
-paging vLLM (Kwon et al., SOSP'23).
+State changes only in `schedule` and `commit`, and between steps in `submit`, `abort` and `pause`. The scheduler makes
+no callbacks; `take_events` returns all events. Iteration-level scheduling follows Orca (Yu et al., OSDI'22), paging
+follows vLLM (Kwon et al., SOSP'23).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Req
 
 log = logging.getLogger("carousel.engine")
 
-NOT_NUMBERS = (
-    "the model computed NaN for this request, so its answer ends here; float16 is too narrow for some models (--dtype "
-    "bfloat16 or float32), else the checkpoint is damaged"
+NAN_MESSAGE = (
+    "the model computed NaN for this request, so its answer ends here; either float16 is too narrow for this model "
+    "(use --dtype bfloat16 or float32), or the checkpoint is damaged"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class StepInFlight:
     """A step between its decision and its outcome."""
 
-    # Who fills a page or ends a chunk, in which pages, and how many of its tokens are computed then.
-    noted: list[tuple[Sequence, list[int], int]]
+    # Sequences that fill a page or end a chunk, their page tables, and how many of their tokens are computed then.
+    to_publish: list[tuple[Sequence, list[int], int]]
     sampled: list[Sequence]  # in the order of `Batch.sampled`
     chunked: list[Sequence]  # in the order of `Batch.chunks`
     num_tokens: int
-    turning: list[Sequence]  # who decodes from then on, or has its pages back
+    new_phases: list[Sequence]  # sequences that decode from then on, or have been swapped in
 
 
 class Scheduler:
-    """Slots, pages and the queue of one engine. Tokens are integers to it; time is what `now` says (seconds)."""
+    """Slots, pages and the queue of one engine. Tokens are integers; times are seconds on the clock of `now`."""
 
     def __init__(self, config: EngineConfig, policy: Policy, *, num_pages: int, host_pages: int, max_len: int) -> None:
         self.config = config
@@ -61,20 +61,20 @@ class Scheduler:
         self.totals = Totals()
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.slots: list[Sequence | None] = [None] * config.max_num_seqs
-        self.outgrown: list[Sequence] = []  # whose next token needs a page that they do not have
-        self.flights: deque[Flight] = deque()  # steps decided and not committed, oldest first
+        self.outgrown: list[Sequence] = []  # sequences that need a further page for the next token
+        self.flights: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
         self._news = News()
         self.waiting = Waiting(config, policy, self._news)
         self._deadlines = Deadlines(self._least_seconds)
-        self._decided_at = 0.0  # the step that is being decided, or was last
-        self._swapped_in: list[Sequence] = []  # in the step that is being decided
+        self._scheduled_at = 0.0  # time of the latest scheduling decision
+        self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
         self._arrivals = 0
-        self._most_margin = num_pages // 16  # that is left for those who run
+        self._max_margin = num_pages // 16  # upper bound of the default margin that is kept for running sequences
 
     # Between steps ------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
-        """Let `request` wait. The engine has checked that it fits context and pool, and that its id is new."""
+        """Queue `request`. The engine has checked that it fits context and pool, and that its ID is new."""
         size = self.config.tokens_per_page
         lead, *siblings = (
             Sequence(request, choice, self._arrivals, now, size, self.max_len) for choice in request.choices
@@ -90,8 +90,10 @@ class Scheduler:
         self.waiting.push(lead, now)
 
     def abort(self, request_id: str, now: float, choice: int | None = None) -> None:
-        """End a request, or one of its choices, wherever it is. Unknown and finished ones are ignored: an abort may
-        cross the last token on its way."""
+        """End a request, or one of its choices, in any state.
+
+        Unknown and finished IDs are ignored, because an abort may cross the last token.
+        """
         for sequence in list(self.requests.get(request_id, ())):
             if choice is None or sequence.choice == choice:
                 self._news.tell_end(sequence, now, FinishReason.ABORT)
@@ -106,8 +108,11 @@ class Scheduler:
         mechanism: Mechanism | None = None,
         pressure: Pressure | None = None,
     ) -> None:
-        """Take slot and pages from a running sequence, for `made_for` or, without, as memory ran short among equals; it
-        waits to go on. Without `mechanism` the policy chooses."""
+        """Take slot and pages from a running sequence and queue it again.
+
+        `made_for` is the sequence that gets its place; None if memory ran short among equals. Without `mechanism` the
+        policy chooses.
+        """
         assert sequence.state is State.RUNNING and sequence.slot not in self.moves.joined, sequence
         mechanism = mechanism or self.policy.mechanism(sequence, pressure or self._pressure(0))
         why = self.policy.why_victim(sequence, made_for)
@@ -117,7 +122,7 @@ class Scheduler:
         else:
             sequence.num_computed = 0
         self.totals.preempted(sequence.service_class, mechanism)
-        self._vacate(sequence)
+        self._release_slot(sequence)
         sequence.state = State.PAUSED
         sequence.paused_by = made_for.service_class if made_for is not None else None
         sequence.mechanism, sequence.paused_why = mechanism, why
@@ -132,7 +137,7 @@ class Scheduler:
 
     def _log_pause(self, sequence: Sequence, made_for: Sequence | None) -> None:
         if log.isEnabledFor(logging.DEBUG):
-            cause = "as memory ran short" if made_for is None else f"for request {made_for.request.log_id}"
+            cause = "because memory ran short" if made_for is None else f"for request {made_for.request.log_id}"
             message, mechanism = "choice %d was preempted by %s %s: %s", sequence.mechanism
             values = (sequence.choice, mechanism, cause, sequence.paused_why)
             log_request(log, logging.DEBUG, sequence.request, message, *values)
@@ -140,17 +145,19 @@ class Scheduler:
     # A step -------------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch:
-        """Decide the next step: who grows, who is paused, who joins, and how many tokens of each are computed. The
-        step before may still be under way: what it computes is taken as computed."""
-        self._decided_at = now
+        """Decide the next step: growth, preemption, admission, and the number of tokens for each sequence.
+
+        The previous step may still be in flight; its tokens count as computed.
+        """
+        self._scheduled_at = now
         self.memory.begin_step()
         for sequence, why in self._deadlines.too_late(now):
             self.totals.add("late")
-            for choice in list(self.requests[sequence.request.id]):  # all of it was to be there
+            for choice in list(self.requests[sequence.request.id]):  # the deadline applies to all choices
                 self._news.tell_end(choice, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
                 self._finish(choice, now)
         self.policy.begin_step(now)
-        # Before anybody grows: who is paused for memory belongs to the batch that runs.
+        # Before sequences grow: one that is preempted for memory belongs to the running batch.
         self.waiting.begin_step(len(self.running), now)
         self._grow_running(now)
         if not self.waiting.is_shut:
@@ -158,28 +165,31 @@ class Scheduler:
         self.waiting.tell_arrived(now)
         self.totals.add("steps")
         step = self.totals["steps"]
-        coming = {s.slot for s in self._swapped_in}  # whose pages are there in the next step
-        running = [s for s in self.running if s.slot not in coming] if coming else self.running
+        swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
+        running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
         decodes, chunks, passed_over = share_tokens(running, self.config, self.policy, step, now)
         self._news.tell_passed_over(passed_over, now)
-        flight = self._depart(decodes, chunks, now)
+        flight = self._count_as_computed(decodes, chunks, now)
         batch = self.moves.build(step, [s.slot for s in decodes if s.slot is not None], chunks)
         if not batch.is_empty:
             self.flights.append(flight)
         return batch
 
     def commit(self, outcome: Outcome, now: float) -> None:
-        """Take in what the oldest step under way yielded: tokens are appended, full pages published, finished
-        sequences leave. Who has left since, or was paused, is not in the way."""
+        """Commit the outcome of the oldest step in flight.
+
+        Appends tokens, publishes full pages and removes finished sequences. Sequences that have ended or were preempted
+        since the launch are handled.
+        """
         flight = self.flights.popleft()
-        self._give_up_broken(flight, outcome, now)
-        for sequence, table, computed in flight.noted:
+        self._fail_nan(flight, outcome, now)
+        for sequence, table, computed in flight.to_publish:
             self._publish(sequence, table, computed, now)
-        for sequence in flight.turning:
-            if sequence.state is State.RUNNING:  # what keeps it meanwhile, if anything does, keeps it still
+        for sequence in flight.new_phases:
+            if sequence.state is State.RUNNING:  # a cause that still applies is kept
                 phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
                 self._news.tell(sequence, phase, now, sequence.cause)
-        # What runs for every sequence in every step is written out: benchmarks/scheduler_cost.py counts it.
+        # Code that runs for every sequence in every step is inlined: benchmarks/scheduler_cost.py measures it.
         events, finished = self._news.events, State.FINISHED
         served = [sequence for sequence in flight.sampled if sequence.state is not finished]
         self.policy.served(served)
@@ -202,71 +212,75 @@ class Scheduler:
         self.totals.add("generated_tokens", len(served))
 
     def foresee(self, batch: Batch) -> float:
-        """Seconds that a step will take, by those made so far; what it moves is not counted."""
+        """Return the estimated seconds of a step, without page moves."""
         return self.policy.pace.seconds(len(batch.decodes), batch.prompt_tokens)
 
     def is_recorded(self, batch: Batch) -> bool:
-        """Whether it is launched at once, where any step is."""
+        """Return whether `batch` is a recorded launch, on an engine that records steps."""
         return not batch.chunks or batch.num_tokens <= self.policy.costs.recorded_tokens
 
     def observe(self, batch: Batch, seconds: float) -> None:
-        """How long a step took."""
+        """Learn from the duration of a step."""
         if not (batch.swap_in or batch.swap_out or batch.copies):
             self.policy.pace.observe(len(batch.decodes), batch.prompt_tokens, seconds)
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         return self._news.take()
 
     @property
     def has_work(self) -> bool:
-        """True while anybody runs or waits."""
+        """Return whether any sequence runs or waits."""
         return bool(self.requests)
 
     def next_step_at(self, now: float) -> float:
-        """When a step has something to do: now, unless all that is to be done is to wait for a batch to be complete."""
+        """Return the time of the next step: now, unless the engine only waits for a batch to be complete."""
         if self.running or not self.waiting.is_in_batches:
             return now
         return min(self.waiting.opens_at(now), self._deadlines.next_alarm())
 
     def load(self) -> Load:
-        """The books in one value."""
+        """Return the current load and counters."""
         return load_of(self)
 
     def check_integrity(self) -> None:
-        """Hold the books against every sequence. Raises `IntegrityError`. O(everything)."""
+        """Check slots, pages and queue against every sequence. Raises `IntegrityError`. Cost grows with all of them."""
         check_integrity(self)
 
-    # What a policy may do while it admits -------------------------------------------------------------------------
+    # Interface to policies ----------------------------------------------------------------------------------------
 
     def movable(self) -> list[Sequence]:
-        """Who may be paused in this step to let another run. Not who has only just joined: its pages are written in
-        this step. Nobody where a batch is taken at a time."""
+        """Return the sequences that may be preempted in this step so that another can run.
+
+        Excludes sequences that joined in this step, because it writes their pages. Empty if whole batches are admitted.
+        """
         if self.waiting.is_in_batches:
             return []
         joined = self.moves.joined
         return [s for s in self.running if s.slot not in joined]
 
     def try_start(self, sequence: Sequence, movable: Movable = nobody, margin: int | None = None) -> bool:
-        """Start `sequence`, pausing some of `movable` if it takes that, which are asked for only then; or, pausing
-        nobody, note what it lacks. `margin` pages must be left for those who run to grow; by default some are, where
-        there are many."""
-        if sequence.is_awaited:  # paused a moment ago: its last token is known when the step under way is committed
+        """Start `sequence`, or record which resource is missing and preempt no sequence.
+
+        Preempts from `movable` if needed; it is evaluated lazily. `margin` pages must remain for running sequences to
+        grow; the default margin depends on the size of the pool and the number of running sequences.
+        """
+        if sequence.is_awaited:  # just preempted: its last token is known when the step in flight is committed
             return False
-        now = self._decided_at
-        found = self._find_room(sequence, movable, margin, now)
-        if isinstance(found, Cause):
-            self.waiting.tell_lack(sequence, found, now)
+        now = self._scheduled_at
+        reused_or_cause = self._find_room(sequence, movable, margin, now)
+        if isinstance(reused_or_cause, Cause):
+            self.waiting.tell_lack(sequence, reused_or_cause, now)
             return False
-        self._start(sequence, found, now)
+        self._start(sequence, reused_or_cause, now)
         return True
 
-    # Inside -------------------------------------------------------------------------------------------------------
+    # Internals ----------------------------------------------------------------------------------------------------
 
-    def _depart(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> Flight:
-        """From here on the step's tokens count as computed, and those it samples as had."""
-        size, outgrown, noted = self.config.tokens_per_page, self.outgrown, []
-        # As in `commit`.
+    def _count_as_computed(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> StepInFlight:
+        """Count the step's tokens as computed, and the tokens that it samples as present."""
+        size, outgrown, to_publish = self.config.tokens_per_page, self.outgrown, []
+        # Inlined, as in `commit`.
         for sequence in decodes:
             sequence.num_computed = computed = sequence.num_computed + 1
             sequence.num_tokens = length = sequence.num_tokens + 1
@@ -275,15 +289,15 @@ class Scheduler:
             else:
                 sequence.high_water = computed
             if computed % size == 0 or sequence.siblings:
-                noted.append((sequence, sequence.page_table, computed))
+                to_publish.append((sequence, sequence.page_table, computed))
             if length > len(sequence.page_table) * size and length < sequence.most_tokens:
                 outgrown.append(sequence)
-        sampled, of_chunks = list(decodes), []
-        turning, self._swapped_in = self._swapped_in, []
+        sampled, chunked_sequences = list(decodes), []
+        new_phases, self._swapped_in = self._swapped_in, []
         for chunk in chunks:
             chunked = self.slots[chunk.slot]
             assert chunked is not None, f"slot {chunk.slot} is empty"
-            of_chunks.append(chunked)
+            chunked_sequences.append(chunked)
             if chunked.cause is not None:
                 self._news.tell(chunked, chunked.phase, now)
             before = chunked.num_computed
@@ -291,18 +305,20 @@ class Scheduler:
             if before < chunked.high_water:
                 self.totals.add("recomputed_tokens", min(chunked.high_water, after) - before)
             chunked.high_water = max(chunked.high_water, after)
-            noted.append((chunked, chunked.page_table, after))
+            to_publish.append((chunked, chunked.page_table, after))
             if chunk.samples:
                 chunked.num_tokens += 1
                 sampled.append(chunked)
                 if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
                     outgrown.append(chunked)
             if chunked.num_uncomputed == 1:
-                turning.append(chunked)
-        return Flight(noted, sampled, of_chunks, len(decodes) + sum(chunk.length for chunk in chunks), turning)
+                new_phases.append(chunked)
+        return StepInFlight(
+            to_publish, sampled, chunked_sequences, len(decodes) + sum(chunk.length for chunk in chunks), new_phases
+        )
 
     def _least_seconds(self, sequence: Sequence) -> float:
-        """`Pace.least_seconds`, with what the prefix cache would save it now."""
+        """Return `Pace.least_seconds`, given the current contents of the prefix cache."""
         cached = 0
         if sequence.lead is not None:
             cached = sequence.prompt_len
@@ -311,12 +327,15 @@ class Scheduler:
         return self.policy.pace.least_seconds(sequence, cached)
 
     def _pressure(self, lacking: int) -> Pressure:
-        """How memory stands when `lacking` pages are missing; negative: so many are to spare."""
+        """Return the memory situation when `lacking` pages are missing; negative: pages to spare."""
         growth = len(self.running) * -(-self.config.min_share // self.config.tokens_per_page)
         return Pressure(max(0, lacking), lacking + growth, self.memory.host.available)
 
     def _grow_running(self, now: float) -> None:
-        """Give every running sequence the page that its next token needs; pause others, or itself, if there is none."""
+        """Give every running sequence the page for its next token.
+
+        If there is none, another sequence is preempted, or the sequence itself.
+        """
         outgrown, self.outgrown = self.outgrown, []
         for sequence in sorted(outgrown, key=self.policy.service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
@@ -328,18 +347,20 @@ class Scheduler:
                 self.pause(victim, now, made_for=sequence if is_lower else None, pressure=pressure)
 
     def _find_room(self, sequence: Sequence, movable: Movable, margin: int | None, now: float) -> list[int] | Cause:
-        """The cached pages that it would begin with, once there are a slot and pages for it; or, pausing nobody, what
-        it lacks."""
+        """Make a slot and pages available for `sequence`.
+
+        Returns the cached pages that it would reuse; or, without preemption, the cause for which it must wait.
+        """
         if self.waiting.is_shut:
             return Cause.BATCH
         candidates = [] if self.free_slots else movable()
-        if not self.free_slots and not candidates:  # before the cache is looked into: most who wait hear this
+        if not self.free_slots and not candidates:  # before the cache lookup: the result for most waiting sequences
             return Cause.SLOTS
         reused = self.memory.reusable(sequence, candidates)
-        most_margin = self._most_margin if margin is None else margin
-        if not self.free_slots or self.memory.lacking(sequence, reused) + most_margin > 0:
+        max_margin = self._max_margin if margin is None else margin
+        if not self.free_slots or self.memory.lacking(sequence, reused) + max_margin > 0:
             candidates = candidates or movable()
-            if sequence.lead in candidates:  # its pages may be somebody else's in a moment
+            if sequence.lead in candidates:  # its pages may be reused at once
                 reused = self.memory.reusable(sequence, candidates)
             if not self._make_room(sequence, candidates, reused, margin, now):
                 return Cause.PAGES
@@ -348,10 +369,11 @@ class Scheduler:
     def _make_room(
         self, sequence: Sequence, movable: list[Sequence], reused: list[int], margin: int | None, now: float
     ) -> bool:
-        """Pause some of `movable` until `sequence` fits; false, pausing nobody, where that would not be enough."""
-        # Those who stay will grow; without this margin an arrival is let in only to be paused in the next steps.
+        """Preempt from `movable` until `sequence` fits; return False, without preemption, if that would not suffice."""
+        # The remaining sequences will grow. Without this margin an admitted sequence would be preempted a few steps
+        # later.
         if margin is None:
-            margin = min(len(self.running) - len(movable), self._most_margin)
+            margin = min(len(self.running) - len(movable), self._max_margin)
         lacking = self.memory.lacking(sequence, reused) + margin
         if lacking > 0 and lacking > self.memory.reclaimable(movable, reused):
             return False
@@ -367,10 +389,10 @@ class Scheduler:
         """Give `sequence` a slot and pages for all its known tokens."""
         first_time = sequence.state is State.WAITING
         self.waiting.let_in(sequence)
-        is_coming = self.memory.furnish(sequence, reused)
-        # A prompt that the cache has but for its last token is read by the step that answers it.
+        is_swapping_in = self.memory.furnish(sequence, reused)
+        # A prompt that is cached except for its last token is read by the step that answers it.
         phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
-        if is_coming:
+        if is_swapping_in:
             self._swapped_in.append(sequence)
             phase = Phase.SWAPPING
         slot = self.free_slots.pop()
@@ -396,15 +418,18 @@ class Scheduler:
         self._news.tell(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
     def _publish(self, sequence: Sequence, table: list[int], computed: int, now: float) -> None:
-        """The first `computed` tokens of `sequence` are known and have their KV in the pages of `table`, if it still
-        has these: paused and let in again while the step was under way, it has others, in which nothing is yet."""
+        """Publish the full pages among the first `computed` tokens, which are stored in `table`.
+
+        Skipped if `sequence` has another page table by now: it was preempted and resumed meanwhile, and its new pages
+        are empty.
+        """
         if sequence.page_table is table:
             self.memory.publish(sequence, computed)
         if sequence.siblings and computed >= sequence.prompt_len:
             self._release_siblings(sequence, now)
 
     def _release_siblings(self, lead: Sequence, now: float) -> None:
-        """The prompt is computed, or its lead is gone: the other choices may run."""
+        """Queue the other choices: the prompt is computed, or its lead has ended."""
         for sibling in lead.siblings:
             if sibling.state is State.HELD_BACK:
                 sibling.state = State.WAITING
@@ -413,8 +438,8 @@ class Scheduler:
                 self._news.tell(sibling, Phase.QUEUED, now, Cause.STEP)
         lead.siblings = []
 
-    def _vacate(self, sequence: Sequence) -> None:
-        """Give back slot and pages."""
+    def _release_slot(self, sequence: Sequence) -> None:
+        """Release slot and pages."""
         assert sequence.slot is not None
         self.memory.release(sequence)
         self.slots[sequence.slot] = None
@@ -424,21 +449,23 @@ class Scheduler:
         self.policy.vacated(sequence)
         sequence.slot = None
 
-    def _give_up_broken(self, flight: Flight, outcome: Outcome, now: float) -> None:
-        """Who the model has no numbers for ends before any page of this step can be found: what has a NaN in it may
-        have spoiled the keys and values of tokens before it too, as far as they were computed in one tile."""
-        given_up = [s for s, token in zip(flight.sampled, outcome.sampled, strict=True) if token.token_id < 0]
+    def _fail_nan(self, flight: StepInFlight, outcome: Outcome, now: float) -> None:
+        """Fail sequences for which the model computed NaN, before any page of this step can be found.
+
+        A NaN may have spoiled the keys and values of earlier tokens too, if they were computed in the same tile.
+        """
+        failed = [s for s, token in zip(flight.sampled, outcome.sampled, strict=True) if token.token_id < 0]
         if outcome.broken:
-            given_up += (s for s, is_broken in zip(flight.chunked, outcome.broken, strict=True) if is_broken)
-        for sequence in given_up:
+            failed += (s for s, is_broken in zip(flight.chunked, outcome.broken, strict=True) if is_broken)
+        for sequence in failed:
             if sequence.state is not State.FINISHED:
-                self._news.tell_end(sequence, now, FinishReason.ERROR, NOT_NUMBERS, "not_a_number")
+                self._news.tell_end(sequence, now, FinishReason.ERROR, NAN_MESSAGE, "not_a_number")
                 self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
-        """Whatever it holds, wherever it waits: the sequence is gone."""
+        """Remove a sequence in any state and release its resources."""
         if sequence.state is State.RUNNING:
-            self._vacate(sequence)
+            self._release_slot(sequence)
         elif sequence.state in (State.WAITING, State.PAUSED):
             self.waiting.remove(sequence)
         self.memory.forget(sequence)

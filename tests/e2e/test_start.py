@@ -153,7 +153,7 @@ def test_an_absurd_value_in_config_json_is_named(copied: Path, key: str, value: 
     (copied / "config.json").write_text(json.dumps(config))
     status, lines = serve(str(copied), "--port", "0")
     assert status == 1
-    assert "config.json" in lines[-1] and (key in lines[-1] or "asks for" in lines[-1])
+    assert "config.json" in lines[-1] and (key in lines[-1] or "config.json requires" in lines[-1])
     assert all(line.startswith(("carousel: ", "Carousel is starting")) for line in lines)
 
 

@@ -185,7 +185,7 @@ def test_heads_that_do_not_fit_into_a_gpu_are_refused():
     """With what would help."""
     model = SimpleNamespace(head_dim=256, dtype=torch.float32)
     kernels = SimpleNamespace(max_head_dim=lambda dtype, device: 128)
-    with pytest.raises(ConfigError, match=r"heads of 256 in float32 .* up to 128 .*bfloat16"):
+    with pytest.raises(ConfigError, match=r"heads of 256 in float32 .* at most 128; .*bfloat16"):
         _check_heads(model, kernels, torch.device("cuda", 0))
 
 

@@ -1,6 +1,4 @@
-"""Models: what turns a batch of tokens and a cache into hidden states and logits. Knows nothing of requests or
-scheduling.
-"""
+"""Models: a batch of tokens and a cache in, hidden states and logits out. Independent of requests and scheduling."""
 
 from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
 from engine.execution.models.interface import Model

@@ -1,5 +1,6 @@
-"""One step's attention over the paged cache: decode rows and prefill chunks of a flat batch, for every layer of a
-model.
+"""Attention of one step over the paged cache.
+
+Covers decode rows and prefill chunks of a flat batch, for every layer of a model.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from kernels.plans import DecodePlan
 
 @dataclass(frozen=True)
 class StepAttention:
-    """Built once a step; called once a layer, when the layer's keys and values are in the cache.
+    """Attention of one step: built once per step, called once per layer.
 
-    plans: by sliding window, what the kernels computed ahead for all layers of that window.
+    The layer's keys and values are in the cache before the call. plans: by sliding window, precomputed by the kernels
+    for all layers with that window.
     """
 
     inputs: ModelInputs
@@ -32,7 +34,7 @@ class StepAttention:
     def begin(
         cls, inputs: ModelInputs, cache: KVCache, kernels: Kernels, query_heads: int, windows: Iterable[int]
     ) -> StepAttention:
-        """windows: those that occur among the model's layers; 0 is full attention."""
+        """Prepare a step. windows: those of the model's layers; 0 is full attention."""
         plans: dict[int, DecodePlan | None] = {}
         if inputs.num_decodes:
             tables = (inputs.decode_page_table, inputs.decode_context_lens)
@@ -40,7 +42,7 @@ class StepAttention:
         return cls(inputs, cache, kernels, plans)
 
     def __call__(self, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
-        """q[T, Hq, D] -> [T, Hq, D]."""
+        """Attend with q[T, Hq, D] and return [T, Hq, D]."""
         decodes = self.inputs.num_decodes
         if self.inputs.tiles is not None:
             return self._mixed(self.inputs.tiles, layer, q, scale, window)
@@ -52,7 +54,10 @@ class StepAttention:
         return torch.cat(parts)
 
     def _mixed(self, tiles: Tensor, layer: int, q: Tensor, scale: float, window: int) -> Tensor:
-        """Each writes its own rows: queries of prompts have no context as decode rows, and decode rows no tile."""
+        """Attend in a recorded step with decode rows and prompt tiles.
+
+        Each kind writes its own rows: prompt queries have no context as decode rows, and decode rows have no tile.
+        """
         out, decodes = torch.empty_like(q), self.inputs.num_decodes
         self._decode(layer, q[:decodes], scale, window, out[:decodes])
         k, v = self.cache.k[layer], self.cache.v[layer]

@@ -1,6 +1,6 @@
-"""`DecoderConfig`: the numbers of a Llama, Mistral, Qwen2 or Qwen3 model, read from a Hugging Face config.json.
+"""Configuration of a Llama, Mistral, Qwen2 or Qwen3 model, read from a Hugging Face config.json.
 
-Whatever in config.json would change the computation and is not understood here is an error, not a warning.
+An entry of config.json that would change the computation but is not supported here is an error, not a warning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from engine.execution.models.errors import ModelConfigError
 
-# The class names this decoder computes, and the family each belongs to.
+# Supported class names, and the family of each.
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -21,10 +21,10 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 
-# Where models of several modalities keep the configuration of their text, as in transformers.
+# Sections in which multimodal models keep the configuration of their language model, as in transformers.
 TEXT_SECTIONS = ("text_config", "decoder", "generator")
-# Upper bounds of the sizes, an order of magnitude beyond any published model: what is larger is a mistake, and is
-# refused before memory is asked for.
+# Upper bounds of the sizes, an order of magnitude beyond any published model. Larger values are mistakes and are
+# refused before memory is allocated.
 MAX_SIZES = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -34,8 +34,8 @@ MAX_SIZES = {
     "num_key_value_heads": 1 << 14,
     "head_dim": 1 << 13,
 }
-MAX_INTEGER = 2**31 - 1  # of other sizes
-MAX_NUMBER = 1e12  # of rope's numbers; beyond it float32 tables have no meaning
+MAX_INTEGER = 2**31 - 1  # for other sizes
+MAX_NUMBER = 1e12  # for rope parameters; beyond it float32 tables have no meaning
 TEXT_LISTS = ("architectures", "layer_types")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -64,7 +64,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """All a `Decoder` is built from. windows: per layer, 0 for full attention."""
+    """Parameters of a `Decoder`. windows: per layer, 0 for full attention."""
 
     vocab_size: int
     hidden_size: int
@@ -86,9 +86,12 @@ class DecoderConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
-        """config.json as a dict. Raises ModelConfigError naming the key and its value."""
+        """Return the configuration in `config`, the contents of config.json.
+
+        Raises ModelConfigError with key and value.
+        """
         for key in TEXT_LISTS:
-            _text_list(config, key)
+            _check_text_list(config, key)
         family = _family(config)
         _refuse_unsupported(config)
         num_heads = _positive(config, "num_attention_heads")
@@ -121,45 +124,47 @@ def _family(config: Mapping[str, Any]) -> str:
     for name in architectures or ():
         if name in FAMILIES:
             return FAMILIES[name]
-    raise ModelConfigError("architectures", architectures, f"this decoder computes {', '.join(FAMILIES)}")
+    raise ModelConfigError("architectures", architectures, f"must contain one of {', '.join(FAMILIES)}")
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ModelConfigError("hidden_act", activation, "only silu is computed")
+        raise ModelConfigError("hidden_act", activation, "must be silu, the only supported activation")
     if config.get("quantization_config"):
-        raise ModelConfigError("quantization_config", config["quantization_config"], "quantised weights are not read")
+        raise ModelConfigError(
+            "quantization_config", config["quantization_config"], "quantized weights are not supported"
+        )
 
 
-def _text_list(config: Mapping[str, Any], key: str) -> None:
+def _check_text_list(config: Mapping[str, Any], key: str) -> None:
     value = config.get(key)
-    if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-        raise ModelConfigError(key, value, "a list of texts is needed")
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise ModelConfigError(key, value, "must be a list of strings")
 
 
 def _positive(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ModelConfigError(key, value, "a positive integer is needed")
+        raise ModelConfigError(key, value, "must be a positive integer")
     if value > (largest := MAX_SIZES.get(key, MAX_INTEGER)):
-        raise ModelConfigError(key, value, f"at most {largest} is supported")
+        raise ModelConfigError(key, value, f"must be at most {largest}")
     return value
 
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_NUMBER:
-        raise ModelConfigError(key, value, f"a positive number of at most {MAX_NUMBER:g} is needed")
+        raise ModelConfigError(key, value, f"must be a positive number of at most {MAX_NUMBER:g}")
     return float(value)
 
 
 def _num_kv_heads(config: Mapping[str, Any], family: str, num_heads: int) -> int:
-    # Llama configs from before grouped-query attention leave the key out.
+    # Llama configurations from before grouped-query attention omit the key.
     key = "num_key_value_heads"
     count = num_heads if family == "llama" and config.get(key) is None else _positive(config, key)
     if num_heads % count:
-        raise ModelConfigError(key, count, f"num_attention_heads = {num_heads} is not a multiple of it")
+        raise ModelConfigError(key, count, f"must divide num_attention_heads, which is {num_heads}")
     return count
 
 
@@ -171,31 +176,33 @@ def _head_dim(config: Mapping[str, Any], family: str, num_heads: int) -> int:
     else:
         hidden_size = _positive(config, "hidden_size")
         if hidden_size % num_heads:
-            raise ModelConfigError("hidden_size", hidden_size, f"not a multiple of num_attention_heads = {num_heads}")
+            raise ModelConfigError(
+                "hidden_size", hidden_size, f"must be a multiple of num_attention_heads, which is {num_heads}"
+            )
         head_dim = hidden_size // num_heads
     if head_dim % 2:
-        raise ModelConfigError("head_dim", head_dim, "rotary embedding needs an even head size")
+        raise ModelConfigError("head_dim", head_dim, "must be even for rotary embedding")
     return head_dim
 
 
 def _windows(config: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
-    """The sliding window of each layer, as the family's configuration class in transformers understands the keys."""
+    """Return the sliding window of each layer, interpreted like the family's configuration class in transformers."""
     layer_types = config.get("layer_types")
     if family == "llama":
         return (0,) * num_layers
     if family == "mistral":
         if layer_types is not None:
-            raise ModelConfigError("layer_types", layer_types, "not part of a Mistral configuration")
+            raise ModelConfigError("layer_types", layer_types, "is not part of a Mistral configuration")
         return (_window(config),) * num_layers
     window = _window(config) if config.get("use_sliding_window", False) else 0
     if layer_types is None:
         first_sliding = config.get("max_window_layers", 28)
         if not isinstance(first_sliding, int) or isinstance(first_sliding, bool) or first_sliding < 0:
-            raise ModelConfigError("max_window_layers", first_sliding, "an integer of at least 0 is needed")
+            raise ModelConfigError("max_window_layers", first_sliding, "must be an integer of at least 0")
         return tuple(window if layer >= first_sliding else 0 for layer in range(num_layers))
     if len(layer_types) != num_layers or set(layer_types) - {"full_attention", "sliding_attention"}:
         raise ModelConfigError(
-            "layer_types", layer_types, f"{num_layers} of full_attention or sliding_attention are needed"
+            "layer_types", layer_types, f"must have {num_layers} entries, each full_attention or sliding_attention"
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 
@@ -210,13 +217,15 @@ def _dtype(config: Mapping[str, Any]) -> torch.dtype:
     key = "dtype" if "dtype" in config else "torch_dtype"
     name = config.get(key) or "float32"
     if not isinstance(name, str) or name not in DTYPES:
-        raise ModelConfigError(key, name, f"one of {', '.join(DTYPES)} is needed")
+        raise ModelConfigError(key, name, f"must be one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def text_sections(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the parts of config.json that describe the language model, each with the prefix of its keys: the top
-    level, and the section in which models of several modalities keep it."""
+    """Return the parts of config.json that describe the language model, each with the prefix of its keys.
+
+    These are the top level, and the sections in which multimodal models keep it.
+    """
     sections = [("", config)]
     for name in TEXT_SECTIONS:
         section = config.get(name)
@@ -226,8 +235,11 @@ def text_sections(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any
 
 
 def rope_entries(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return every description of a rotary embedding with its key: at the top level, in a text section, and one for
-    each layer type where they are nested. Raises ModelConfigError for two that contradict each other."""
+    """Return all descriptions of a rotary embedding with their keys.
+
+    They may be at the top level, in a text section, or nested, one for each layer type. Raises ModelConfigError for two
+    that contradict each other.
+    """
     entries: list[tuple[str, Mapping[str, Any]]] = []
     for prefix, section in text_sections(config):
         key, given = _rope_entry(section)
@@ -239,47 +251,50 @@ def rope_entries(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
 
 
 def rope_kind(entry: Mapping[str, Any]) -> Any:
-    """Return the type that an entry names, under the new key or the old one."""
+    """Return the type of an entry, from the new key or the old one."""
     return entry.get("rope_type", entry.get("type", "default"))
 
 
 def _rope_entry(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the key of one section's description, and its value. Two that disagree, for example because one was
-    added by hand, are an error: transformers silently drops parts of one."""
+    """Return the key and value of one section's description.
+
+    Two that disagree, for example because one was added by hand, are an error: transformers silently drops parts of
+    one.
+    """
     found = {key: config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)}
     for key, value in found.items():
         if not isinstance(value, Mapping):
-            raise ModelConfigError(key, value, "a JSON object is needed")
+            raise ModelConfigError(key, value, "must be a JSON object")
     if len(found) == 2:
         new, old = found.values()
         is_nested = any(isinstance(value, Mapping) for value in (*new.values(), *old.values()))
-        one, other = rope_kind(new), rope_kind(old)
-        if is_nested or one != other or any(new[name] != old[name] for name in set(new) & set(old)):
+        new_kind, old_kind = rope_kind(new), rope_kind(old)
+        if is_nested or new_kind != old_kind or any(new[name] != old[name] for name in set(new) & set(old)):
             raise ModelConfigError("rope_scaling", old, f"contradicts rope_parameters = {new!r}; keep one of them")
     return next(iter(found.items()), ("rope_scaling", {}))
 
 
 def rope_config(config: Mapping[str, Any]) -> RopeConfig:
-    """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
+    """Return the rotary embedding of rope_parameters (transformers 5) or of rope_theta and rope_scaling (before)."""
     entries = rope_entries(config) or [("rope_scaling", {})]
     key, given = entries[0]
     if len(entries) > 1 or "." in key:
-        raise ModelConfigError(key, given, "this family has one rotary embedding for all layers, at the top level")
+        raise ModelConfigError(key, given, "must be one rotary embedding for all layers, at the top level")
     kind = rope_kind(given)
     if kind not in ("default", "linear", "llama3", "yarn"):
-        raise ModelConfigError(key, given, f"rope type {kind!r} is not computed; default, linear, llama3 and yarn are")
+        raise ModelConfigError(key, given, f"rope type must be default, linear, llama3 or yarn, got {kind!r}")
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1.0):
-        raise ModelConfigError("partial_rotary_factor", partial, "only whole heads are rotated")
+        raise ModelConfigError("partial_rotary_factor", partial, "must be 1: only whole heads are rotated")
     theta = _number(given if "rope_theta" in given else config, "rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(theta)
     required = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
     for name in required[kind]:
         if given.get(name) is None:
-            raise ModelConfigError(key, given, f"rope type {kind!r} needs the number {name}")
+            raise ModelConfigError(key, given, f"must contain {name}, which rope type {kind!r} requires")
     if theta == 1.0 and kind == "yarn":
-        raise ModelConfigError("rope_theta", theta, "yarn needs a base other than 1")
+        raise ModelConfigError("rope_theta", theta, "must differ from 1 for yarn")
     scaled = RopeConfig(
         theta=theta,
         kind=kind,
@@ -302,31 +317,32 @@ def rope_config(config: Mapping[str, Any]) -> RopeConfig:
 
 
 def _rope_number(key: str, rope: Mapping[str, Any], name: str, default: float) -> float:
-    """A number of the rope's entry `key`; null and 0 stand for the default, as in transformers."""
+    """Return the number `name` of a rope entry `key`; null and 0 mean the default, as in transformers."""
     value = rope.get(name)
     if value is None or value is False or value == 0:
         return default
     if not isinstance(value, int | float) or isinstance(value, bool) or not 1e-6 <= value <= MAX_NUMBER:
-        raise ModelConfigError(f"{key}.{name}", value, f"a number between 1e-06 and {MAX_NUMBER:g} is needed")
+        raise ModelConfigError(f"{key}.{name}", value, f"must be a number between 1e-06 and {MAX_NUMBER:g}")
     return float(value)
 
 
 def _original_max_position(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
-    """The context a model was trained on before its rope was stretched; a top-level key wins, as in transformers."""
+    """Return the context length before rope scaling; a top-level key has priority, as in transformers."""
     name = "original_max_position_embeddings"
     value = config.get(name, rope.get(name, config.get("max_position_embeddings", 2048)))
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_INTEGER:
-        raise ModelConfigError(name, value, f"a positive integer of at most {MAX_INTEGER} is needed")
+        raise ModelConfigError(name, value, f"must be a positive integer of at most {MAX_INTEGER}")
     return value
 
 
 def _max_position(config: Mapping[str, Any]) -> int:
-    """max_position_embeddings; with yarn also what the stretched rope reaches, which some checkpoints do not write
-    there.
+    """Return max_position_embeddings, or the length that yarn extends the context to, if that is more.
+
+    Some checkpoints do not write the extended length into max_position_embeddings.
     """
     given = _positive(config, "max_position_embeddings", 2048)
     rope = rope_config(config)
-    reached = max(given, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else given
-    if reached > MAX_INTEGER:
-        raise ModelConfigError("rope_scaling.factor", rope.factor, f"more than {MAX_INTEGER} positions")
-    return reached
+    extended = max(given, int(rope.original_max_position * rope.factor)) if rope.kind == "yarn" else given
+    if extended > MAX_INTEGER:
+        raise ModelConfigError("rope_scaling.factor", rope.factor, f"must allow at most {MAX_INTEGER} positions")
+    return extended

@@ -1,7 +1,7 @@
-"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families: one forward pass over a flat batch, driven by a config.
+"""Decoder of the Llama, Mistral, Qwen2 and Qwen3 families: one forward pass over a flat batch, controlled by a config.
 
-Follows the reading of these checkpoints in transformers, with the query, key and value projections fused into one
-matrix and the two input projections of the feed-forward layer into another.
+Interprets these checkpoints like transformers. The query, key and value projections are fused into one matrix, and the
+two input projections of the feed-forward layer into another.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kernels.slots import StepState
 
 
 class Decoder:
-    """Implements `engine.execution.models.interface.Model`."""
+    """Implementation of `engine.execution.models.interface.Model` with this project's kernels."""
 
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, on_layer: Callable[[], None] = lambda: None
     ) -> None:
-        """on_layer: called for each layer that is computed operation by operation."""
+        """Use `weights`; `on_layer` is called for each layer that is computed operation by operation."""
         self.config = config
         self._on_layer = on_layer
         self._weights = weights
         self._scale = config.head_dim**-0.5
-        self._kernels: Kernels | None = None  # those that prepared `_in_one_go`
-        self._in_one_go: ForwardPass | None = None
+        self._kernels: Kernels | None = None  # the kernels that prepared `_fused_forward`
+        self._fused_forward: ForwardPass | None = None
 
     @property
     def is_own(self) -> bool:
@@ -86,12 +86,12 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
-        """-> hidden states [T, H] after the last norm."""
+        """Return hidden states [T, H] after the last norm."""
         config, weights = self.config, self._weights
         if kernels is not self._kernels:
-            self._kernels, self._in_one_go = kernels, kernels.prepare_decoder(self._shape, weights)
-        if self._in_one_go is not None and inputs.tiles is None:  # it knows no tiles, which recordings have
-            return self._in_one_go(inputs, cache.k, cache.v)
+            self._kernels, self._fused_forward = kernels, kernels.prepare_decoder(self._shape, weights)
+        if self._fused_forward is not None and inputs.tiles is None:  # does not support tiles, which recordings have
+            return self._fused_forward(inputs, cache.k, cache.v)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
         rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])
         residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
@@ -105,7 +105,7 @@ class Decoder:
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, H] -> logits [R, V], in the same dtype."""
+        """Return logits [R, V] for hidden[R, H], in the same dtype."""
         return self._weights.head(hidden)
 
     def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
@@ -114,7 +114,10 @@ class Decoder:
     def _attend(
         self, index: int, layer: DecoderLayer, qkv: Tensor, attention: StepAttention, rope: RopePlan | None
     ) -> Tensor:
-        """qkv[T, (Hq + 2 Hkv) * D] -> what the heads saw [T, Hq * D]; keys and values of the rows go to the cache."""
+        """Write the rows' keys and values to the cache and return the attention output [T, Hq * D].
+
+        qkv: [T, (Hq + 2 Hkv) * D].
+        """
         config, inputs, cache = self.config, attention.inputs, attention.cache
         q_end, k_end = config.num_heads, config.num_heads + config.num_kv_heads
         qkv = qkv.view(qkv.shape[0], -1, config.head_dim)

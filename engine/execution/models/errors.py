@@ -1,7 +1,7 @@
-"""What can be wrong with a model directory.
+"""Errors of a model directory.
 
 ModelError
-|-- ModelConfigError    config.json asks for something this project does not compute, or lacks something it needs
+|-- ModelConfigError    config.json requires an unsupported feature, or lacks a required entry
 `-- WeightsError        a weight file is missing, damaged, or does not fit config.json
 """
 
@@ -13,11 +13,11 @@ from engine.errors import EngineError
 
 
 class ModelError(EngineError):
-    """A model cannot be loaded; the message says which file or key is to blame."""
+    """A model cannot be loaded; the message names the file or key that is the cause."""
 
 
 class ModelConfigError(ModelError):
-    """key: of config.json. value: what stands there."""
+    """An entry of config.json is missing, invalid or unsupported. key: its name. value: its value."""
 
     def __init__(self, key: str, value: Any, reason: str) -> None:
         super().__init__(f"config.json: {key} = {value!r}: {reason}")

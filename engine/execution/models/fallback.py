@@ -1,9 +1,8 @@
-"""Any other causal language model that transformers can load, with its attention replaced by ours over the paged cache.
+"""Other causal language models, run by transformers with paged attention in place of their own.
 
-transformers lets an attention function be registered by name and hands it whatever keyword arguments its models were
-called with. So each forward carries its own `PagedStep`, and a flat batch of many sequences runs as one row of tokens
-with explicit positions. Whether a model really computes through that function alone is not believed but checked, in
-`fallback_check`.
+transformers lets an attention function be registered by name, and passes it the keyword arguments of a model's call.
+Each forward pass therefore carries its own `PagedStep`, and a flat batch of many sequences runs as one row of tokens
+with explicit positions. `fallback_check` verifies that a model computes through that function alone.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from kernels.interface import load as load_kernels
 from kernels.slots import StepState
 
 ATTENTION = "carousel_paged"
-MAX_REASON = 300  # characters of an error of transformers
-STEP = "carousel_step"  # the keyword argument that travels through a model's forward to the attention function
+MAX_REASON = 300  # characters of an error message of transformers
+STEP = "carousel_step"  # keyword argument that is passed through a model's forward to the attention function
 
 
 class Step(Protocol):
-    """What the attention function needs of the step it is part of."""
+    """Step-specific part of the attention function."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, D] -> [T, Hq, D]."""
+        """Attend with q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, D] and return [T, Hq, D]."""
 
 
 @dataclass(frozen=True)
 class PagedStep:
-    """A step over the paged cache."""
+    """Step over the paged cache."""
 
     attention: StepAttention
     on_layer: Callable[[], None]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Keys and values go to the cache first: the rows of a chunk attend to each other through it."""
+        """Write keys and values to the cache, through which the rows of a chunk attend to each other, then attend."""
         self.on_layer()
         cache = self.attention.cache
         slots = self.attention.inputs.slots
@@ -57,7 +56,7 @@ class PagedStep:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What a model's layers turned out to need. windows: per layer, 0 for full attention."""
+    """Attention shape of a model's layers, found by a test run. windows: per layer, 0 for full attention."""
 
     num_layers: int
     num_heads: int
@@ -79,7 +78,7 @@ def paged_attention(
     """transformers' attention interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise ModelError(f"{type(module).__name__} attends with {name}, which paged attention does not compute")
+            raise ModelError(f"{type(module).__name__} attends with {name}, which paged attention does not support")
     layer: Any = module.layer_idx
     step: Step = kwargs[STEP]
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
@@ -88,19 +87,19 @@ def paged_attention(
 
 
 class PackedModule(nn.Module):
-    """A packed linear layer where transformers expects a module."""
+    """Packed linear layer in the form of a torch module."""
 
     def __init__(self, packed: Linear) -> None:
         super().__init__()
         self._packed = packed
 
     def forward(self, x: Tensor) -> Tensor:
-        """x[..., K] -> [..., N]."""
+        """Map x[..., K] to [..., N]."""
         return self._packed(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 class TransformersModel:
-    """Implements `engine.execution.models.interface.Model` around a model of transformers."""
+    """Implementation of `engine.execution.models.interface.Model` around a model of transformers."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class TransformersModel:
         num_parameters: int,
         on_layer: Callable[[], None] = lambda: None,
     ) -> None:
-        """on_layer: called for each layer of a forward pass."""
+        """Wrap `causal_lm`; `on_layer` is called for each layer of a forward pass."""
         self._on_layer = on_layer
         config = causal_lm.config.get_text_config()
         self._body = causal_lm.get_decoder()
@@ -144,18 +143,18 @@ class TransformersModel:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The sliding window of each layer, 0 for full attention."""
+        """Return the sliding window of each layer, 0 for full attention."""
         return self._shape.windows
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
-        """-> hidden states [T, H] after the last norm."""
+        """Return hidden states [T, H] after the last norm."""
         attention = StepAttention.begin(inputs, cache, kernels, self._shape.num_heads, self._shape.windows)
         return run_body(self._body, inputs.token_ids, inputs.positions, PagedStep(attention, self._on_layer))
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, H] -> logits [R, V] float32."""
+        """Return logits [R, V] float32 for hidden[R, H]."""
         logits: Tensor = self._head(hidden)
         logits = logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
         return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
@@ -165,7 +164,7 @@ class TransformersModel:
 
 
 def run_body(body: Any, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-    """token_ids[T], positions[T] -> last hidden states [T, H], with attention done by `step`."""
+    """Return the last hidden states [T, H] for token_ids[T] and positions[T]; `step` computes attention."""
     arguments: dict[str, Any] = {STEP: step}
     out = body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **arguments)
     hidden: Tensor = out.last_hidden_state[0]
@@ -182,8 +181,11 @@ def load_fallback(
     kernels: Kernels | None,
     on_layer: Callable[[], None],
 ) -> TransformersModel:
-    """Raises ModelError where transformers cannot load the directory or the model computes what we would not."""
-    # Late, because importing transformers takes seconds, which a model the decoder computes need not wait for.
+    """Load a model through transformers and verify its paged attention.
+
+    Raises ModelError if transformers cannot load the directory, or if the verification fails.
+    """
+    # Imported late: importing transformers takes seconds, which models of the own decoder do not need.
     from transformers import AttentionInterface
 
     from engine.execution.models.fallback_check import check_against_own_attention, discover_shape, refuse_config
@@ -215,53 +217,53 @@ def _load_weights(path: Path, name: str, dtype: torch.dtype | None) -> Any:
             dtype=dtype or "auto",
             attn_implementation=ATTENTION,
             local_files_only=True,
-            trust_remote_code=False,  # and nobody is asked whether to
+            trust_remote_code=False,  # without asking for confirmation
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # each model's code raises what it likes
-        if error.args == (ATTENTION,):  # looked up by a class that has its own table of attentions
+    except Exception as error:  # each model's code raises errors of its own
+        if error.args == (ATTENTION,):  # looked up by a class with its own table of attention functions
             raise attends_by_itself(name) from error
         raise ModelError(f"{path}: transformers cannot load this model: {_reason(error)}") from error
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:
-            some = ", ".join(str(key) for key in sorted(info[problem], key=str)[:5])
-            raise WeightsError(f"{path}: {len(info[problem])} {problem.replace('_', ' ')}: {some}")
+            examples = ", ".join(str(key) for key in sorted(info[problem], key=str)[:5])
+            raise WeightsError(f"{path}: {len(info[problem])} {problem.replace('_', ' ')}: {examples}")
     return causal_lm
 
 
 def _reason(error: Exception) -> str:
-    """Return one sentence on why transformers could not load a model, with a way out that exists here."""
+    """Return one sentence on the cause of a loading error, with a solution."""
     import transformers
 
     message = str(error).strip()
     if "trust_remote_code" in message:
         return (
-            "it needs code of its own, which this server does not run; use a version of the model whose architecture "
+            "it needs custom code, which this server does not run; use a version of the model whose architecture "
             "is part of transformers"
         )
     if "does not recognize this architecture" in message:
         return (
-            f"its model_type is not known to transformers {transformers.__version__}; install a version that knows it, "
+            f"transformers {transformers.__version__} does not support its model_type; install a version that does, "
             "or choose another model"
         )
     line = " ".join(message.split())[:MAX_REASON]
     if isinstance(error, KeyError | TypeError | AttributeError):
-        return f"its config.json does not fit its architecture ({line}); compare it with that of the original model"
+        return f"its config.json does not match its architecture ({line}); compare it with that of the original model"
     return line or type(error).__name__
 
 
 def _load_dummy(path: Path, dtype: torch.dtype | None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # Random weights come from torch's global generator here; its state is put back afterwards.
+    # Random weights come from torch's global generator here; its state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
         except Exception as error:  # each model's code raises errors of its own
-            raise ModelError(f"{path}: transformers cannot make this model: {_reason(error)}") from error
+            raise ModelError(f"{path}: transformers cannot create this model: {_reason(error)}") from error
 
 
 def _pack_linears(model: nn.Module, kernels: Kernels) -> None:
@@ -278,5 +280,5 @@ def _pack_linears(model: nn.Module, kernels: Kernels) -> None:
 def _max_position(config: Any) -> int:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
-        raise ModelConfigError("max_position_embeddings", limit, "a positive integer is needed")
+        raise ModelConfigError("max_position_embeddings", limit, "must be a positive integer")
     return limit

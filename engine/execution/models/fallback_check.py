@@ -1,9 +1,9 @@
-"""Whether a model of transformers may be served: what it asks of attention, and a comparison with its own attention.
+"""Verification of models run by transformers: settings, attention shape, and a comparison with their own attention.
 
-Models differ in ways no key of a configuration gives away: masks of their own, positions taken from somewhere else
-than `position_ids`, biases on scores. So each is run once on a few tokens both ways, ours in the shape the engine
-uses (several sequences in one flat batch, a prompt in chunks, decode rows beside them), and is refused when the
-logits differ.
+Models differ in ways that no configuration key reveals: custom masks, positions taken from another source than
+`position_ids`, biases on scores. Each model is therefore run once on a few tokens both ways. Our way uses the engine's
+batch shape: several sequences in one flat batch, a prompt in chunks, decode rows beside them. The model is refused if
+the logits differ.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("carousel.engine")
 
 PROBE_TOKENS = 24
-MARGIN = 8  # tokens of a probe beyond the length whose effect it is to show
-PAGE_SIZE = 16
-# Largest difference of logits, relative to the largest logit: float32 leaves 1e-5, half precision a few percent; wrong
+PROBE_MARGIN_TOKENS = 8  # tokens of a probe beyond the length with the effect that it must reveal
+PROBE_PAGE_SIZE = 16
+# Maximum difference of logits, relative to the largest logit. float32 leaves 1e-5, half precision a few percent; wrong
 # positions or masks are far beyond both.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 # Keys of a configuration that must be absent or false, and the reason.
 REFUSED_SETTINGS = {
-    "quantization_config": "quantised weights are not read",
-    "attention_chunk_size": "not computed by paged attention",
-    "is_encoder_decoder": "only decoders are served",
+    "quantization_config": "quantized weights are not supported",
+    "attention_chunk_size": "is not supported by paged attention",
+    "is_encoder_decoder": "only decoders are supported",
 }
 
 
 def cannot_serve(name: str, reason: str) -> ModelError:
-    """Return the error for a model that transformers can run and this server cannot."""
+    """Return the error for a model that transformers can run but this server cannot."""
     return ModelError(
         f"{name} cannot be served: {reason}; choose a model of the Llama, Mistral, Qwen2 or Qwen3 families, or one "
         "whose layers all attend through transformers' attention interface, such as Gemma 3, Phi-3 or OLMo 2"
@@ -53,17 +53,17 @@ def cannot_serve(name: str, reason: str) -> ModelError:
 
 
 def attends_by_itself(name: str) -> ModelError:
-    """Return the error for a model with attention functions of its own."""
-    return cannot_serve(name, "it does not attend through transformers' attention interface in every layer")
+    """Return the error for a model with its own attention functions."""
+    return cannot_serve(name, "not all of its layers attend through transformers' attention interface")
 
 
 def refuse_config(config: Mapping[str, Any]) -> None:
-    """Raise ModelConfigError for settings whose effect a probe of a few tokens could not show."""
+    """Raise ModelConfigError for settings with an effect that a probe of a few tokens cannot reveal."""
     for key, rope in rope_entries(config):
         if any(word in str(rope_kind(rope)) for word in ("dynamic", "longrope")) or rope_kind(rope) == "su":
             reason = (
-                "its frequencies depend on the longest sequence of a batch, so neighbours would change a text; choose "
-                "a version of the model without it, such as one for shorter texts"
+                "its frequencies depend on the longest sequence of a batch, so other requests would change an answer; "
+                "choose a version of the model without it, such as one for a shorter context"
             )
             raise ModelConfigError(key, rope, reason)
     for prefix, section in text_sections(config):
@@ -74,7 +74,7 @@ def refuse_config(config: Mapping[str, Any]) -> None:
         if unknown:
             kinds = ", ".join(sorted(map(str, unknown)))
             reason = (
-                f"layers of type {kinds} are not computed over a paged cache; choose a model whose layers are all "
+                f"layers of type {kinds} are not supported over a paged cache; choose a model whose layers are all "
                 "full_attention or sliding_attention"
             )
             raise ModelConfigError(f"{prefix}layer_types", section["layer_types"], reason)
@@ -82,17 +82,17 @@ def refuse_config(config: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class ShapeRecorder:
-    """A step that attends to nothing and writes down what it is asked for: layer -> (Hq, Hkv, D, window)."""
+    """Step without attention that records the shapes of each call: layer -> (Hq, Hkv, D, window)."""
 
     calls: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         if layer in self.calls:
-            raise ModelError(f"layer {layer} attends twice, and the cache has one place for its keys and values")
+            raise ModelError(f"layer {layer} attends twice, but the cache has room for its keys and values only once")
         if k.shape != v.shape or k.shape[2] != q.shape[2]:
             shapes = (tuple(x.shape[1:]) for x in (q, k, v))
             raise ModelError(
-                "layer {} has queries {}, keys {} and values {} of sizes that differ".format(layer, *shapes)
+                "layer {} has queries {}, keys {} and values {}, whose sizes must agree".format(layer, *shapes)
             )
         self.calls[layer] = (q.shape[1], k.shape[1], q.shape[2], window)
         return torch.zeros_like(q)
@@ -100,7 +100,7 @@ class ShapeRecorder:
 
 @torch.inference_mode()
 def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
-    """Runs two tokens through the model and reads its layers off what they ask for."""
+    """Run two tokens through the model and return the shape of its attention calls."""
     from engine.execution.models.fallback import STEP, AttentionShape, run_body
 
     recorder = ShapeRecorder()
@@ -114,7 +114,7 @@ def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
         if error.args == (STEP,):
             raise attends_by_itself(name) from error
         raise cannot_serve(
-            name, "it needs more than tokens and positions, such as masks or states of its own"
+            name, "it needs inputs other than tokens and positions, such as custom masks or states"
         ) from error
     if not recorder.calls or sorted(recorder.calls) != list(range(len(recorder.calls))):
         raise attends_by_itself(name)
@@ -129,38 +129,46 @@ def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
 
 
 def _check_windows(config: Mapping[str, Any], windows: tuple[int, ...], name: str) -> None:
-    """A window longer than the probe would not show in a comparison, so what layers ask for must fit the
-    configuration.
+    """Raise ModelConfigError if the windows used by the layers do not match the configuration.
+
+    A window longer than the probe would not show in the comparison.
     """
     for prefix, section in text_sections(config):
         layer_types = section.get("layer_types")
         if layer_types is not None:
             if [kind == "sliding_attention" for kind in layer_types] != [window > 0 for window in windows]:
-                raise ModelConfigError(f"{prefix}layer_types", layer_types, f"{name} asks for windows {windows}")
+                raise ModelConfigError(f"{prefix}layer_types", layer_types, f"{name} uses windows {windows} instead")
         elif section.get("sliding_window") and section.get("use_sliding_window", True) and not any(windows):
-            reason = f"{name} keeps it from its attention function"
+            reason = f"{name} does not pass it to its attention function"
             raise ModelConfigError(f"{prefix}sliding_window", section["sliding_window"], reason)
 
 
 @torch.inference_mode()
 def check_against_own_attention(model: TransformersModel, causal_lm: Any, config: Mapping[str, Any]) -> None:
-    """Raise ModelError when paged logits are not those of the model's own attention: on a few tokens, on the same at
-    the last positions, and on more than any length that the configuration names, as far as a probe may take."""
+    """Raise ModelError if paged logits differ from those with the model's own attention.
+
+    Compares a few tokens at the first positions and at the last ones, and a sequence longer than any length in the
+    configuration, as far as the size limit of a probe allows.
+    """
     _compare(model, causal_lm, min(PROBE_TOKENS, model.max_position), 0)
-    if model.max_position > PROBE_TOKENS:  # frequencies that change anywhere before have changed by then
+    if model.max_position > PROBE_TOKENS:  # frequencies that change at any earlier position have changed by then
         _compare(model, causal_lm, PROBE_TOKENS, model.max_position - PROBE_TOKENS)
     lengths = named_lengths(config, model.max_position)
-    most = longest_probe(model.num_parameters)
-    beyond = [length + MARGIN for length in lengths.values() if PROBE_TOKENS < length + MARGIN <= most]
-    if beyond:
-        _compare(model, causal_lm, min(max(beyond), model.max_position), 0)
+    max_tokens = longest_probe(model.num_parameters)
+    probe_lengths = [
+        length + PROBE_MARGIN_TOKENS
+        for length in lengths.values()
+        if PROBE_TOKENS < length + PROBE_MARGIN_TOKENS <= max_tokens
+    ]
+    if probe_lengths:
+        _compare(model, causal_lm, min(max(probe_lengths), model.max_position), 0)
     for key, length in lengths.items():
-        is_seen = length + MARGIN <= most or length in model.windows or "position" in key
-        if not is_seen:
+        is_verified = length + PROBE_MARGIN_TOKENS <= max_tokens or length in model.windows or "position" in key
+        if not is_verified:
             log.warning(
-                "%s = %d in config.json is too long for the comparison with transformers at load, which has at most %d "
-                "tokens for a model of this size; texts longer than that are not verified",
-                *(key, length, most),
+                "%s = %d in config.json is too long for the comparison with transformers at startup, which uses at "
+                "most %d tokens for a model of this size; longer texts are not verified",
+                *(key, length, max_tokens),
             )
 
 
@@ -171,7 +179,7 @@ def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: 
     try:
         ours, expected = _paged_logits(model, tokens, offset), _own_logits(causal_lm, tokens, offset)
     except Exception as error:  # each model's code raises errors of its own
-        raise cannot_serve(name, f"it fails on {num_tokens} tokens from position {offset}") from error
+        raise cannot_serve(name, f"running it on {num_tokens} tokens from position {offset} failed") from error
     difference = float((ours - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
     limit = TOLERANCE[model.dtype]
     if not difference <= limit:  # NaN is a difference too
@@ -179,17 +187,17 @@ def _compare(model: TransformersModel, causal_lm: Any, num_tokens: int, offset: 
         raise cannot_serve(
             name,
             f"over a paged cache its logits after {where} differ from its own by {difference:.3g} of the largest "
-            f"(limit {limit}), so its attention or its positions are not computed as this server does",
+            f"(limit {limit}), so this server does not compute its attention or its positions correctly",
         )
 
 
 def _own_logits(causal_lm: Any, tokens: Tensor, offset: int) -> Tensor:
-    """tokens[2, n] -> logits [2, V] after each row alone, with transformers' attention."""
-    own = causal_lm.config._attn_implementation
+    """Return logits [2, V] after each row of tokens[2, n] alone, with transformers' attention."""
+    own_implementation = causal_lm.config._attn_implementation
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     # Logits of all tokens of a long probe would take gigabytes.
-    takes_less = "logits_to_keep" in inspect.signature(causal_lm.forward).parameters
-    options = {"use_cache": False} | ({"logits_to_keep": 1} if takes_less else {})
+    supports_logits_to_keep = "logits_to_keep" in inspect.signature(causal_lm.forward).parameters
+    options = {"use_cache": False} | ({"logits_to_keep": 1} if supports_logits_to_keep else {})
     causal_lm.set_attn_implementation("eager")
     try:
         outputs = [
@@ -197,26 +205,29 @@ def _own_logits(causal_lm: Any, tokens: Tensor, offset: int) -> Tensor:
             for row, first in zip(tokens, (0, offset), strict=True)
         ]
     finally:
-        causal_lm.set_attn_implementation(own)
+        causal_lm.set_attn_implementation(own_implementation)
     return torch.stack([output.logits[0, -1] for output in outputs]).float()
 
 
 def _paged_logits(model: TransformersModel, tokens: Tensor, offset: int) -> Tensor:
-    """tokens[2, n]: row 0 in two chunks, beside row 1, and the last token of each as a decode row -> logits [2, V].
-    offset: the position of row 1's first token; row 0 begins at 0."""
+    """Return logits [2, V] after tokens[2, n], computed over a paged cache.
+
+    Row 0 runs in two chunks, beside row 1; the last token of each is a decode row. offset: the position of row 1's
+    first token; row 0 begins at 0.
+    """
     n, device = tokens.shape[1], model.device
-    pages = -(-n // PAGE_SIZE)
+    pages = -(-n // PROBE_PAGE_SIZE)
     kernels = load_kernels(device, model.dtype)
     shape = (model.num_layers, model.num_kv_heads, model.head_dim)
-    cache = KVCache.allocate(2 * pages, PAGE_SIZE, *shape, model.dtype, device)
+    cache = KVCache.allocate(2 * pages, PROBE_PAGE_SIZE, *shape, model.dtype, device)
     table = torch.arange(2 * pages, device=device).view(2, -1).flip(1)
 
     def slots(row: int, begin: int, end: int) -> Tensor:
         positions = torch.arange(begin, end, device=device)
-        return table[row, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        return table[row, positions // PROBE_PAGE_SIZE] * PROBE_PAGE_SIZE + positions % PROBE_PAGE_SIZE
 
     def run(spans: list[tuple[int, int, int]], decodes: int) -> Tensor:
-        """spans: (row, begin, end) -> hidden states of the spans' last tokens."""
+        """Compute spans of (row, begin, end) and return the hidden states of their last tokens."""
         lengths = [end - begin for _, begin, end in spans]
         starts = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
         rows = torch.tensor([row for row, _, _ in spans], device=device)

@@ -1,4 +1,4 @@
-"""The lengths that a configuration names, and how long a comparison may be to show their effect.
+"""Lengths in a model's configuration, and the length of a comparison that can reveal their effect.
 
 A few tokens can be given any positions, so rotary embeddings are compared at the end of the context at little cost. A
 window shows only in sequences that are longer than it.
@@ -13,11 +13,11 @@ from typing import Any
 from engine.execution.models.config import rope_entries, text_sections
 
 LENGTH_KEY = re.compile("window|local|context|length|seq|chunk|span|block_size|original_max")
-# The longest comparison computes four tokens for each one of its length; parameters x tokens bounds its cost: 5e11 are
-# about ten seconds on two cores, and more than 2,048 tokens take too much memory in attention without a cache.
+# The longest comparison computes four tokens for each one of its length. Its cost is bounded in parameters x tokens:
+# 5e11 take about ten seconds on two cores. More than 2,048 tokens take too much memory in attention without a cache.
 MAX_PROBE_COST = 5e11
 MAX_PROBE_TOKENS = 2048
-MAX_LENGTHS = 16  # the shortest of more are left out
+MAX_LENGTHS = 16  # if there are more, the shortest are omitted
 
 
 def named_lengths(config: Mapping[str, Any], max_position: int) -> dict[str, int]:
@@ -33,5 +33,5 @@ def named_lengths(config: Mapping[str, Any], max_position: int) -> dict[str, int
 
 
 def longest_probe(num_parameters: int) -> int:
-    """Return the most tokens that a comparison of a model of that size may have."""
+    """Return the maximum tokens of a comparison for a model of that size."""
     return min(MAX_PROBE_TOKENS, int(MAX_PROBE_COST / (4 * max(1, num_parameters))))

@@ -1,4 +1,4 @@
-"""What the engine asks of a model: a few numbers and three functions."""
+"""Interface between the engine and a model: sizes and three functions."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from kernels.slots import StepState
 
 
 class Model(Protocol):
-    """A causal language model over a paged cache. Knows nothing of requests or sampling."""
+    """Causal language model over a paged cache, independent of requests and sampling."""
 
     @property
     def num_parameters(self) -> int: ...
 
     @property
     def is_own(self) -> bool:
-        """Whether all of it is computed by our kernels."""
+        """Return whether this project's kernels compute the whole model."""
 
     @property
     def num_layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Return the number of layers with keys and values."""
 
     @property
     def num_heads(self) -> int:
-        """Of queries."""
+        """Return the number of query heads."""
 
     @property
     def num_kv_heads(self) -> int: ...
@@ -43,25 +43,30 @@ class Model(Protocol):
 
     @property
     def max_position(self) -> int:
-        """Positions a sequence can have, prompt and output together."""
+        """Return the maximum positions of a sequence, prompt and output together."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the hidden states."""
+        """Return the dtype of the hidden states."""
 
     @property
     def weights_dtype(self) -> torch.dtype:
-        """Of the matrices: the hidden states', or the checkpoint's where the kernels compute with that."""
+        """Return the dtype of the matrices: that of the hidden states or, if supported, of the checkpoint."""
 
     @property
     def device(self) -> torch.device: ...
 
     def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
-        """Hidden states [T, H] of all rows, after the last norm; writes the rows' keys and values to the cache."""
+        """Return hidden states [T, H] of all rows, after the last norm.
+
+        Writes the rows' keys and values to the cache.
+        """
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden[R, H], rows of what `forward` returned -> logits [R, V] in any float."""
+        """Return logits [R, V] of any float dtype for hidden[R, H], rows of the result of `forward`."""
 
     def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
-        """Whole steps in one go, to the bit what comes of the functions above and `Kernels.sample`. None: not of this
-        model with these kernels."""
+        """Return a function that runs whole steps in one call, or None if this model and kernels have none.
+
+        Its results are bit-identical to those of the functions above and `Kernels.sample`.
+        """

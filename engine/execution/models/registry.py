@@ -1,4 +1,4 @@
-"""`load_model`: from a model directory to something the engine can run."""
+"""Loading of a model directory by its architecture."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def load_model(
     kernels: Kernels | None = None,
     on_layer: Callable[[], None] = lambda: None,
 ) -> Model:
-    """A model from a directory in Hugging Face layout.
+    """Load a model from a directory in Hugging Face layout.
 
     dtype: None for the checkpoint's own. progress: called with (bytes done, bytes in total). load_format: "safetensors"
-    reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: whose
-    linear layers to use; None for those of `device`. on_layer: called for each layer of a forward pass that is computed
+    reads the safetensors files; "dummy" fills the shapes of config.json with seeded random numbers. kernels: provide
+    the linear layers; None for those of `device`. on_layer: called for each layer of a forward pass that is computed
     operation by operation. Raises ModelError.
     """
     if load_format not in LOAD_FORMATS:
-        raise ModelError(f"load_format = {load_format!r}: one of {', '.join(LOAD_FORMATS)} is needed")
+        raise ModelError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
     config = read_config(path)
     architectures = [] if config.get("architectures") is None else config["architectures"]
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise ModelConfigError("architectures", architectures, "a list of class names is needed")
+        raise ModelConfigError("architectures", architectures, "must be a list of class names")
     if not set(architectures) & set(FAMILIES):
         from engine.execution.models.fallback import load_fallback
 
@@ -60,12 +60,12 @@ def load_model(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises ModelError naming the file."""
+    """Return config.json of a model directory. Raises ModelError with the file."""
     file = path / "config.json"
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file}: cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise ModelConfigError("(file)", config, "a JSON object is needed")
+        raise ModelConfigError("(file)", config, "must be a JSON object")
     return config

@@ -1,4 +1,4 @@
-"""The table of cosines and sines for rotary embedding, with the frequency scalings Llama and Qwen checkpoints use.
+"""Tables of cosines and sines for rotary embedding, with the frequency scalings of Llama and Qwen checkpoints.
 
 Sources: default, Su et al. 2021; linear, Chen et al. 2023 (position interpolation); llama3, the Llama 3.1 reference
 code; yarn, Peng et al. 2023. Each follows transformers.modeling_rope_utils operation by operation, so that float32
@@ -18,25 +18,25 @@ from engine.host import free_memory
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int) -> Tensor:
-    """-> [max_position, head_dim] float32 on the CPU: first half cosines, second half sines."""
+    """Return [max_position, head_dim] float32 on the CPU: first half cosines, second half sines."""
     frequencies, attention_factor = inverse_frequencies(rope, head_dim)
     angles = torch.arange(max_position, dtype=torch.float32).unsqueeze(1) * frequencies
     return torch.cat((angles.cos() * attention_factor, angles.sin() * attention_factor), dim=-1)
 
 
 def check_rope_table(config: DecoderConfig) -> None:
-    """Raise ModelConfigError where the table does not fit into the memory that is free."""
-    needed = 3 * 4 * config.max_position * config.head_dim  # angles, cosines and sines, and both side by side
+    """Raise ModelConfigError if the table does not fit into free memory."""
+    needed = 3 * 4 * config.max_position * config.head_dim  # angles, cosines and sines, and their concatenation
     if needed > (free := free_memory()):
         raise ModelConfigError(
             "max_position_embeddings",
             config.max_position,
-            f"its table of rotary embeddings takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+            f"its table of rotary embeddings needs {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free",
         )
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """-> ([head_dim / 2] float32 angle per position, factor on cosines and sines)."""
+    """Return the angles per position ([head_dim / 2] float32) and the factor on cosines and sines."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     plain = 1.0 / (rope.theta**exponents)
     match rope.kind:
@@ -48,11 +48,11 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
             return _llama3(rope, plain), 1.0
         case "yarn":
             return _yarn(rope, head_dim, rope.theta**exponents), _yarn_attention_factor(rope)
-    raise AssertionError(rope.kind)  # DecoderConfig admits no other
+    raise AssertionError(rope.kind)  # DecoderConfig allows no other kind
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long wavelengths are stretched by the factor, short ones kept, those between blended."""
+    """Stretch long wavelengths by the factor, keep short ones, and blend those between."""
     wavelengths = 2 * math.pi / plain
     low = rope.original_max_position / rope.low_freq_factor
     high = rope.original_max_position / rope.high_freq_factor
@@ -65,7 +65,7 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int, position_frequencies: Tensor) -> Tensor:
-    """Interpolates low frequencies, keeps high ones, with a linear ramp between two correction bounds."""
+    """Interpolate low frequencies and keep high ones, with a linear ramp between two correction bounds."""
     low, high = (_correction_bound(rope, head_dim, rotations) for rotations in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -78,13 +78,13 @@ def _yarn(rope: RopeConfig, head_dim: int, position_frequencies: Tensor) -> Tens
 
 
 def _correction_bound(rope: RopeConfig, head_dim: int, rotations: float) -> float:
-    """The dimension whose frequency makes this many rotations over the original context."""
+    """Return the dimension whose frequency makes this many rotations over the original context."""
     turns = rope.original_max_position / (rotations * 2 * math.pi)
     return head_dim * math.log(turns) / (2 * math.log(rope.theta))
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """The temperature of attention that yarn puts into cosines and sines."""
+    """Return yarn's attention temperature, which is multiplied into cosines and sines."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:

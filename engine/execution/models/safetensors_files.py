@@ -1,8 +1,8 @@
-"""Reads the tensors of a checkpoint, one at a time, straight into memory the caller owns.
+"""Reading of checkpoint tensors, one at a time, straight into memory that the caller owns.
 
-The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header, the tensors'
-bytes. It is read with plain file reads: the usual memory map keeps every page it touched resident beside the copy
-made of it, so loading would take the size of the weights twice.
+The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header, the tensors' bytes.
+Files are read with plain reads. A memory map would keep every touched page resident beside the copy made of it, so that
+loading would take the size of the weights twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.execution.models.errors import WeightsError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-COMPARED_BYTES = 16 << 20  # read of each of two tensors at once
+COMPARE_CHUNK_BYTES = 16 << 20  # bytes of each of two tensors that are read and compared at a time
 
 DTYPES = {
     "F32": torch.float32,
@@ -42,7 +42,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor's bytes are. begin: absolute offset in the file."""
+    """Location of a tensor's bytes. begin: absolute offset in the file."""
 
     file: Path
     dtype: torch.dtype
@@ -51,7 +51,7 @@ class TensorEntry:
     size: int
 
     def read_into(self, out: Tensor) -> None:
-        """Fill `out`, any dtype and device, with the tensor; converts where they differ."""
+        """Fill `out`, of any dtype and device, with the tensor, converting the dtype if it differs."""
         direct = out.dtype == self.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(self.shape, dtype=self.dtype)
         buffer = target.flatten().view(torch.uint8).numpy()
@@ -62,7 +62,9 @@ class TensorEntry:
         except OSError as error:
             raise WeightsError(f"{self.file}: cannot be read: {error}") from error
         if count != self.size:
-            raise WeightsError(f"{self.file}: truncated: {count} of {self.size} bytes at offset {self.begin}")
+            raise WeightsError(
+                f"{self.file}: the file is truncated: {count} of {self.size} bytes at offset {self.begin}"
+            )
         if not direct:
             out.copy_(target)
 
@@ -74,30 +76,34 @@ class TensorEntry:
 
 
 def have_same_values(first: TensorEntry, second: TensorEntry, dtype: torch.dtype) -> bool:
-    """Return whether two tensors are equal once loaded in `dtype`. Reads both, `COMPARED_BYTES` at a time."""
+    """Return whether two tensors are equal once loaded in `dtype`. Reads both, `COMPARE_CHUNK_BYTES` at a time."""
     if not first.shape or first.shape != second.shape:
         return False
-    step = max(1, COMPARED_BYTES // max(1, first.size // max(1, first.shape[0])))
+    step = max(1, COMPARE_CHUNK_BYTES // max(1, first.size // max(1, first.shape[0])))
     for begin in range(0, first.shape[0], step):
         parts = [entry.rows(begin, min(begin + step, first.shape[0])) for entry in (first, second)]
-        one, other = (torch.empty(part.shape, dtype=dtype) for part in parts)
-        parts[0].read_into(one)
-        parts[1].read_into(other)
-        if not torch.equal(one, other):
+        first_values, second_values = (torch.empty(part.shape, dtype=dtype) for part in parts)
+        parts[0].read_into(first_values)
+        parts[1].read_into(second_values)
+        if not torch.equal(first_values, second_values):
             return False
     return True
 
 
 def list_tensors(directory: Path) -> dict[str, TensorEntry]:
-    """All tensors of a checkpoint directory, single or sharded, by name. Raises WeightsError naming the file to
-    blame.
+    """Return all tensors of a checkpoint directory, single-file or sharded, by name.
+
+    Raises WeightsError with the file that is the cause.
     """
     single, index_file = directory / SINGLE_FILE, directory / INDEX_FILE
-    if single.exists():  # before an index, as in transformers: what lies beside it is from an earlier save
+    # It takes precedence over an index, as in transformers: an index beside it is from an earlier save.
+    if single.exists():
         return dict(_read_header(single))
     if index_file.exists():
         return _list_sharded(directory, index_file)
-    raise WeightsError(f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there; only safetensors are read")
+    raise WeightsError(
+        f"{directory}: must contain {SINGLE_FILE} or {INDEX_FILE}; only the safetensors format is supported"
+    )
 
 
 def find_not_finite(directory: Path) -> tuple[str, TensorEntry] | None:
@@ -116,12 +122,12 @@ def _list_sharded(directory: Path, index_file: Path) -> dict[str, TensorEntry]:
     tensors: dict[str, TensorEntry] = {}
     for file_name in sorted(set(weight_map.values())):
         if Path(file_name).name != file_name:
-            raise WeightsError(f"{index_file}: {file_name!r} is not the name of a file in the same directory")
+            raise WeightsError(f"{index_file}: {file_name!r} must be the name of a file in the same directory")
         tensors.update(_read_header(directory / file_name))
     for name, file_name in weight_map.items():
         if name not in tensors or tensors[name].file.name != file_name:
             raise WeightsError(
-                f"{directory / file_name}: tensor {name} is missing, though {INDEX_FILE} places it there"
+                f"{directory / file_name}: tensor {name} is missing, although {INDEX_FILE} lists it there"
             )
     return tensors
 
@@ -130,29 +136,29 @@ def _read_index(index_file: Path) -> Mapping[str, str]:
     try:
         weight_map = json.loads(index_file.read_bytes())["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{index_file}: not a safetensors index: {error!r}") from error
+        raise WeightsError(f"{index_file}: the file is not a safetensors index: {error!r}") from error
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise WeightsError(f"{index_file}: weight_map does not map tensor names to file names")
+        raise WeightsError(f"{index_file}: weight_map must map tensor names to file names")
     return weight_map
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
-    """Every tensor of one file, checked to lie inside it."""
+    """Yield every tensor of one file, after checking that it lies inside the file."""
     try:
         file_size = path.stat().st_size
         with path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")
             if file_size < 8 or header_size > min(MAX_HEADER_BYTES, file_size - 8):
                 raise WeightsError(
-                    f"{path}: header of {header_size} bytes in a file of {file_size}: truncated or damaged"
+                    f"{path}: the file is truncated or damaged: header of {header_size} bytes in {file_size} bytes"
                 )
             header = json.loads(file.read(header_size))
     except FileNotFoundError as error:
-        raise WeightsError(f"{path}: missing") from error
+        raise WeightsError(f"{path}: the file is missing") from error
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{path}: header cannot be read: {error!r}") from error
+        raise WeightsError(f"{path}: the header cannot be read: {error!r}") from error
     if not isinstance(header, dict):
-        raise WeightsError(f"{path}: header is not a JSON object")
+        raise WeightsError(f"{path}: the header must be a JSON object")
     for name, fields in header.items():
         if name != "__metadata__":
             yield name, _entry(path, name, fields, 8 + header_size, file_size)
@@ -164,9 +170,11 @@ def _entry(path: Path, name: str, fields: Any, data_begin: int, file_size: int) 
         shape = tuple(int(length) for length in fields["shape"])
         begin, end = (int(offset) for offset in fields["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path}: tensor {name}: bad header entry {fields!r}: {error!r}") from error
+        raise WeightsError(f"{path}: tensor {name} has an invalid header entry {fields!r}: {error!r}") from error
     if begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
-        raise WeightsError(f"{path}: tensor {name}: {end - begin} bytes do not hold {shape} of {dtype}")
+        raise WeightsError(f"{path}: tensor {name} has {end - begin} bytes, which do not fit {shape} of {dtype}")
     if data_begin + end > file_size:
-        raise WeightsError(f"{path}: truncated: tensor {name} ends at byte {data_begin + end} of a file of {file_size}")
+        raise WeightsError(
+            f"{path}: the file is truncated: tensor {name} ends at byte {data_begin + end} of {file_size}"
+        )
     return TensorEntry(path, dtype, shape, data_begin + begin, end - begin)

@@ -1,4 +1,4 @@
-"""Where a model's weights come from: a checkpoint's files, or random numbers for benchmarks."""
+"""Sources of a model's weights: a checkpoint's files, or random numbers for benchmarks."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ DUMMY_STD = 0.02  # the usual initializer_range
 
 
 class WeightSource(Protocol):
-    """Hands out tensors by name, each once."""
+    """Source of tensors by name, each of which can be read once."""
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """How the tensor `name` is stored; None when it is missing or was handed out."""
+        """Return the stored dtype of the tensor `name`; None if it is missing or was read."""
 
     def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
-        """Return whether both tensors are there and have different values or shapes once loaded in `dtype`."""
+        """Return whether both tensors exist and have different values or shapes once loaded in `dtype`."""
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises WeightsError when the tensor `name` is missing, has another shape, or cannot fit into memory. Asked
-        before memory is taken."""
+        """Raise WeightsError if the tensor `name` is missing, has another shape, or cannot fit into memory.
+
+        Called before memory is allocated.
+        """
 
     def read_into(self, name: str, out: Tensor) -> None:
-        """Fill `out` with the tensor `name`. Raises WeightsError when it is missing or has another shape."""
+        """Fill `out` with the tensor `name`. Raises WeightsError if it is missing or has another shape."""
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        """Raises WeightsError when tensors are left over that `ignored` does not name."""
+        """Raise WeightsError if tensors were not read, except those accepted by `ignored`."""
 
 
 class CheckpointSource:
-    """The safetensors files of one directory."""
+    """Weights from the safetensors files of one directory."""
 
     def __init__(self, directory: Path, progress: Progress) -> None:
         self._directory = directory
@@ -55,15 +57,19 @@ class CheckpointSource:
         return None if entry is None else entry.dtype
 
     def differ(self, first: str, second: str, dtype: torch.dtype) -> bool:
-        one, other = self._entries.get(first), self._entries.get(second)
-        return one is not None and other is not None and not have_same_values(one, other, dtype)
+        first_entry, second_entry = self._entries.get(first), self._entries.get(second)
+        return (
+            first_entry is not None
+            and second_entry is not None
+            and not have_same_values(first_entry, second_entry, dtype)
+        )
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         entry = self._entries.get(name)
         if entry is None:
-            raise WeightsError(f"{self._directory}: tensor {name} is missing, and config.json asks for it")
+            raise WeightsError(f"{self._directory}: tensor {name} is missing, but config.json requires it")
         if entry.shape != shape:
-            raise WeightsError(f"{entry.file}: tensor {name} is {entry.shape}, config.json asks for {shape}")
+            raise WeightsError(f"{entry.file}: tensor {name} has shape {entry.shape}, but config.json requires {shape}")
 
     def read_into(self, name: str, out: Tensor) -> None:
         self.check(name, tuple(out.shape))
@@ -73,16 +79,20 @@ class CheckpointSource:
         self._progress(self._done, self._total)
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        left = [name for name in self._entries if not ignored(name)]
-        if left:
-            some = ", ".join(left[:5])
-            raise WeightsError(f"{self._entries[left[0]].file}: {len(left)} tensors are not part of this model: {some}")
+        unread = [name for name in self._entries if not ignored(name)]
+        if unread:
+            some = ", ".join(unread[:5])
+            raise WeightsError(
+                f"{self._entries[unread[0]].file}: {len(unread)} tensors are not part of this model: {some}"
+            )
         self._progress(self._total, self._total)
 
 
 class DummySource:
-    """Random weights, drawn where they are to lie: every tensor a function of the seed, its name and the kind of
-    device, norms 1, so that shapes alone decide the speed.
+    """Random weights, generated in place.
+
+    Every tensor is a function of the seed, its name and the kind of device. Norms are 1. Only the shapes determine
+    speed.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
@@ -98,7 +108,7 @@ class DummySource:
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         needed, free = math.prod(shape) * self._dtype.itemsize, free_memory()
         if needed > free:
-            raise WeightsError(f"config.json asks for {name} of {shape}: {needed} bytes, and {free} are free")
+            raise WeightsError(f"config.json: {name} of shape {shape} needs {needed} bytes, but only {free} are free")
 
     def read_into(self, name: str, out: Tensor) -> None:
         if "norm" in name:
@@ -108,4 +118,4 @@ class DummySource:
         out.copy_(torch.empty(out.shape, device=out.device).normal_(0.0, DUMMY_STD, generator=generator))
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        """Nothing can be left over."""
+        """Do nothing: no tensors can be left over."""

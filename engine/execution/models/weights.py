@@ -1,7 +1,7 @@
-"""Builds the parameters of a `Decoder`, one fused matrix at a time, so that the weights are never held twice.
+"""Loading of the parameters of a `Decoder`, one fused matrix at a time, so that the weights are never held twice.
 
-One exception: a tied embedding is kept as the table that tokens are looked up in and, repacked, as the output
-projection, because the packed one is faster at every step and its bits do not depend on the batch.
+One exception: a tied embedding is kept both as a lookup table and, repacked, as the output projection. The packed form
+is faster at every step, and its bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from kernels.memory import own_pages
 log = logging.getLogger("carousel.engine")
 
 EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+LM_HEAD = "lm_head.weight"
 
 
 def load_weights(
     config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, kernels: Kernels
 ) -> DecoderWeights:
-    """dtype: what is asked for; the kernels say what that means. Raises WeightsError for tensors that are missing, left
-    over, misshapen or damaged."""
+    """Load the weights of `config` in the form that the kernels use for `dtype`.
+
+    Raises WeightsError for tensors that are missing, left over, misshapen or damaged.
+    """
     reader = _Reader(source, dtype, device, kernels)
     is_tied = config.tied_embeddings and not _stores_another_head(source, dtype)
-    # Of a tied pair either one may be the one that was saved, as in transformers.
-    table = HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
+    # Of a tied pair either tensor may be the one that was saved, as in transformers.
+    table = LM_HEAD if is_tied and source.dtype(EMBEDDING) is None else EMBEDDING
     embedding = reader.matrix(table, config.vocab_size, config.hidden_size)
     layers = tuple(_load_layer(config, reader, f"model.layers.{index}.") for index in range(config.num_layers))
     final_norm = reader.tensor("model.norm.weight", config.hidden_size)
@@ -47,20 +49,22 @@ def load_weights(
 
 
 def _stores_another_head(source: WeightSource, dtype: torch.dtype) -> bool:
-    """Return whether a checkpoint with tie_word_embeddings has an output projection of its own, which is
-    then used, as transformers 5 does."""
-    if not source.differ(EMBEDDING, HEAD, dtype):
+    """Return whether a checkpoint with tie_word_embeddings has a separate output projection.
+
+    It is then used, as in transformers 5.
+    """
+    if not source.differ(EMBEDDING, LM_HEAD, dtype):
         return False
     log.warning(
         "config.json has tie_word_embeddings = true, but the checkpoint stores %s with other values than %s; "
         "the stored %s is used. Set tie_word_embeddings to false to silence this warning.",
-        *(HEAD, EMBEDDING, HEAD),
+        *(LM_HEAD, EMBEDDING, LM_HEAD),
     )
     return True
 
 
 def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderLayer:
-    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     qkv = ((attention + "q_proj", q_size), (attention + "k_proj", kv_size), (attention + "v_proj", kv_size))
@@ -71,22 +75,24 @@ def _load_layer(config: DecoderConfig, reader: _Reader, prefix: str) -> DecoderL
         k_norm=reader.tensor(attention + "k_norm.weight", head_dim) if config.qk_norm else None,
         out=reader.linear(((attention + "o_proj", hidden),), q_size, config.out_bias),
         mlp_norm=reader.tensor(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=reader.linear(((mlp + "gate_proj", inner), (mlp + "up_proj", inner)), hidden, config.mlp_bias),
-        down=reader.linear(((mlp + "down_proj", hidden),), inner, config.mlp_bias),
+        gate_up=reader.linear(
+            ((mlp + "gate_proj", intermediate), (mlp + "up_proj", intermediate)), hidden, config.mlp_bias
+        ),
+        down=reader.linear(((mlp + "down_proj", hidden),), intermediate, config.mlp_bias),
     )
 
 
 def _ignored(name: str, is_tied: bool) -> bool:
     """Return whether an unread tensor may be left: rope tables of old checkpoints, and the copy of a tied table."""
-    return name.endswith("rotary_emb.inv_freq") or (is_tied and name == HEAD)
+    return name.endswith("rotary_emb.inv_freq") or (is_tied and name == LM_HEAD)
 
 
 @dataclass
 class _Reader:
-    """Reads from a source into new tensors on one device, and counts what it read.
+    """Reader of a source into new tensors on one device, which counts the parameters.
 
-    Matrices may keep the checkpoint's dtype, where the kernels compute with it as if it were `dtype`: half the memory,
-    and half of what a step reads.
+    Matrices may keep the checkpoint's dtype, if the kernels compute with it as if it were `dtype`. That halves the
+    memory and the bytes that a step reads.
     """
 
     source: WeightSource
@@ -96,30 +102,30 @@ class _Reader:
     num_parameters: int = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """In the activations' dtype."""
+        """Read a tensor in the activations' dtype."""
         return self._read(name, shape, self._activations)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
-        """In what the kernels keep matrices in."""
-        return self._read(name, shape, self._held(name))
+        """Read a matrix in the dtype in which the kernels store it."""
+        return self._read(name, shape, self._stored_dtype(name))
 
     def linear(self, parts: tuple[tuple[str, int], ...], inputs: int, bias: bool) -> Linear:
-        """One layer from several of the checkpoint's, stacked: parts are (name, outputs)."""
+        """Read one layer from several of the checkpoint's, stacked. parts: (name, outputs)."""
         for name, size in parts:
             self.source.check(f"{name}.weight", (size, inputs))
         outputs = sum(size for _, size in parts)
-        held = {self._held(f"{name}.weight") for name, _ in parts}
-        weight = self._empty((outputs, inputs), held.pop() if len(held) == 1 else self.dtype)
+        dtypes = {self._stored_dtype(f"{name}.weight") for name, _ in parts}
+        weight = self._empty((outputs, inputs), dtypes.pop() if len(dtypes) == 1 else self.dtype)
         biases = self._empty((outputs,), self._activations) if bias else None
-        first = 0
+        start = 0
         for name, size in parts:
-            self.source.read_into(f"{name}.weight", weight[first : first + size])
+            self.source.read_into(f"{name}.weight", weight[start : start + size])
             if biases is not None:
-                self.source.read_into(f"{name}.bias", biases[first : first + size])
-            first += size
+                self.source.read_into(f"{name}.bias", biases[start : start + size])
+            start += size
         return self.kernels.pack_linear(weight, biases)
 
-    def _held(self, name: str) -> torch.dtype:
+    def _stored_dtype(self, name: str) -> torch.dtype:
         return self.kernels.holds(self.source.dtype(name) or self.dtype, self.dtype)
 
     @property

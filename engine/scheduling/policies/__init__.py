@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""Scheduling policies by name."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Carousel
 
 
 def make_policy(config: EngineConfig, costs: Costs) -> Policy:
-    """The policy that `config` asks for, on a machine with `costs`."""
+    """Return the policy selected by `config`, for a machine with `costs`."""
     return POLICIES[config.scheduling_policy](config, costs)

@@ -80,12 +80,16 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Families that must be refused, and a word of the reason.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "sparse attention": ("GlmMoeDsa", {"head_dim": 16}, "not computed over a paged cache; choose a model"),
-    "a bias of its own": ("Mpt", {"n_layers": 2, "n_heads": 4, "d_model": 64}, "more than tokens and positions"),
+    "sparse attention": ("GlmMoeDsa", {"head_dim": 16}, "not supported over a paged cache; choose a model"),
+    "a bias of its own": (
+        "Mpt",
+        {"n_layers": 2, "n_heads": 4, "d_model": 64},
+        "inputs other than tokens and positions",
+    ),
     "rotary embeddings by layer of its own": (
         "ModernBertDecoder",
         {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 3, "sep_token_id": 4},
-        "more than tokens and positions",
+        "inputs other than tokens and positions",
     ),
     "alibi": ("Bloom", {"n_layer": 2, "n_head": 4}, "attention interface"),
     "soft-capped scores": ("Gemma2", {"head_dim": 16}, "softcap"),
@@ -103,7 +107,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
             },
             "head_dim": 16,
         },
-        r"rope_parameters\.full_attention.*neighbours",
+        r"rope_parameters\.full_attention.*other requests would change an answer",
     ),
     "frequencies by batch": (
         "Phi3",
@@ -111,7 +115,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
             "original_max_position_embeddings": 64,
             "rope_parameters": LONGROPE,
         },
-        "neighbours",
+        "other requests would change an answer",
     ),
 }
 

@@ -84,8 +84,8 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}, "code of its own"),
-        ({}, "not known to transformers"),
+        ({"auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}, "needs custom code"),
+        ({}, "does not support its model_type"),
     ],
 )
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
@@ -123,7 +123,7 @@ def test_a_refused_setting_is_found_wherever_it_stands(section: str, settings: d
     ("change", "reason"),
     [
         ({"num_attention_heads": "four"}, "num_attention_heads"),
-        ({"hidden_act": "none such"}, "does not fit its architecture .*none such.*; compare it with"),
+        ({"hidden_act": "none such"}, "does not match its architecture .*none such.*; compare it with"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused_in_one_line(
@@ -154,7 +154,7 @@ def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):
     path = Path(shutil.copytree(checkpoints["olmo2"].path, tmp_path / "broken"))
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(WeightsError, match=r"model\.safetensors: truncated"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors: the file is truncated"):
         load_model(path, torch.float32, CPU, lambda done, total: None)
 
 

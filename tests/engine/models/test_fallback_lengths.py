@@ -93,7 +93,7 @@ def test_a_model_that_fails_at_the_end_of_its_context_is_refused(
         return forward(self, x, position_ids)
 
     monkeypatch.setattr(modeling_olmo2.Olmo2RotaryEmbedding, "forward", failing)
-    with pytest.raises(ModelError, match="cannot be served: it fails on 24 tokens from position 488; choose"):
+    with pytest.raises(ModelError, match="cannot be served: running it on 24 tokens from position 488 failed; choose"):
         checkpoint.load()
 
 

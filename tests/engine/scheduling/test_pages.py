@@ -127,7 +127,7 @@ def test_a_leaked_page_is_found():
     """The books are held against the page tables."""
     pool = PagePool(2)
     pool.allocate()
-    with pytest.raises(IntegrityError, match="1 references, 0 in the page tables"):
+    with pytest.raises(IntegrityError, match="has 1 references, but occurs 0 times in the page tables"):
         pool.check_integrity([])
 
 
