@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up[T, 2I] -> [T, I]: silu(gate) * up."""
+    """Compute silu(first half) * second half: gate_up[T, 2I] -> [T, I]."""
     half = gate_up.shape[-1] // 2
     return F.silu(gate_up[:, :half]).mul_(gate_up[:, half:])
