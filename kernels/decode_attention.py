@@ -242,7 +242,7 @@ def shape_of_program(
 
 
 def max_head_dim(number_bytes: int, shared_bytes: int) -> int:
-    """Return the largest head size whose kernels fit in `shared_bytes` of shared memory per program."""
+    """Return the largest head size for which kernels fit in `shared_bytes` of shared memory per program."""
     return 128 if number_bytes == 4 and shared_bytes < WIDE_HEAD_FLOAT32_BYTES else 256
 
 

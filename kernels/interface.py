@@ -157,7 +157,7 @@ class Kernels(Protocol):
         scale: float,
         window: int,
     ) -> Tensor:
-        """Causal attention of C chunks whose keys and values are already in the cache: q[T, Hq, D] -> [T, Hq, D].
+        """Attend causally from C chunks; their keys and values are already cached: q[T, Hq, D] -> [T, Hq, D].
 
         page_table[C, P] int32. query_starts: C + 1 offsets into T. context_lens: per chunk, the tokens of its sequence
         up to the end of this chunk, so the first query of chunk c is at position context_lens[c] - (its number of
@@ -201,8 +201,8 @@ class Kernels(Protocol):
         of a row.
 
         Filters, in vLLM's order, on logits / temperature: min_p keeps tokens with at least min_p times the largest
-        probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens whose renormalised
-        probability reaches top_p. All tokens equal to the smallest kept one are kept. Then argmax(kept + Gumbel
+        probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens with a renormalised
+        probability of at least top_p. All tokens equal to the smallest kept one are kept. Then argmax(kept + Gumbel
         noise), see `kernels.reference.noise`.
         """
 
@@ -248,7 +248,7 @@ def load(
     if device.type == "cuda":
         if batch_invariant and choice == "torch":
             raise ValueError(
-                "torch's kernels are not batch-invariant on a GPU; drop --kernels torch or --batch-invariant"
+                "torch's kernels are not batch-invariant on a GPU; use kernels=auto or batch_invariant=False"
             )
         if choice == "torch":
             return ReferenceKernels()

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is repacked once for its device.
+"""Linear layers with weights that are repacked once for their device.
 
 On a CPU the weight is repacked for oneDNN, which makes a layer of few rows 1.2 to 4 times faster than `F.linear`. More
 importantly, in float32 a row's bits then do not depend on the other rows (tests/kernels/test_linear.py), whereas

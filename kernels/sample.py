@@ -204,7 +204,7 @@ def _sample_kernel(
     entries,
     nobody,
     ADVANCE: tl.constexpr,
-    MAX_ENTRIES: tl.constexpr,  # a power of two
+    MOST: tl.constexpr,  # a power of two
     EARLY: tl.constexpr,
 ):
     """Store the token of one row: the best entry, the lowest column among equals, BROKEN if an entry is NaN.
@@ -213,7 +213,7 @@ def _sample_kernel(
     """
     take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    parts = tl.arange(0, MAX_ENTRIES)
+    parts = tl.arange(0, MOST)
     inside = parts < entries
     found = tl.load(scores + row * entries + parts, mask=inside, other=float("-inf"))
     candidates = tl.load(columns + row * entries + parts, mask=inside, other=NO_COLUMN)
@@ -313,7 +313,7 @@ def _finish(
         entries,
         slots.nobody if slots else -1,
         ADVANCE=slots is not None,
-        MAX_ENTRIES=triton.next_power_of_2(max_entries),
+        MOST=triton.next_power_of_2(max_entries),
         num_warps=1,
         **early(ids.device),
     )

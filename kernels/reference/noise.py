@@ -2,8 +2,8 @@
 
 The mixing function is lowbias32 (Chris Wellons, hash-prospector, 2018), a bijection of 32-bit words found by search
 for low avalanche bias. A row's key is two 32-bit words, each the function chained over the row's inputs from its own
-start value; a column is mixed with one, then with the other. With a single word, two rows whose keys differ only in low
-bits would share noise.
+start value; a column is mixed with one, then with the other. With a single word, two rows with keys that differ only in
+low bits would share noise.
 
 All arithmetic is on integers modulo 2^32, so other back ends can match it bit for bit. Here it uses int64 with a mask;
 `least_uniform` uses int32, which is faster when all columns are needed.

@@ -11,7 +11,7 @@ from __future__ import annotations
 TILE = 128  # positions; shorter than every contraction split observed
 
 # Softmax adds its terms in vector lanes (position mod 16 picks the lane on AVX-512), but adds a row shorter than a
-# vector one by one. And torch uses its own loops for a product whose three sizes are all tiny. So a padded context is a
+# vector one by one. And torch uses its own loops for a product if all three sizes are tiny. So a padded context is a
 # multiple of this.
 LANES = 32
 
