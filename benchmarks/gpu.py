@@ -88,7 +88,7 @@ class Marks:
         self.planned = found
 
     def run(self) -> None:
-        """In the order in which they were planned."""
+        """Run all planned sections in order."""
         for name, run in self.planned.items():
             self.sections.run(name, run)
         self._engines.drop()

@@ -30,7 +30,12 @@ from benchmarks.results import origin
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = {"check": 330, "figures": 520}
 KILL_SECONDS = 5  # between SIGINT, at which results are saved, and SIGKILL
-INSTALL_SECONDS, UNPACK_SECONDS, DRIVER_SECONDS, PACK_SECONDS = 10, 5, 3, 10  # before the parts, and after them
+INSTALL_SECONDS, UNPACK_SECONDS, DRIVER_SECONDS, PACK_SECONDS = (
+    10,
+    5,
+    3,
+    10,
+)  # limits of work before and after the parts
 MAX_ARCHIVE_BYTES = 16 << 20
 SITE = ROOT / "build" / "gpu-site"  # target folder of unpacked wheels
 WHEELS = ROOT / "build" / "wheels"
@@ -69,7 +74,7 @@ class Part:
     name: str
     command: Sequence[str]
     limit: float  # seconds
-    beside: bool = False  # runs in the background until the last part has ended, or its limit
+    beside: bool = False  # runs in the background, in parallel with the other parts
     status: int | None = None
     seconds: float = 0.0
 

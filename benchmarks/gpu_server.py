@@ -31,7 +31,7 @@ from benchmarks.shapes import SHAPES, Shape
 
 PROMPT, PERSON_PROMPT, PERSON_TOKENS, PEOPLE = 512, 256, 32, 10
 BACKLOG = 3  # background requests per slot, each twice as long as usual
-HEAD_START_SECONDS = 0.5  # of the backlog
+HEAD_START_SECONDS = 0.5  # from the start of the backlog to the first interactive request
 RATES = ("tokens_per_s", "requests_per_s")  # meaningless for answers one after another
 STORY, CHARACTERS_PER_TOKEN = "Tell me a story about a fox. ", 3
 COUNTERS = re.compile(r"^(carousel:\S*(?:preempt|swap|recomput|resum)\S*) (\S+)$", re.M)

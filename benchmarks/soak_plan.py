@@ -65,7 +65,7 @@ def _floods(seconds: float, chance: random.Random) -> tuple[Flood, ...]:
     cases: list[str] = []
     at = FIRST_FLOOD_SECONDS
     while at + FLOOD_SECONDS + QUIET_SECONDS <= seconds:
-        if not cases:  # a rotation has every case once
+        if not cases:  # each rotation has every case once, in random order
             cases = chance.sample(list(CASES), len(CASES))
         floods.append(Flood(at, cases.pop(), FLOOD_SECONDS))
         at += FLOOD_SECONDS + QUIET_SECONDS

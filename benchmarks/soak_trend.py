@@ -24,7 +24,7 @@ from benchmarks.tally import percentile
 Point = tuple[float, float]  # seconds, value
 RESAMPLES = 1000
 MIN_POINTS, MIN_BLOCKS = 8, 3
-MAX_GROWTH_AN_HOUR = 0.01  # of the level
+MAX_GROWTH_PER_HOUR = 0.01  # share of the level
 HOUR = 3600.0
 
 
@@ -44,7 +44,7 @@ class Trend:
         """Return the verdict, by the rule in the docstring of this module."""
         if not self.is_known:
             return "too few points"
-        if self.low <= 0.0 <= self.high or abs(self.per_hour) < MAX_GROWTH_AN_HOUR * self.level:
+        if self.low <= 0.0 <= self.high or abs(self.per_hour) < MAX_GROWTH_PER_HOUR * self.level:
             return "within noise"
         return "growing" if self.per_hour > 0 else "falling"
 

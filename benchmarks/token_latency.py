@@ -39,7 +39,7 @@ from benchmarks.sse_client import Part
 
 STREAMS, PROMPT, OUTPUT = (1, 16, 64), 32, 64
 WEBSOCKET = "elsewhere, WebSocket"
-# And where their tokens are looked at.
+# Clients, and the places at which their tokens are timed.
 CLIENTS = {"elsewhere": ("api",), WEBSOCKET: ("api",), "beside": ("api", "client")}
 # Patterns of an event with text; the group is the request ID.
 TOKENS = (rb'"id":"cmpl-([^"]+)"[^\n]*"text":"[^"]', rb'"response_id":"resp_([^"]+)"[^\n]*"delta":"[^"]')

@@ -97,7 +97,7 @@ def _min_top_k_key(maxima, k, groups, GROUPS: tl.constexpr):
     inside = each < groups
     keys = tl.where(inside, ordered(tl.load(maxima + each, mask=inside, other=float("-inf"))), MIN_KEY)
     key = tl.full([], MIN_KEY, tl.int32)
-    for bit in tl.static_range(16):  # to one part in 128
+    for bit in tl.static_range(16):  # precise to one part in 128
         higher = key ^ (MIN_KEY if bit == 0 else 1 << 31 - bit)
         key = tl.where(tl.sum((keys >= higher).to(tl.int32), axis=0) >= k, higher, key)
     return key
@@ -206,7 +206,7 @@ def _weigh_kernel(
         tl.store(found + (STEP - 1) * 2 + 1, missing, mask=part == 0)
         lowest = tl.maximum(lowest, threshold)
     SHIFT: tl.constexpr = FIRST_SHIFT - DIGIT * STEP if STEP + 1 < STEPS else 0
-    KNOWN: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1)  # the bits from here on are known
+    KNOWN: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1)  # bits from here upwards are known
     tallies += STEP * BINS
     first = part * blocks
     read = blocks_from(lowest, maxima, first, blocks, V, groups)

@@ -31,7 +31,7 @@ def _accumulate(
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     table,  # [P] int32
-    block,  # the first position
+    block,  # first position
     kv_head,
     page_rows,
     query_positions,  # [BLOCK_M] int32

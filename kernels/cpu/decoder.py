@@ -120,7 +120,7 @@ class CpuStep:
         )
 
     def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk]) -> tuple[list[int], list[bool]]:
-        """See `kernels.decoder.StepPass`."""
+        """Run a step; see `kernels.decoder.StepPass`."""
         rows = sampled = len(decodes)
         self._decodes[:rows] = list(decodes)
         for i, chunk in enumerate(chunks):

@@ -29,7 +29,7 @@ def prefill_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for chunk, context in enumerate(context_lens):
         first, last = query_starts[chunk], query_starts[chunk + 1]
-        position = context - (last - first)  # of the first query
+        position = context - (last - first)  # position of the first query
         start = first_tile_position(max(0, position + 1 - window), k_cache.shape[2]) if window else 0
         keys = _gather(k_cache, page_table[chunk], start, context)
         values = _gather(v_cache, page_table[chunk], start, context)

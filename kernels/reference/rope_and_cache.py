@@ -67,7 +67,7 @@ def _cache_rows(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor | None]:
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots.index_select(0, kept)
     pages = slots.div(page_size, rounding_mode="floor")
-    first = pages * page_rows(cache) + slots % page_size  # the row of head 0
+    first = pages * page_rows(cache) + slots % page_size  # row of head 0
     return first.unsqueeze(1) + torch.arange(0, heads * page_size, page_size, device=slots.device), kept
 
 

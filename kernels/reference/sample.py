@@ -65,7 +65,7 @@ def _sample_all(
     position: Tensor,
     choice: Tensor,
 ) -> Tensor:
-    """Sample rows none of which is greedy."""
+    """Sample all rows; no row is greedy."""
     scaled = logits / temperature.unsqueeze(1)
     threshold = filter_threshold(scaled, top_k, top_p, min_p)
     return _perturbed_argmax(scaled, threshold, *row_keys(seed, position, choice))
@@ -93,13 +93,14 @@ def filter_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 
 
 def _nucleus_threshold(scaled: Tensor, threshold: Tensor, top_p: Tensor) -> Tensor:
-    """scaled[R, V], threshold[R] of the filters before, top_p[R] -> [R], the threshold with top_p added (Holtzman et
-    al., 2020).
+    """Return the threshold of top_p (nucleus sampling, Holtzman et al., 2020) combined with the other filters'.
+
+    scaled[R, V], threshold[R] of the other filters, top_p[R] -> [R].
     """
     descending = _sort_descending(scaled)
     weights = (descending - descending[:, :1]).exp_().masked_fill_(descending < threshold.unsqueeze(1), 0)
     mass = weights.cumsum(dim=-1, dtype=torch.float64)
-    # A token is needed while the mass of those before it falls short; the first one always is.
+    # A token is kept while the mass of the tokens before it is below top_p; the first one always is.
     needed = (mass[:, :-1] < top_p.unsqueeze(1) * mass[:, -1:]).sum(dim=-1)
     return torch.maximum(threshold, descending.gather(1, needed.unsqueeze(1)).squeeze(1))
 

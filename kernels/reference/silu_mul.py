@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer (Shazeer, 2020)."""
+"""Gate of a SwiGLU feed-forward layer (Shazeer, 2020)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ constexpr int FAR = 256;
 constexpr int MAX_DIM = 256;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
-// Merge one segment's result into a row whose running maximum, mass and sum are `most`, `mass` and `out`.
+// Merge one segment's result into the running maximum `most`, mass `mass` and weighted sum `out` of a row.
 template <int V>
 inline void join(float segment_most, float segment_mass, const float* sums, float& most, float& mass, float* out) {
     const float highest = segment_most > most ? segment_most : most;
@@ -91,7 +91,7 @@ struct Workspace {
     alignas(64) float lines[MOST_ROWS * LINE];
     alignas(64) float sums[MOST_ROWS * MAX_DIM];
     alignas(64) float totals[MOST_ROWS * MAX_DIM];
-    int64_t fetched = -1;  // task whose first segment is prefetched; if it is from another job, only time is lost
+    int64_t fetched = -1;  // task with a prefetched first segment; if it is from another job, only time is lost
 };
 
 // Not inlined: otherwise the thread-local address is looked up at every use.

@@ -16,7 +16,7 @@ struct OnPairs : Words<VECTORS> {
     using typename Words<VECTORS>::Number;
     using Words<VECTORS>::V, Words<VECTORS>::D, Words<VECTORS>::STEP;
     using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
-    static constexpr int TOGETHER = 6, WIDE = 4;   // rows and vectors of words whose sums fit in registers
+    static constexpr int TOGETHER = 6, WIDE = 4;   // rows and vectors of words; their sums fit in registers
     static constexpr int WALKS = ARE_FEW ? 2 : 4;  // as in InVectors, or as in OnUnit
 
     alignas(64) Number queries[MOST_ROWS][D];

@@ -23,7 +23,7 @@ struct Chunk {
     int64_t slot, start, length, samples;
 };
 
-// Contents of a step: slots whose last token is decoded, then prompt chunks. A slot occurs at most once.
+// Contents of a step: slots that decode their last token, then prompt chunks. A slot occurs at most once.
 struct Work {
     const int64_t* decodes;
     int64_t num_decodes;
