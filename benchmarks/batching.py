@@ -1,8 +1,8 @@
 """Continuous against static batching: same engine, same slots, same kernels, same requests.
 
 Output lengths are exponential with mean 128, capped at 1536 (and at least 1), from a fixed seed: a few long answers
-among many short ones, as chat traffic is. Static batching fills all slots, runs until the last has finished, and
-only then takes the next ones; slots that have finished are not computed (padding would make it slower still).
+among many short ones, as in chat traffic. Static batching fills all slots, runs until the last has finished, and only
+then admits the next requests; finished slots are not computed (padding would make it even slower).
 
     python -m benchmarks.batching            # 8 and 32 slots, 5 interleaved runs each
 """
@@ -25,18 +25,18 @@ MEAN, CAP, PROMPT, THREADS = 128, 1536, 16, 2
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Capped-exponential output lengths."""
+    """Return capped exponential output lengths."""
     draw = random.Random(seed)
     return [max(1, min(CAP, round(draw.expovariate(1 / MEAN)))) for _ in range(count)]
 
 
-def drain(engine: Engine, wanted: list[int], seed: int) -> dict[str, Any]:
-    """Submit everything at once, step until all are done."""
+def drain(engine: Engine, lengths: list[int], seed: int) -> dict[str, Any]:
+    """Submit all requests at once, step until all are done, and return the figures."""
     draw = random.Random(seed)
     engine.scheduler.memory.pool.forget_cached()
     before = engine.load().counters
     began = time.perf_counter()
-    for i, length in enumerate(wanted):
+    for i, length in enumerate(lengths):
         prompt = tuple(draw.randrange(300, 4000) for _ in range(PROMPT))
         engine.submit(Request(id=f"{seed}-{i}", prompt=prompt, sampling=SamplingParams(max_tokens=length, seed=i)))
     while engine.has_work:
@@ -47,15 +47,15 @@ def drain(engine: Engine, wanted: list[int], seed: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "steps": steps,
-        "tokens": sum(wanted),
-        "tokens_per_second": sum(wanted) / seconds,
-        "rows_per_step": sum(wanted) / steps,
+        "tokens": sum(lengths),
+        "tokens_per_second": sum(lengths) / seconds,
+        "rows_per_step": sum(lengths) / steps,
         "ms_per_step": 1000 * seconds / steps,
     }
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--runs", type=int, default=5)
@@ -79,8 +79,8 @@ def main() -> None:
         }
         ratios = []
         for run in range(options.runs):
-            wanted = lengths(options.per_slot * slots, seed=run)
-            measured = {batching: drain(engine, wanted, run) for batching, engine in engines.items()}
+            output_lengths = lengths(options.per_slot * slots, seed=run)
+            measured = {batching: drain(engine, output_lengths, run) for batching, engine in engines.items()}
             for batching, row in measured.items():
                 rows.append({"slots": slots, "run": run, "batching": batching, **row})
             ratio = measured["continuous"]["tokens_per_second"] / measured["static"]["tokens_per_second"]
@@ -104,7 +104,7 @@ def main() -> None:
         "model": "models/demo, float32",
     }
     print(summary)
-    print("kept in", save("batching", settings, rows, summary))
+    print("Saved to", save("batching", settings, rows, summary))
 
 
 if __name__ == "__main__":

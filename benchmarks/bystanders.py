@@ -1,7 +1,7 @@
-"""Ordinary clients of a server under attack, in processes of their own: chat streams, and a health check.
+"""Ordinary clients of a server under attack, in separate processes: chat streams, and a health check.
 
-`python -m benchmarks.bystanders streams|health PORT` runs until its standard input ends. For each line there it prints,
-as JSON, its figures since the line before.
+`python -m benchmarks.bystanders streams|health PORT` runs until its standard input ends. For each input line it prints,
+as JSON, its figures since the previous line.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.tally import percentile
 HOST = "127.0.0.1"
 STREAMS, TOKENS = 16, 1900
 EVENT = b"\ndata: "
-HEALTH_SECONDS = 0.05  # between two checks
+HEALTH_SECONDS = 0.05  # interval between checks
 MAX_HEALTH_SECONDS = 5.0
 
 
 def milliseconds(seconds: list[float]) -> dict[str, float]:
-    """Return how many values there are, and their percentiles in milliseconds; without a value, only their number."""
+    """Return the number of values and their percentiles in milliseconds; without a value, only the number."""
     if not seconds:
         return {"count": 0}
     return {
@@ -38,23 +38,23 @@ def milliseconds(seconds: list[float]) -> dict[str, float]:
 
 
 def without_special_tokens() -> dict[str, int]:
-    """Return the logit bias that forbids the demo model's special tokens, which have no text and send no event."""
+    """Return a logit bias that forbids the demo model's special tokens, which have no text and send no event."""
     added = json.loads((demo_model() / "tokenizer.json").read_text())["added_tokens"]
     return {str(token["id"]): -100 for token in added if token["special"]}
 
 
 class Stream:
-    """A chat stream that is opened again when it ends; the seconds between its tokens go to `gaps`."""
+    """Chat stream that is reopened when it ends; appends the seconds between its tokens to `gaps`."""
 
     def __init__(self, port: int, number: int, gaps: list[float], failures: list[str]) -> None:
         self._port, self._number, self._gaps, self._failures = port, number, gaps, failures
         self._bias = without_special_tokens()
         self._tail = b""
-        self._last = 0.0  # when a token came; 0: none yet in this answer
+        self._last = 0.0  # time of the last token; 0: none yet in this answer
 
     @property
     def silence(self) -> float:
-        """Seconds since the last token of the current answer."""
+        """Return the seconds since the last token of the current answer."""
         return time.perf_counter() - self._last if self._last else 0.0
 
     async def follow(self) -> None:
@@ -87,7 +87,7 @@ class Stream:
 
 
 async def follow_streams(port: int) -> None:
-    """Keep `STREAMS` answers going, and report the gaps between their tokens."""
+    """Keep `STREAMS` answers in progress, and report the gaps between their tokens."""
     gaps: list[float] = []
     failures: list[str] = []
     streams = [Stream(port, number, gaps, failures) for number in range(STREAMS)]
@@ -99,7 +99,7 @@ async def follow_streams(port: int) -> None:
             ended.set()
             return
         longest = max(stream.silence for stream in streams)
-        if longest > max(gaps, default=0.0):  # a gap that has not ended counts as one that did
+        if longest > max(gaps, default=0.0):  # count an unfinished gap as a finished one
             gaps.append(longest)
         print(json.dumps({**milliseconds(gaps), "failures": failures}), flush=True)
         gaps.clear()
@@ -112,7 +112,7 @@ async def follow_streams(port: int) -> None:
 
 
 def check_health(port: int) -> float:
-    """Return the seconds that GET /health takes on a new connection. Raises `OSError` when it is not a 200."""
+    """Return the seconds that GET /health takes on a new connection. Raises `OSError` for any status but 200."""
     began = time.perf_counter()
     with socket.create_connection((HOST, port), MAX_HEALTH_SECONDS) as connection:
         connection.sendall(f"GET /health HTTP/1.1\r\nHost: {HOST}:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -125,7 +125,7 @@ def check_health(port: int) -> float:
 
 
 def poll_health(port: int) -> None:
-    """Check the health at a fixed rate, and report how long each check took from the time for which it was due."""
+    """Check the health at a fixed rate, and report the latency of each check from its due time."""
     times: list[float] = []
     failures: list[str] = []
     lock = threading.Lock()

@@ -1,9 +1,9 @@
-"""What attention over pages takes on a CPU: decode steps and prompt chunks, of the shape of a 115M-parameter Llama.
+"""Time of paged attention on a CPU: decode steps and prompt chunks, with the shape of a 115M-parameter Llama.
 
-All its layers one after the other, pages in random order: `cold` as in a step, where keys and values were last read a
-step ago; `hot` with every page of every layer the same one, so that nothing is waited for. `rounded` is `cold` where
-what is multiplied may be rounded to bfloat16, as some processors do for far positions. `read` is a loop over the same
-bytes that does nothing but add them up: where it is near `cold`, memory is the limit.
+All layers in sequence, pages in random order. `cold`: as in a step, where keys and values were last read a step ago.
+`hot`: every page of every layer is the same one, so that nothing waits for memory. `rounded`: `cold` with operands that
+may be rounded to bfloat16, as some processors do for far positions. `read`: sum of the same bytes; if it is close to
+`cold`, memory is the limit.
 
     python -m benchmarks.cpu_attention       # 5 interleaved runs
 """
@@ -26,24 +26,24 @@ from kernels.cpu.backend import CpuKernels
 from kernels.memory import own_pages
 
 LAYERS, HEADS, KV_HEADS, DIM, PAGE = 30, 9, 3, 64, 32
-SECONDS = 0.3  # spent on each
+SECONDS = 0.3  # per measurement
 
 
 @dataclass(frozen=True)
 class Load:
-    """`sequences` with `context` positions each, of which the last `queries` are asked for."""
+    """`sequences` sequences of `context` positions each, the last `queries` of which are queries."""
 
     sequences: int
     context: int
     queries: int = 1
 
     def __str__(self) -> str:
-        what = "decode" if self.queries == 1 else f"prompts of {self.queries} tokens"
-        return f"{self.sequences} x {self.context} positions, {what}"
+        kind = "decode" if self.queries == 1 else f"prompts of {self.queries} tokens"
+        return f"{self.sequences} x {self.context} positions, {kind}"
 
     @property
     def megabytes(self) -> float:
-        """Of keys and values, in all layers."""
+        """Return the megabytes of keys and values in all layers."""
         return self.sequences * self.context * KV_HEADS * DIM * 2 * 2 * LAYERS / 1e6
 
 
@@ -61,7 +61,7 @@ LOADS = (
 
 
 class Pages:
-    """A cache [pages, layers, 2, kv heads, page size, dim] bfloat16, filled, as the engine lays it out."""
+    """Filled cache [pages, layers, 2, kv heads, page size, dim] bfloat16, in the engine's layout."""
 
     def __init__(self, load: Load) -> None:
         each = -(-load.context // PAGE)
@@ -72,16 +72,16 @@ class Pages:
         self.memory[:] = torch.randn(KV_HEADS, PAGE, DIM, generator=torch.Generator().manual_seed(0))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Its keys and its values, [pages, kv heads, page size, dim] each."""
+        """Return a layer's keys and values, [pages, kv heads, page size, dim] each."""
         return self.memory[:, index, 0], self.memory[:, index, 1]
 
     def read(self) -> None:
-        """All of it, and nothing else."""
+        """Read the whole cache."""
         self.memory.view(torch.int64).sum()
 
 
 def attention(kernels: CpuKernels, load: Load, pages: Pages, *, is_hot: bool) -> Callable[[], None]:
-    """All layers of one step."""
+    """Return a function that computes attention of all layers of one step."""
     table = torch.zeros_like(pages.table) if is_hot else pages.table
     q = torch.randn(load.sequences * load.queries, HEADS, DIM, generator=torch.Generator().manual_seed(1))
     contexts = (load.context,) * load.sequences
@@ -99,7 +99,7 @@ def attention(kernels: CpuKernels, load: Load, pages: Pages, *, is_hot: bool) ->
 
 
 def main() -> None:
-    """Measure, print, save."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
@@ -123,9 +123,9 @@ def main() -> None:
     for load in LOADS:
         same = [row["milliseconds"] for row in rows if row["load"] == str(load)]
         summary[str(load)] = {name: spread([took[name] for took in same]) for name in same[0]}
-        cells = [f"{name} {of['median']:.1f} ms" for name, of in summary[str(load)].items()]
+        cells = [f"{name} {times['median']:.1f} ms" for name, times in summary[str(load)].items()]
         print(f"{load}, {load.megabytes:.0f} MB: " + ", ".join(cells))
-    print(save("cpu_attention", vars(options), rows, summary))
+    print("Saved to", save("cpu_attention", vars(options), rows, summary))
 
 
 if __name__ == "__main__":

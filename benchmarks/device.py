@@ -1,4 +1,4 @@
-"""A device under measurement: how long something takes on it, and what it can do at best."""
+"""Device under measurement: timing of operations, and ceilings of the device."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from kernels.interface import Kernels, load
 
 Call = Callable[[], object]
 
-# Seconds below which what a call waits for between two launches, and the clock's grain, are a part of what is measured.
-SHORT = 20e-6
+# Calls shorter than this are distorted by launch gaps and by the resolution of the clock.
+SHORT = 20e-6  # seconds
 
-# Several times the largest L2 cache there is, and so often that the host has launched what is measured by then.
+# Several times the largest L2 cache, read often enough for the host to launch the measured call meanwhile.
 FLUSHED_FLOATS = 64 << 20
 FLUSHES = 4
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device did in this run."""
+    """Peak rates of the device, measured in this run."""
 
-    bytes_per_second: float  # read and written by a large copy
-    flops_per_second: float  # of a large matrix product in bfloat16
-    host_bytes_per_second: float  # from pinned host memory
+    bytes_per_second: float  # bytes read plus written by a large copy
+    flops_per_second: float  # large matrix product in bfloat16
+    host_bytes_per_second: float  # copy from pinned host memory
 
 
 class Device:
-    """One device, its kernels and its ceilings."""
+    """Device with its kernels and ceilings."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -43,9 +43,11 @@ class Device:
         self.ceilings = self._measure_ceilings()
 
     def times(self, *calls: Call, repeats: int = 20, share: bool = False) -> list[float]:
-        """Seconds that one of `calls` takes on the device, measured `repeats` times after a warm-up, when nothing of
-        its inputs is in the L2 cache. All do the same over memory of their own; short ones, or any with `share`, are
-        recorded as one graph, in which each runs once, and share its time."""
+        """Return the seconds per call on the device, measured `repeats` times after a warm-up, with a cold L2 cache.
+
+        All `calls` do the same work on separate memory. If they are short, or with `share`, they are recorded as one
+        graph in which each runs once, and its time is divided by their number.
+        """
         for _ in range(3):
             calls[0]()
         alone = [self.elapsed(calls[0]) for _ in range(repeats if self.on_gpu else 1)]
@@ -56,8 +58,10 @@ class Device:
         return [self.elapsed(replay) / len(calls) for _ in range(repeats)]
 
     def elapsed(self, call: Call) -> float:
-        """Seconds of `call` on the device, which reads something else before. Reads, as what was written would still
-        have to be written back."""
+        """Return the seconds of `call` on the device, after flushing the L2 cache.
+
+        The flush only reads, because written data would have to be written back during the call.
+        """
         if not self.on_gpu:
             began = time.perf_counter()
             call()
@@ -72,17 +76,17 @@ class Device:
         return start.elapsed_time(end) / 1000
 
     def works(self) -> bool:
-        """Whether it still computes. After a fault in a kernel it computes nothing more for this process."""
+        """Return whether the device still works. After a kernel fault it is lost for this process."""
         try:
             if self.on_gpu:
                 torch.cuda.synchronize(self.device)
         except RuntimeError as error:
-            print(f"the device has failed: {error}", flush=True)
+            print(f"The device has failed: {error}", flush=True)
             return False
         return True
 
     def release(self) -> None:
-        """What torch holds and nobody uses goes back to the device."""
+        """Return torch's unused cached memory to the device."""
         if self.on_gpu:
             torch.cuda.empty_cache()
 
@@ -100,15 +104,15 @@ class Device:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
-        """What is recorded is recorded on it: libraries have working memory for each."""
+        """Return the stream for all recordings; libraries allocate workspace per stream."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def _recorded(self, calls: tuple[Call, ...]) -> Callable[[], None]:
-        """A CUDA graph of one call after another."""
+        """Record one call after another as a CUDA graph and return its replay."""
 
         def one_after_another() -> None:
             for call in calls:
                 call()
 
-        torch.cuda.synchronize(self.device)  # with what made their inputs, which was told to another stream
+        torch.cuda.synchronize(self.device)  # wait for the inputs, which were computed on another stream
         return record(one_after_another, self._stream, torch.cuda.graph_pool_handle())

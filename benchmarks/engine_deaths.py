@@ -1,8 +1,8 @@
-"""What it costs people that the engine process is killed (kill -9) beneath them.
+"""Effect on clients of killing the engine process (kill -9).
 
-32 streams over HTTP and SSE on 16 slots, all begun at once; somewhere in the middle the engine's process is killed, and
-so again for every kill. Each answer is compared with what the same request is answered when nothing happens. The pause
-is the largest gap of a round, in any of its streams: another engine has to load, and to read again what was said.
+Starts 32 streams over HTTP and SSE on 16 slots at once and kills the engine process at a random point, once per round.
+Each answer is compared with the answer to the same request without a kill. The pause is the largest gap in any stream
+of a round: a new engine has to load, and to prefill prompts and earlier output again.
 
     python -m benchmarks.engine_deaths
 """
@@ -30,7 +30,7 @@ SERVER = ("--max-num-seqs", str(SLOTS), "--max-model-len", "512")
 
 
 class Answer:
-    """One stream, as it arrives."""
+    """One stream with its arrival times."""
 
     def __init__(self, number: int) -> None:
         self.body = ask("person" if number % 2 else "bulk", number, TOKENS)
@@ -38,7 +38,7 @@ class Answer:
         self.moments: list[float] = []
 
     async def read(self, host: str, port: int) -> None:
-        """To its end."""
+        """Read the stream to its end."""
         await receive(host, port, "/v1/completions", self.body, self._take)
 
     def _take(self, part: Part) -> None:
@@ -48,7 +48,7 @@ class Answer:
 
     @property
     def text(self) -> str | None:
-        """None unless it is whole."""
+        """Return the text, or None if the answer is incomplete."""
         if b"data: [DONE]" not in self.raw or b'"error"' in self.raw:
             return None
         events = [json.loads(line[6:]) for line in self.raw.split(b"\n") if line.startswith(b"data: {")]
@@ -56,12 +56,12 @@ class Answer:
 
     @property
     def largest_gap(self) -> float:
-        """Seconds."""
+        """Return the largest gap between arrivals, in seconds."""
         return max(after - before for before, after in pairwise(self.moments))
 
 
 async def play(server: Serving, kill_after: int | None) -> list[Answer]:
-    """All streams at once; the engine is killed when so many bytes have come, if so many come."""
+    """Run all streams at once; kill the engine once `kill_after` bytes have arrived in total."""
     answers = [Answer(number) for number in range(STREAMS)]
     reading = [asyncio.create_task(answer.read(server.host, server.port)) for answer in answers]
     while kill_after is not None and not all(task.done() for task in reading):
@@ -75,7 +75,7 @@ async def play(server: Serving, kill_after: int | None) -> list[Answer]:
 
 
 async def measure(server: Serving, kills: int) -> list[dict[str, Any]]:
-    """A row for each kill."""
+    """Return a row for each kill."""
     await play(server, None)
     undisturbed = await play(server, None)
     expected = [answer.text for answer in undisturbed]
@@ -93,7 +93,7 @@ async def measure(server: Serving, kills: int) -> list[dict[str, Any]]:
         }
         rows.append(row)
         print(
-            f"kill {kill}: after {100 * row['killed_after']:.0f} % of all that was said, pause {row['pause']:.2f} s, "
+            f"kill {kill}: after {100 * row['killed_after']:.0f} % of the output, pause {row['pause']:.2f} s, "
             f"{row['failed']} failed, {row['changed']} changed",
             flush=True,
         )
@@ -101,7 +101,7 @@ async def measure(server: Serving, kills: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     options = parser.parse_args()
@@ -114,7 +114,7 @@ def main() -> None:
         "pause_seconds": spread([row["pause"] for row in rows]),
     }
     print(json.dumps(summary, indent=1))
-    print("kept in", save("engine_deaths", {"streams": STREAMS, "slots": SLOTS, "tokens": TOKENS}, rows, summary))
+    print("Saved to", save("engine_deaths", {"streams": STREAMS, "slots": SLOTS, "tokens": TOKENS}, rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Engines that are measured: one at a time, and what is done when one cannot be had."""
+"""Engines under measurement: one at a time, with fallbacks for configurations that do not work."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from kernels import early
 
 @dataclass(frozen=True)
 class Build:
-    """What an engine is built as: random weights of `shape`."""
+    """Configuration of an engine with random weights of `shape`."""
 
     shape: Shape
     slots: int = 256
-    budget: int | None = 8192  # tokens of a step; None: the engine decides
+    budget: int | None = 8192  # tokens per step; None: chosen by the engine
     page_size: int = 64
     batch_invariant: bool = False
-    early_launch: bool = True  # kernels begin while those before them end, where the device can do that
-    recorded: bool = True  # steps are, where the device can do that
+    early_launch: bool = True  # use early launch if the device supports it
+    recorded: bool = True  # record steps if the device supports it
 
     def __str__(self) -> str:
-        """The shape's name, and what is not as it is by default."""
+        """Return the shape's name and all settings that differ from their defaults."""
         usual = Build(self.shape)
-        others = (f"{key}={value}" for key, value in vars(self).items() if value != getattr(usual, key))
-        return " ".join((self.shape.name, *others))
+        changed = (f"{key}={value}" for key, value in vars(self).items() if value != getattr(usual, key))
+        return " ".join((self.shape.name, *changed))
 
 
 class Engines:
-    """One engine at a time: the last one asked for, while it is idle. Its memory is free before another is built.
+    """Cache of one engine: the last one requested. It is dropped, and its memory freed, before another is built.
 
-    What cannot be built, or takes the device with it, is built without early launch, and where that is so too, without
-    recordings. A device that is lost is early launch's fault for all of them, as long as it is used.
+    A configuration that cannot be built, or that crashes the device, is built again without early launch, and if that
+    fails too, without recorded steps. While early launch is in use, any device failure is attributed to it.
     """
 
     def __init__(self, device: Device, sections: Sections) -> None:
         self._on = device
         self._sections = sections
-        self._wanted: Build | None = None
+        self._build: Build | None = None
         self._engine: Engine | None = None
-        self._at_fault = ""  # if the device is lost
-        self.early_launch = False  # whether kernels of the last one begin early
+        self._at_fault = ""  # feature to blame if the device is lost
+        self.early_launch = False  # whether the last engine uses early launch
 
     def get(self, build: Build) -> Engine:
-        """In bfloat16 on a GPU. Raises GivenUp where there is none that works."""
-        if self._engine is not None and build == self._wanted and not self._engine.has_work:
+        """Return an idle engine of a configuration, in bfloat16 on a GPU. Raises GivenUp if no variant of it works."""
+        if self._engine is not None and build == self._build and not self._engine.has_work:
             self._sections.use(self._at_fault)
             return self._engine
         self.drop()
-        self._engine, self._wanted = self._first_that_works(build), build
+        self._engine, self._build = self._first_that_works(build), build
         return self._engine
 
     @property
     def recorded(self) -> bool:
-        """Whether steps of the last one are."""
+        """Return whether the last engine records its steps."""
         return self._engine is not None and self._engine._runner.recorded_tokens > 0
 
     def drop(self) -> None:
-        """Nothing of the last one is left."""
+        """Drop the last engine and free its memory."""
         if self._engine is not None:
             self._engine = None
             self._free()
@@ -79,8 +79,8 @@ class Engines:
             self.early_launch = early.starts_early(self._on.device)
             self._at_fault = "early launch" if self.early_launch else name
             try:
-                for what in (name, self._at_fault):
-                    self._sections.use(what)
+                for feature in (name, self._at_fault):
+                    self._sections.use(feature)
                 return self._made(attempt)
             except GivenUp:
                 continue
@@ -88,8 +88,8 @@ class Engines:
                 if not self._on.works():
                     raise
                 self._sections.give_up(name, error)
-            self._free()  # when nothing of what was raised holds it
-        raise GivenUp(f"{name} is given up: {self._sections.given_up[name]}")
+            self._free()  # only here, where the exception no longer references the engine
+        raise GivenUp(f"{name} is no longer used: {self._sections.given_up[name]}")
 
     def _free(self) -> None:
         early.SWITCH.is_on = True
@@ -114,9 +114,9 @@ class Engines:
                 batch_invariant=build.batch_invariant,
                 enforce_eager=not build.recorded,
                 early_launch=build.early_launch,
-                kernels="auto" if self._on.on_gpu else "torch",  # a profiler does not see into a step in one call
+                kernels="auto" if self._on.on_gpu else "torch",  # a profiler cannot see inside a single-call step
             )
             engine = build_engine(config)
         gc.collect()
-        gc.freeze()  # as a worker does, before the first request
+        gc.freeze()  # as a worker does before the first request
         return engine

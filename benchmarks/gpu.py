@@ -1,19 +1,19 @@
-"""The engine on a GPU against what that GPU can do: every figure beside its bound, measured in the same run.
+"""Engine performance on a GPU against the GPU's limits: every figure with its bound, measured in the same run.
 
-The bounds come from two ceilings that are measured first, the rate of a large device-to-device copy (bytes read plus
+The bounds come from two ceilings that are measured first: the rate of a large device-to-device copy (bytes read plus
 bytes written) and that of a large bfloat16 matrix product. A decode step must at least read all weights once and the
-keys and values of every row; a prompt must at least be multiplied with all weights. Weights are random: shapes decide.
-What is measured several times has its median and its range. results/gpu.json is written anew after every section; one
-that fails says why, and the others go on. Where it took the device or the process with it, they do so in another
-process, which measures its ceilings anew: a row's bounds come from the last ones before it.
+keys and values of every row; a prompt must at least be multiplied with all weights. Weights are random, as only shapes
+matter. Repeated measurements have median and range. results/gpu.json is rewritten after every section. A failing
+section records its reason, and the others continue. If it crashed the device or the process, they continue in a new
+process, which measures its ceilings again; a row's bounds come from the most recent ceilings.
 
     python -m benchmarks.gpu                        # results/gpu.json
-    python -m benchmarks.gpu --seconds 120          # begins nothing after two minutes; the default is 245 seconds
-    python -m benchmarks.gpu --also-in some/folder  # a copy of the results
-    python -m benchmarks.gpu --only 'people|mixed'  # what it finds in names: results/gpu_only.json
-    python -m benchmarks.gpu --device cpu           # the same code on tiny shapes, to see that it runs; nothing is kept
+    python -m benchmarks.gpu --seconds 120          # start nothing after two minutes; the default is 245 seconds
+    python -m benchmarks.gpu --also-in some/folder  # copy the results there
+    python -m benchmarks.gpu --only 'people|mixed'  # sections with matching names: results/gpu_only.json
+    python -m benchmarks.gpu --device cpu           # run the code on tiny shapes; nothing is saved
 
-Without a GPU Triton has to be told to interpret its kernels (TRITON_INTERPRET=1).
+Without a GPU, set TRITON_INTERPRET=1 so that Triton interprets its kernels.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from benchmarks.sections import DEVICE_FAILED, Sections, in_processes
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, QWEN_06B, TINY, Shape
 from kernels import early
 
-# Rows and what each has in its context; keys and values of more than so many bytes are left out.
+# Rows and tokens in the context of each; sizes with more than MAX_KV_BYTES of keys and values are skipped.
 Sizes = tuple[tuple[int, int], ...]
 MARKED: Sizes = ((1, 512), (32, 512), (256, 512), (32, 2048), (64, 2048), (128, 2048), (256, 2048))
 OTHERS: Sizes = ((8, 512), (64, 512), (128, 512), (1, 2048), (8, 2048))
 LARGE: Sizes = ((1, 512), (32, 512), (32, 2048))
-MOST_KV_BYTES = 40e9
+MAX_KV_BYTES = 40e9
 
-PROMPTS = ((512, 32), (2048, 8))  # tokens of one, and how many come at once
+PROMPTS = ((512, 32), (2048, 8))  # tokens of a prompt, number of simultaneous prompts
 
-# Columns that say what an engine did; two rows that have the same in all of them can be compared.
-SIZES_OF_A_ROW = ("shape", "batch", "prompt", "top_p", "demanding", "tokens", "prompts", "early_launch", "recorded")
+# Columns that describe the work of an engine; rows that agree in all of them can be compared.
+KEY_COLUMNS = ("shape", "batch", "prompt", "top_p", "demanding", "tokens", "prompts", "early_launch", "recorded")
 
-# top_k, top_p, temperature, and the logits' spread
+# top_k, top_p, temperature, spread of the logits
 SAMPLERS = ((0, 1.0, 0.0, 4.0), (0, 1.0, 0.6, 4.0), (0, 0.9, 0.6, 4.0), (50, 0.9, 0.6, 4.0), (0, 0.9, 0.6, 0.9))
 
-STAGES, SPLITS, PROGRAMS = (3, 5), (256, 512), (6, 16, 64)  # of decode attention
-# Of prefill attention: queries of a tile, positions of a block, warps and stages.
+STAGES, SPLITS, PROGRAMS = (3, 5), (256, 512), (6, 16, 64)  # variants of decode attention
+# Variants of prefill attention: queries per tile, positions per block, warps, stages.
 BLOCKS = (
     (64, 32, 4, 5), (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 4, 5), (64, 64, 8, 3),
     (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3),
@@ -69,7 +69,7 @@ BLOCKS = (
 
 
 class Marks:
-    """All that is measured on one device: sections, planned first and then run."""
+    """All measurements on one device, as sections that are planned first and then run."""
 
     def __init__(self, device: Device, sections: Sections) -> None:
         self.device = device
@@ -81,22 +81,24 @@ class Marks:
         self.planned: dict[str, Callable[[], None]] = {}
 
     def select(self, only: str) -> None:
-        """Of those planned, keep those in whose names the expression is found. Raises LookupError with all names where
-        there are none."""
+        """Keep only planned sections with names that match the expression. Raises LookupError if none does."""
         found = {name: run for name, run in self.planned.items() if re.search(only, name)}
         if not found:
-            raise LookupError(f"{only!r} is found in none of these names:\n" + "\n".join(self.planned))
+            raise LookupError(f"{only!r} matches none of these names:\n" + "\n".join(self.planned))
         self.planned = found
 
     def run(self) -> None:
-        """In the order in which they were planned."""
+        """Run all planned sections in order."""
         for name, run in self.planned.items():
             self.sections.run(name, run)
         self._engines.drop()
 
     def kernel(self, measure: Callable[..., None], shape: Shape, *sizes: Any) -> None:
-        """measure: of `of_kernels` or `of_matrices`; when it has lost a device, that is all of it. An engine would have
-        the memory that it needs."""
+        """Plan a section with a method of `of_kernels` or `of_matrices`.
+
+        If it loses the device, all sections of this method and shape are given up. The engine is dropped first, because
+        it would hold the memory that the section needs.
+        """
         kernel = _name(measure, shape.name)
 
         def alone() -> None:
@@ -107,16 +109,17 @@ class Marks:
         self._plan(_name(measure, shape.name, *sizes), alone)
 
     def engine(self, build: Build, measure: Callable[..., None], *sizes: Any, **more: Any) -> None:
-        """measure: of `of_engines`. That an engine is built is a section of its own: whatever becomes of it, no figure
-        is lost."""
+        """Plan a section with a method of `of_engines`. Building the engine is a section of its own."""
         if f"engine {build}" not in self.planned:
             self._plan(f"engine {build}", partial(self._engine, build))
         name = _name(measure, build, *sizes, *(f"{key}={value}" for key, value in more.items()))
         self._plan(name, lambda: measure(self._engines.get(build), build.shape, *sizes, **more))
 
     def transformers(self, build: Build, sequences: int, prompt: int, output: int) -> None:
-        """The same shapes, prompts and lengths through transformers' continuous batching, and through this engine,
-        which is gone when transformers begins."""
+        """Plan a comparison with transformers' continuous batching, on the same shapes, prompts and lengths.
+
+        This engine is dropped before transformers starts.
+        """
         self._plan(f"transformers {build}", partial(self._transformers, build, sequences, prompt, output))
 
     def _engine(self, build: Build) -> None:
@@ -125,27 +128,27 @@ class Marks:
         self._add_of_engine("engine", build=str(build), seconds=time.perf_counter() - began, pages=info.num_pages)
 
     def _add_of_engine(self, what: str, **row: Any) -> None:
-        """How it was built by then, and what batch invariance costs."""
+        """Add a row with the engine's actual configuration and, if it is batch-invariant, the cost of that."""
         row |= {"early_launch": self._engines.early_launch, "recorded": self._engines.recorded}
         if row.get("batch_invariant"):
             row |= self._cost(what, row)
         self._add(what, **row)
 
     def _add(self, what: str, **row: Any) -> None:
-        """With what was predicted for it, and its goal."""
+        """Add a row with its prediction and goal."""
         self.sections.add(what, **row, **expectations(what, row))
 
     def _cost(self, what: str, row: dict[str, Any]) -> dict[str, float]:
-        """How many times as long it takes as without batch invariance, where that was measured in this run."""
+        """Return the time relative to the same row without batch invariance, if this run measured that."""
         for other in self.sections.rows:
-            is_same = all(other.get(size) == row.get(size) for size in SIZES_OF_A_ROW)
+            is_same = all(other.get(size) == row.get(size) for size in KEY_COLUMNS)
             if other["what"] == what and other["batch_invariant"] is False and is_same:
                 return {"times_usual": row["ms"]["median"] / other["ms"]["median"]}
         return {}
 
     def _plan(self, name: str, run: Callable[[], None]) -> None:
         if name in self.planned:
-            raise ValueError(f"two sections are called {name!r}")
+            raise ValueError(f"Two sections have the name {name!r}.")
         self.planned[name] = run
 
     def _transformers(self, build: Build, sequences: int, prompt: int, output: int) -> None:
@@ -153,7 +156,9 @@ class Marks:
         prompts = [make_request("", shape.vocab, prompt, output, i).prompt for i in range(sequences)]
         ours = self.of_engines.greedy_rates(self._engines.get(build), prompts, output, runs=3)
         sizes = {"shape": shape.name, "sequences": sequences, "prompt": prompt, "output": output}
-        self._add_of_engine("beside transformers", **sizes, tokens_per_second=spread(ours))  # whatever becomes of it
+        self._add_of_engine(
+            "beside transformers", **sizes, tokens_per_second=spread(ours)
+        )  # even if transformers fails
         self._engines.drop()
         theirs = gpu_transformers.measure(shape, self.device.device, prompts, output, runs=2)
         rates, times_that = spread(theirs.rates), median(ours) / median(theirs.rates)
@@ -165,9 +170,12 @@ def _name(measure: Callable[..., None], *sizes: object) -> str:
 
 
 def on_gpu(marks: Marks, early_launch: bool = True, with_transformers: bool = True) -> None:
-    """What the project is measured by comes first, as the time may be up before the end: Llama's marks, what batch
-    invariance and early launch are to them, Qwen's marks; each engine is built once for them. Behind them is what
-    explains them, last the profiler, which stays in the process."""
+    """Plan the sections of a GPU run, the most important first, because time may run out.
+
+    First the marks of Llama, the effects of batch invariance and early launch on them, and the marks of Qwen; each
+    engine is built once for these. Then sections that explain the marks, and finally the profiler, which stays loaded
+    in the process.
+    """
     llama, qwen, large = (Build(shape, early_launch=early_launch) for shape in (LLAMA_1B, QWEN_06B, LLAMA_8B))
     in_turn = replace(llama, early_launch=False)
     attention_of(marks, llama.shape, MARKED)
@@ -198,13 +206,13 @@ def on_gpu(marks: Marks, early_launch: bool = True, with_transformers: bool = Tr
 
 
 def attention_of(marks: Marks, shape: Shape, sizes: Sizes) -> None:
-    """Of decode steps, by itself."""
+    """Plan attention of decode steps."""
     for batch, context in _that_fit(shape, sizes):
         marks.kernel(marks.of_kernels.decode_attention, shape, batch, context, 64)
 
 
 def kernels_of(marks: Marks, shape: Shape) -> None:
-    """Others, each by itself."""
+    """Plan the other kernels."""
     for rows in (1, 4, 8):
         marks.kernel(marks.of_matrices.beside_the_library, shape, rows)
     for rows in (1, 32, 256, 2048):
@@ -215,7 +223,7 @@ def kernels_of(marks: Marks, shape: Shape) -> None:
 
 
 def variants_of(marks: Marks, shape: Shape) -> None:
-    """Attention otherwise than it is, which may be better."""
+    """Plan variants of attention that might be faster."""
     for page_size in (16, 32):
         marks.kernel(marks.of_kernels.decode_attention, shape, 32, 2048, page_size)
     for stages, split in product(STAGES, SPLITS):
@@ -228,7 +236,7 @@ def variants_of(marks: Marks, shape: Shape) -> None:
 
 
 def steps_of(marks: Marks, build: Build, sizes: Sizes) -> None:
-    """Decode steps of full batches; and those of the shortest contexts without the host."""
+    """Plan decode steps of full batches and, for the shortest contexts, replays without the host."""
     for batch, context in _that_fit(build.shape, sizes):
         marks.engine(build, marks.of_engines.decode_step, batch, context, 50)
     for batch, context in sizes:
@@ -237,7 +245,7 @@ def steps_of(marks: Marks, build: Build, sizes: Sizes) -> None:
 
 
 def marks_of(marks: Marks, build: Build) -> None:
-    """Prompts, and prompts and answers together."""
+    """Plan prompts alone, and prompts and answers together."""
     for tokens, prompts in PROMPTS:
         marks.engine(build, marks.of_engines.lone_prompt, tokens, 8)
         marks.engine(build, marks.of_engines.prefill, tokens, prompts)
@@ -245,14 +253,14 @@ def marks_of(marks: Marks, build: Build) -> None:
 
 
 def people_of(marks: Marks, build: Build) -> None:
-    """What people feel, and all at once, where a step is as long as the engine itself has it."""
+    """Plan latencies of interactive requests, and a mixed load, with the engine's own token budget."""
     for prompt in (512, 2048):
         marks.engine(build, marks.of_engines.people, prompt, 64, 20, (512, 2048))
     marks.engine(build, marks.of_engines.mixed, 256, 100, 1024, 1)
 
 
 def invariant_of(marks: Marks, build: Build) -> None:
-    """What it costs that no answer depends on its company: the same sizes as without."""
+    """Plan the cost of batch invariance, on the same sizes as without it."""
     for batch in (1, 32, 256):
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 50)
     for tokens, prompts in PROMPTS:
@@ -260,8 +268,10 @@ def invariant_of(marks: Marks, build: Build) -> None:
 
 
 def more_of(marks: Marks, build: Build) -> None:
-    """What explains an engine's marks: other sizes, samplers and prompts that ride in a step, pages that come and go,
-    and steps that are decided at once."""
+    """Plan sections that explain an engine's marks.
+
+    Other sizes, samplers, prompts piggybacked on decode steps, swapping of pages, and steps that are decided at once.
+    """
     steps_of(marks, build, OTHERS)
     for batch in (1, 32, 256):
         marks.engine(build, marks.of_engines.decode_step, batch, 512, 20, top_p=0.9)
@@ -273,11 +283,11 @@ def more_of(marks: Marks, build: Build) -> None:
 
 
 def _that_fit(shape: Shape, sizes: Sizes) -> list[tuple[int, int]]:
-    return [(batch, context) for batch, context in sizes if batch * context * shape.kv_bytes <= MOST_KV_BYTES]
+    return [(batch, context) for batch, context in sizes if batch * context * shape.kv_bytes <= MAX_KV_BYTES]
 
 
 def on_cpu(marks: Marks, with_transformers: bool = True) -> None:
-    """Every kind of row once, on a shape that says nothing; steps are not recorded here."""
+    """Plan every kind of row once, on a tiny shape without meaningful figures; steps are not recorded on a CPU."""
     marks.kernel(marks.of_kernels.decode_attention, TINY, 3, 70, 16)
     marks.kernel(marks.of_kernels.decode_attention_as, TINY, 3, 70, 16, 2, 128)
     marks.kernel(marks.of_kernels.decode_attention_mixed, TINY, 3, 70, 16, 128, 4)
@@ -301,7 +311,7 @@ def on_cpu(marks: Marks, with_transformers: bool = True) -> None:
 
 
 def keep(device: Device, also_in: Path | None, only: str, sections: Sections) -> None:
-    """Results so far. Those of a selection replace no whole run's."""
+    """Save the results so far. A selection (`only`) does not replace the results of a full run."""
     properties = torch.cuda.get_device_properties(device.device)
     settings = {"device": properties.name, "multiprocessors": properties.multi_processor_count, "dtype": "bfloat16"}
     summary = {name: getattr(sections, name) for name in ("failed", "given_up", "left_out")}
@@ -314,7 +324,7 @@ def keep(device: Device, also_in: Path | None, only: str, sections: Sections) ->
 
 
 def main() -> int:
-    """Measure, print, keep. 1 where something failed, DEVICE_FAILED where the device did."""
+    """Measure, print and save. Return 1 if a section failed, DEVICE_FAILED if the device did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=245.0)
@@ -322,12 +332,12 @@ def main() -> int:
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--no-early-launch", action="store_true")
     parser.add_argument("--no-transformers", action="store_true")
-    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # of `in_processes`
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # set by `in_processes`
     options = parser.parse_args()
     target = torch.device(options.device)
     if target.type == "cuda":
         if not torch.cuda.is_available():
-            parser.error("this torch sees no CUDA device; --device cpu only tries the code")
+            parser.error("torch finds no CUDA device; use --device cpu to test the code without one")
         if options.record is None:
             return in_processes([sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]], options.seconds)
     if options.also_in:

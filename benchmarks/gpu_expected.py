@@ -1,7 +1,7 @@
-"""Predictions and goals for `benchmarks.gpu`, written down before anything had run on a device.
+"""Predictions and goals for `benchmarks.gpu`, written before anything had run on a device.
 
-Predictions are arithmetic over the ceilings of an H100 (weights, keys and values, launches); a measurement outside of
-them is a fact to explain. Goals are shares of the measured ceilings.
+Predictions are computed from the ceilings of an H100 (weights, keys and values, launches); a measurement outside the
+range needs an explanation. Goals are shares of the measured ceilings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Expected:
-    """One figure of a row: which rows, which column, the predicted range, and the goal."""
+    """Expectation of one figure: matching rows, column, predicted range, and goal."""
 
     what: str
     columns: dict[str, Any]
@@ -21,7 +21,7 @@ class Expected:
     goal: float | None = None
 
     def is_of(self, what: str, row: dict[str, Any]) -> bool:
-        """Return whether it belongs to a row."""
+        """Return whether the expectation applies to a row."""
         return what == self.what and all(row.get(name) == value for name, value in self.columns.items())
 
 
@@ -36,7 +36,7 @@ EXPECTED = (
 
 
 def expectations(what: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns `predicted` and `goal` of a row, as far as there are any."""
+    """Return the columns `predicted` and `goal` of a row, if it has any."""
     for expected in EXPECTED:
         if expected.is_of(what, row):
             columns = {"predicted": expected.predicted, "goal": expected.goal}

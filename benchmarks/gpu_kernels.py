@@ -1,4 +1,4 @@
-"""Single kernels on a device against its ceilings: attention, what stands between the matrix products, the sampler."""
+"""Single kernels on a device against its ceilings: attention, elementwise kernels, the sampler."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
 from kernels import decode_attention, decode_tasks, prefill_attention, query_tiles
 
-CALLS = 20  # over inputs of their own, where one is short
+CALLS = 20  # calls with separate inputs, for short kernels
 
 
 class KernelMarks:
-    """Adds a row for each kernel and size."""
+    """Measurements of kernels; adds a row for each kernel and size."""
 
     def __init__(self, device: Device, add: Callable[..., None]) -> None:
-        """add: takes what the row is of, and its columns."""
+        """add: called with the kind of a row and its columns."""
         self._on = device
         self._add = add
 
     def decode_attention(self, shape: Shape, batch: int, context: int, page_size: int, **more: int) -> None:
-        """One layer's share of all layers, recorded as one graph. Each has keys and values of its own, which no cache
-        holds when it reads them; the bound is reading them once. more: columns."""
+        """Measure one layer's share of all layers, recorded as one graph.
+
+        Each layer has its own keys and values, which are not cached when it reads them; the bound is reading them once.
+        more: additional columns.
+        """
         lengths = torch.full((batch,), context, dtype=torch.int32, device=self._on.device)
         sizes = {"shape": shape.name, "batch": batch, "context": context, "page_size": page_size}
         self._decode_attention("decode attention", shape, lengths, context, page_size, sizes | more)
@@ -38,14 +41,13 @@ class KernelMarks:
     def decode_attention_mixed(
         self, shape: Shape, batch: int, longest: int, page_size: int, split: int, programs: int
     ) -> None:
-        """The same with contexts of all lengths up to the longest, with other splits and programs than the kernel
-        has."""
+        """Measure decode attention with contexts of all lengths up to the longest, and other splits and programs."""
         lengths = torch.linspace(1, longest, batch, device=self._on.device).to(torch.int32)
         lengths = lengths[torch.randperm(batch, device=self._on.device)]
         sizes = {"shape": shape.name, "batch": batch, "longest": longest, "page_size": page_size}
         with patch.object(decode_tasks, "SPLIT", split), patch.object(decode_attention, "PROGRAMS", programs):
-            told = sizes | {"split": split, "programs": programs}
-            self._decode_attention("decode attention, mixed", shape, lengths, longest, page_size, told)
+            columns = sizes | {"split": split, "programs": programs}
+            self._decode_attention("decode attention, mixed", shape, lengths, longest, page_size, columns)
 
     def _decode_attention(
         self, what: str, shape: Shape, lengths: Tensor, longest: int, page_size: int, columns: dict[str, Any]
@@ -60,7 +62,7 @@ class KernelMarks:
         def layer(k: Tensor, v: Tensor) -> Callable[[], Tensor]:
             return lambda: kernels.decode_attention(q, k, v, table, lengths, 0.1, 0, plan)
 
-        # As one graph: two events around one launch measure 3 to 5 us of start and gap that no recorded step takes.
+        # As one graph: events around a single launch include 3 to 5 us of launch overhead that recorded steps avoid.
         times = self._on.times(*map(layer, cache.k, cache.v), share=True)
         moved = 2 * 2 * int(lengths.sum()) * shape.kv_heads * shape.head_dim
         self._add_memory_bound(what, times, moved, **columns)
@@ -68,17 +70,20 @@ class KernelMarks:
     def decode_attention_as(
         self, shape: Shape, batch: int, context: int, page_size: int, stages: int, split: int
     ) -> None:
-        """As `decode_attention`, with other stages and splits than the kernel has."""
+        """Measure `decode_attention` with other stages and splits."""
         with patch.object(decode_tasks, "SPLIT", split), patch.object(decode_attention, "NUM_STAGES", stages):
             self.decode_attention(shape, batch, context, page_size, stages=stages, split=split)
 
     def prefill_attention(self, shape: Shape, tokens: int, page_size: int, **more: int) -> None:
-        """One layer, one whole prompt; the bound is half of a full attention's matrix products. more: columns."""
+        """Measure one layer on one whole prompt.
+
+        The bound is half of the matrix products of full attention. more: additional columns.
+        """
         cache = self._cache(shape, -(-tokens // page_size), page_size)
         table = self._pages(cache).view(1, -1)
         q = self._random(tokens, shape.heads, shape.head_dim)
-        given = (q, cache.k[0], cache.v[0], table, (0, tokens), (tokens,), 0.1, 0)
-        times = self._on.times(lambda: self._on.kernels.prefill_attention(*given))
+        args = (q, cache.k[0], cache.v[0], table, (0, tokens), (tokens,), 0.1, 0)
+        times = self._on.times(lambda: self._on.kernels.prefill_attention(*args))
         flops = 2 * tokens * tokens * shape.heads * shape.head_dim
         self._add(
             "prefill attention", shape=shape.name, tokens=tokens, page_size=page_size, **more, us=microseconds(times),
@@ -88,19 +93,19 @@ class KernelMarks:
     def prefill_attention_as(
         self, shape: Shape, tokens: int, page_size: int, queries: int, block: int, warps: int, stages: int
     ) -> None:
-        """The same with other tiles of queries, blocks of positions, warps and stages than the kernel has."""
+        """Measure `prefill_attention` with other tiles of queries, blocks of positions, warps and stages."""
         program = prefill_attention.Program(block, warps, stages)
         columns = {"queries": queries, "block": block, "warps": warps, "stages": stages}
         with ExitStack() as stack:
             for module in (query_tiles, prefill_attention):
                 stack.enter_context(patch.object(module, "QUERIES", queries))
-            stack.enter_context(patch.object(prefill_attention, "program_for", lambda *given: program))
+            stack.enter_context(patch.object(prefill_attention, "program_for", lambda *args: program))
             stack.callback(prefill_attention._tiles.cache_clear)
             prefill_attention._tiles.cache_clear()
             self.prefill_attention(shape, tokens, page_size, **columns)
 
     def elementwise(self, shape: Shape, rows: int) -> None:
-        """The two memory-bound kernels between the matrix products of many rows."""
+        """Measure the two memory-bound kernels between the matrix products of many rows."""
         weight = torch.ones(shape.hidden, device=self._on.device, dtype=torch.bfloat16)
 
         def norm() -> Callable[[], object]:
@@ -119,8 +124,11 @@ class KernelMarks:
     def sampler(
         self, shape: Shape, rows: int, top_k: int, top_p: float, temperature: float, spread: float = 4.0
     ) -> None:
-        """The bound is reading the logits once. spread: of them; of a model of random weights it is 0.9, and nearly all
-        tokens are likely enough to be counted where filters are."""
+        """Measure the sampler. The bound is reading the logits once.
+
+        spread: standard deviation of the logits. With random model weights it is 0.9, and nearly all tokens are likely
+        enough to be counted by filters.
+        """
 
         def column(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.full((rows,), value, device=self._on.device, dtype=dtype)
@@ -133,24 +141,24 @@ class KernelMarks:
             return lambda: self._on.kernels.sample(logits, *filters, *ints)
 
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "spread": spread}
-        # As one graph: filters are more launches than the host may have made when the first of them begins.
+        # As one graph: filters take more launches than the host can issue before the first one starts.
         times = self._on.times(*(call() for _ in range(CALLS)), share=True)
         self._add_memory_bound("sample", times, rows * shape.logit_bytes, shape=shape.name, rows=rows, **settings)
 
     def _add_memory_bound(self, what: str, times: list[float], moved: int, **sizes: Any) -> None:
-        """moved: bytes that one call must read or write."""
+        """Add a row with the share of the copy rate. moved: bytes that one call must read or write."""
         of_copy_rate = moved / median(times) / self._on.ceilings.bytes_per_second
         self._add(what, **sizes, us=microseconds(times), of_copy_rate=of_copy_rate)
 
     def _cache(self, shape: Shape, pages: int, page_size: int) -> KVCache:
-        """All layers' keys and values, at random: one layer's lie between those of the others."""
+        """Return random keys and values of all layers; the layers' pages are interleaved in memory."""
         sizes = (pages, page_size, shape.layers, shape.kv_heads, shape.head_dim)
         cache = KVCache.allocate(*sizes, torch.bfloat16, self._on.device)
         cache.data.normal_()
         return cache
 
     def _pages(self, cache: KVCache) -> Tensor:
-        """All of them, scattered."""
+        """Return all pages in random order."""
         return torch.randperm(cache.num_pages, device=self._on.device).to(torch.int32)
 
     def _random(self, *shape: int) -> Tensor:

@@ -1,10 +1,11 @@
-"""Matrices of few rows on a device: one kernel with what stands around them, beside the library's product between
-kernels of their own; and which tiles are best for each, which is what `kernels/tile_table.py` holds.
+"""Skinny matrix products on a device: fused kernels against torch's product with separate kernels, and tile tuning.
+
+The best tiles of each matrix are stored in `kernels/tile_table.py`.
 
     python -m benchmarks.gpu_matrices                        # every tile for every matrix: results/gpu_matrices.json
-    python -m benchmarks.gpu_matrices --write                # and the best ones into kernels/tile_table.py
-    python -m benchmarks.gpu_matrices --also-in some/folder  # a copy of the results
-    python -m benchmarks.gpu_matrices --device cpu           # the same code on a tiny shape; nothing is kept
+    python -m benchmarks.gpu_matrices --write                # also write the best ones to kernels/tile_table.py
+    python -m benchmarks.gpu_matrices --also-in some/folder  # copy the results there
+    python -m benchmarks.gpu_matrices --device cpu           # run the code on a tiny shape; nothing is saved
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ from kernels.few_rows import DenseLinear, Tile
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import silu_mul
 
-MOST_LAYERS = 20  # whose weights are apart in memory, so that none is in a cache when it is read
-LEAST_CALLS = 10  # that one recording is made of
-MOST_BYTES = 200e6  # of all of them together, but for one
+MAX_LAYERS = 20  # layers with separate weights, so that no weights are cached when they are read
+MIN_CALLS = 10  # calls per recording
+MAX_LAYER_BYTES = 200e6  # total weights of the layers, unless a single one is larger
 EPS = 1e-5
-TOLERANCE = 0.02  # of the largest output: what is rounded to bfloat16 twice is nearer
+TOLERANCE = 0.02  # relative to the largest output; larger than the error of rounding to bfloat16 twice
 
 OUTPUTS, INPUTS, WARPS, STAGES = (16, 32, 64), (256, 512), (4, 8), (3, 4, 6, 8)
-SHARED = 220 << 10  # bytes of all blocks under way: what a multiprocessor has
-ROWS = (1, few_rows.MAX_ROWS)  # that tiles are chosen for: one stream alone, and the most that the kernel takes
+SHARED = 220 << 10  # bytes of all blocks in flight: the shared memory of a multiprocessor
+ROWS = (1, few_rows.MAX_ROWS)  # row counts to tune for: a single stream, and the kernel's maximum
 
-Found = dict[tuple[int, int, bool, int], Tile]  # by outputs, inputs, whether it is gated, and columns
+Found = dict[tuple[int, int, bool, int], Tile]  # by outputs, inputs, gated, and columns
 
-MODULE = '''"""Tiles of matrices of few rows (`kernels.few_rows.Tile`), by outputs, inputs, whether they are gated (then
-outputs are those of the gate), and rows: up to 8, or up to 16, which are the library's where there is no tile for them.
-`python -m benchmarks.gpu_matrices --write` wrote them: the fastest ones for 1 row and for 16 rows on
+MODULE = '''"""Tuned tiles of skinny products (`kernels.few_rows.Tile`), keyed by (outputs, inputs, gated, rows).
+
+For gated layers, outputs are those of the gate. rows is 8 or 16, the upper bound; without a tile for 16, products of 9
+to 16 rows use torch. Written by `python -m benchmarks.gpu_matrices --write`: the fastest tiles for 1 and 16 rows on
 {device}.
 """
 
@@ -56,11 +58,11 @@ FOUND: dict[tuple[int, int, bool, int], tuple[int, int, int, int]] = {{
 
 
 class Layer:
-    """A matrix with random weights, and rows for it."""
+    """Matrix with random weights, and random rows to multiply."""
 
     def __init__(self, matrix: Matrix, rows: int, device: torch.device) -> None:
         def random(*shape: int) -> Tensor:
-            # The interpreter multiplies no bfloat16.
+            # The Triton interpreter does not support bfloat16 products.
             return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
 
         self._matrix = matrix
@@ -69,7 +71,7 @@ class Layer:
         self._residual = random(rows, matrix.outputs) if matrix.added else None
 
     def by_one_kernel(self) -> Tensor:
-        """Our own."""
+        """Compute the product and its surroundings with the fused kernel."""
         if self._residual is not None:
             self._layer.add_few(self._x, self._residual)
             return self._residual
@@ -77,7 +79,7 @@ class Layer:
         return self._layer.multiply_few(self._x, norm, EPS, self._matrix.gated)
 
     def by_the_library(self) -> Tensor:
-        """What stands around the product by kernels of their own, but for the addition, which the library has too."""
+        """Compute the product with torch, which also fuses the addition, and its surroundings with separate kernels."""
         weight = self._layer.weight
         if self._residual is not None:
             return torch.addmm(self._residual, self._x, weight.T, out=self._residual)
@@ -86,40 +88,44 @@ class Layer:
         return silu_mul(y) if self._matrix.gated else y
 
     def error(self) -> float:
-        """The largest difference between the two, in parts of the largest output; of fresh rows, as those of the last
-        time may lie where a kernel leaves something out."""
+        """Return the largest difference between both results, relative to the largest output.
+
+        Uses fresh rows: a kernel that skips some outputs could otherwise leave correct results of the previous call.
+        """
         self._x.normal_()
-        before = None if self._residual is None else self._residual.clone()
-        ours = self.by_one_kernel().float()
-        if before is not None:
-            self._residual = before
-        theirs = self.by_the_library().float()
-        return float((ours - theirs).abs().max() / theirs.abs().max())
+        residual = None if self._residual is None else self._residual.clone()
+        fused = self.by_one_kernel().float()
+        if residual is not None:
+            self._residual = residual
+        expected = self.by_the_library().float()
+        return float((fused - expected).abs().max() / expected.abs().max())
 
 
 class MatrixMarks:
-    """Adds a row for each matrix."""
+    """Measurements of matrices; adds a row for each."""
 
     def __init__(self, device: Device, add: Callable[..., None]) -> None:
-        """add: takes what the row is of, and its columns."""
+        """add: called with the kind of a row and its columns."""
         self._on = device
         self._add = add
 
     def beside_the_library(self, shape: Shape, rows: int) -> None:
-        """The bound is reading the weight once."""
+        """Compare the fused kernel with torch for all matrices of a shape. The bound is reading the weight once."""
         for matrix in shape.matrices:
             layers = self._layers(matrix, rows)
-            ours = self._times([layer.by_one_kernel for layer in layers])
-            theirs = self._times([layer.by_the_library for layer in layers])
+            fused = self._times([layer.by_one_kernel for layer in layers])
+            torch_times = self._times([layer.by_the_library for layer in layers])
             self._add(
-                "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=microseconds(ours),
-                by_the_library_us=microseconds(theirs), of_copy_rate=self._of_copy_rate(matrix, ours),
+                "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=microseconds(fused),
+                by_the_library_us=microseconds(torch_times), of_copy_rate=self._of_copy_rate(matrix, fused),
             )  # fmt: skip
 
     def tiles(self, matrix: Matrix, rows: int) -> Tile | None:
-        """Measure every tile for so many rows; return the fastest one of those that compute what the library does. One
-        that fails or differs costs its own row and no other. None: of more rows than FEW the library is faster. Raises
-        RuntimeError where no tile computes the matrix."""
+        """Measure every tile for `rows` rows and return the fastest tile with correct results.
+
+        A tile that fails or differs from torch gets a row of its own and is skipped. None: torch is faster, with more
+        than FEW rows. Raises RuntimeError if no tile computes the matrix.
+        """
         layers, columns = self._layers(matrix, rows), few_rows.columns_for(rows)
         key = matrix.outputs, matrix.inputs, matrix.gated, columns
         sizes = dict(zip(("outputs", "inputs", "gated", "columns"), key, strict=True)) | {"rows": rows}
@@ -132,14 +138,14 @@ class MatrixMarks:
             except Exception as failure:
                 self._add("tile that fails", **sizes, tile=list(vars(tile).values()), error=str(failure))
                 continue
-            if not error <= TOLERANCE:  # nor is NaN
+            if not error <= TOLERANCE:  # also true for NaN
                 self._add("tile that differs", **sizes, tile=list(vars(tile).values()), error=error)
                 continue
             found.append((median(times), tile))
             rate = self._of_copy_rate(matrix, times)
             self._add("tile", **sizes, tile=list(vars(tile).values()), us=microseconds(times), of_copy_rate=rate)
         if not found:
-            raise RuntimeError(f"no tile computes {matrix}")
+            raise RuntimeError(f"No tile computes {matrix} correctly.")
         seconds, best = min(found, key=lambda one: one[0])
         if rows <= few_rows.FEW:
             return best
@@ -149,12 +155,14 @@ class MatrixMarks:
         return best if seconds < median(times) else None
 
     def _times(self, calls: list[Call]) -> list[float]:
-        """Of one of the calls, which share the start of what they are recorded in: a few go round several times, as
-        together they are still more than a cache holds."""
-        return self._on.times(*(calls * -(-LEAST_CALLS // len(calls))), share=True)
+        """Return the time per call of calls recorded together, which share the launch overhead.
+
+        A few calls are repeated several times, because together their weights still exceed the cache.
+        """
+        return self._on.times(*(calls * -(-MIN_CALLS // len(calls))), share=True)
 
     def _layers(self, matrix: Matrix, rows: int) -> list[Layer]:
-        count = max(1, min(MOST_LAYERS, int(MOST_BYTES / self._bytes(matrix))))
+        count = max(1, min(MAX_LAYERS, int(MAX_LAYER_BYTES / self._bytes(matrix))))
         return [Layer(matrix, rows, self._on.device) for _ in range(count)]
 
     def _of_copy_rate(self, matrix: Matrix, times: list[float]) -> float:
@@ -165,7 +173,7 @@ class MatrixMarks:
 
 
 def candidates(gated: bool, columns: int) -> Iterator[Tile]:
-    """What is worth trying, and fits."""
+    """Yield the tiles to try that fit in shared memory."""
     for outputs, inputs, warps, stages in product(OUTPUTS, INPUTS, WARPS, STAGES):
         block = 2 * inputs * (columns + (2 if gated else 1) * outputs)
         if block * (stages - 1) <= SHARED:
@@ -173,13 +181,13 @@ def candidates(gated: bool, columns: int) -> Iterator[Tile]:
 
 
 def as_module(device: str, found: Found) -> str:
-    """What kernels/tile_table.py is to be: what was found, and what it has of other matrices."""
+    """Return the new content of kernels/tile_table.py: the found tiles, and its current tiles of other matrices."""
     table = tile_table.FOUND | {matrix: astuple(tile) for matrix, tile in found.items()}
     return MODULE.format(device=device, rows="".join(f"    {matrix}: {tile},\n" for matrix, tile in table.items()))
 
 
 def main() -> None:
-    """Measure all tiles, print the best, keep the rows."""
+    """Measure all tiles, print the best and save the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=500.0)

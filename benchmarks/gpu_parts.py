@@ -1,14 +1,14 @@
-"""The two calls for a machine that has a GPU for minutes: parts that run one after another, each within its own limit.
+"""Two benchmark calls for a GPU that is available for minutes: parts that run in sequence, each within its own limit.
 
-A part that hangs, fails or crashes costs no more than its limit; the others run all the same. What a part prints is
-shown as it comes and kept in OUT/PART.log; OUT/gpu_check.json and OUT/gpu_figures.json say for each part its command,
-limit, seconds and status, with device, versions and commit. No network is needed: `make gpu-wheels` fetches packages
+A part that hangs, fails or crashes costs at most its limit; the other parts still run. Output of a part is shown as it
+arrives and saved to OUT/PART.log. OUT/gpu_check.json and OUT/gpu_figures.json contain the command, limit, seconds and
+status of each part, with device, versions and commit. No network is needed: `make gpu-wheels` downloads packages
 beforehand.
 
-    python -m benchmarks.gpu_parts check    # does it work: ceilings, device tests, one server; at most 330 s
-    python -m benchmarks.gpu_parts figures  # how fast is it: at most 520 s
-    python -m benchmarks.gpu_parts check --device cpu  # both calls run anywhere, on tiny shapes, to find mistakes
-    python -m benchmarks.gpu_parts figures --no-early-launch  # where the first call found it broken
+    python -m benchmarks.gpu_parts check    # correctness: ceilings, device tests, one server; at most 330 s
+    python -m benchmarks.gpu_parts figures  # performance: at most 520 s
+    python -m benchmarks.gpu_parts check --device cpu  # both calls run anywhere, on tiny shapes, to test the script
+    python -m benchmarks.gpu_parts figures --no-early-launch  # if the first call found early launch broken
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ from benchmarks.results import origin
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = {"check": 330, "figures": 520}
-KILL_SECONDS = 5  # between SIGINT, at which results are kept, and SIGKILL
-INSTALL_SECONDS, UNPACK_SECONDS, DRIVER_SECONDS, PACK_SECONDS = 10, 5, 3, 10  # before the parts, and after them
+KILL_SECONDS = 5  # between SIGINT, at which results are saved, and SIGKILL
+INSTALL_SECONDS, UNPACK_SECONDS, DRIVER_SECONDS, PACK_SECONDS = (
+    10,
+    5,
+    3,
+    10,
+)  # limits of work before and after the parts
 MAX_ARCHIVE_BYTES = 16 << 20
-SITE = ROOT / "build" / "gpu-site"  # where wheels are unpacked
+SITE = ROOT / "build" / "gpu-site"  # target folder of unpacked wheels
 WHEELS = ROOT / "build" / "wheels"
 ARCHIVE = "triton-cache.tar.gz"
 
-# What runs on a device and nowhere else the same.
+# Tests of code that runs on a device only, or differently there.
 DEVICE_TESTS = (
     *(
         f"tests/kernels/test_{name}.py"
@@ -54,7 +59,7 @@ DEVICE_TESTS = (
     ),
     "tests/engine/test_on_device.py",
 )
-# A process that waits for a hung device runs no signal handler: a thread keeps the time of each test.
+# A process that waits for a hung device does not run signal handlers, so a thread enforces the timeout of each test.
 TEST_OPTIONS = (
     "-q", "-rfE", "--tb=short", "-o", "addopts=", "-o", "timeout=60", "-o", "timeout_method=thread",
     "-o", "faulthandler_timeout=55", "-o", "filterwarnings=default",
@@ -69,13 +74,13 @@ class Part:
     name: str
     command: Sequence[str]
     limit: float  # seconds
-    beside: bool = False  # runs in the background until the last part has ended, or its limit
+    beside: bool = False  # runs in the background, in parallel with the other parts
     status: int | None = None
     seconds: float = 0.0
 
 
 def check_parts(python: str, out: Path, on_gpu: bool, more: Sequence[str]) -> list[Part]:
-    """The first call."""
+    """Return the parts of the first call."""
     run, shape = (python, "-m"), (("Llama-3.2-1B", "Qwen3-0.6B") if on_gpu else ("tiny",))
     device = "cuda" if on_gpu else "cpu"
     tests = DEVICE_TESTS if on_gpu else ("tests/kernels/test_norm_and_gate.py",)
@@ -95,7 +100,7 @@ def check_parts(python: str, out: Path, on_gpu: bool, more: Sequence[str]) -> li
 
 
 def figures_parts(python: str, out: Path, on_gpu: bool, more: Sequence[str]) -> list[Part]:
-    """The second call."""
+    """Return the parts of the second call."""
     run, device = (python, "-m"), ("--device", "cuda" if on_gpu else "cpu")
     shape = "Llama-3.2-1B" if on_gpu else "tiny"
     figures = (*run, "benchmarks.gpu", *device, "--also-in", str(out), *more)
@@ -113,21 +118,23 @@ CALLS: dict[str, Callable[[str, Path, bool, Sequence[str]], list[Part]]] = {
 
 
 def longest(parts: Sequence[Part]) -> float:
-    """Return the longest seconds of a call by the limits of its parts."""
+    """Return the maximum duration of a call in seconds, by the limits of its parts."""
     in_turn = sum(part.limit + KILL_SECONDS for part in parts if not part.beside)
     around = INSTALL_SECONDS + UNPACK_SECONDS + DRIVER_SECONDS + PACK_SECONDS
     return around + max([in_turn, *(part.limit + KILL_SECONDS for part in parts if part.beside)])
 
 
 def _workers(python: str) -> tuple[str, ...]:
-    """Test processes, where pytest-xdist is installed."""
+    """Return the pytest option for parallel test processes if pytest-xdist is installed."""
     has_xdist = subprocess.run([python, "-c", "import xdist"], check=False, capture_output=True).returncode == 0
     return ("-n", "8") if has_xdist else ()
 
 
 def run_part(part: Part, out: Path) -> None:
-    """Run a part within its limit, show its output and keep it in OUT/NAME.log; set `status` (-SIGKILL where it hung)
-    and `seconds`."""
+    """Run a part within its limit, show its output, save it to OUT/NAME.log, and set `status` and `seconds`.
+
+    The status of a part that hung is -SIGKILL.
+    """
     began = time.monotonic()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with (
@@ -150,12 +157,12 @@ def run_part(part: Part, out: Path) -> None:
         part.status = process.wait()
         for timer in signals:
             timer.cancel()
-        _signal(process, signal.SIGKILL)  # processes that a part left behind
+        _signal(process, signal.SIGKILL)  # kill processes that the part left running
     part.seconds = time.monotonic() - began
 
 
 def _signal(process: subprocess.Popen[str], which: signal.Signals) -> None:
-    """Send a signal to a part and to all processes that it started."""
+    """Send a signal to the process group of a part."""
     try:
         os.killpg(process.pid, which)
     except ProcessLookupError:
@@ -163,7 +170,7 @@ def _signal(process: subprocess.Popen[str], which: signal.Signals) -> None:
 
 
 def run_call(parts: Sequence[Part], out: Path, report: Callable[[], None]) -> bool:
-    """Run the parts, each whatever became of the others; return whether all of them succeeded."""
+    """Run all parts, even if some fail; return whether all succeeded."""
     beside = [threading.Thread(target=run_part, args=(part, out), daemon=True) for part in parts if part.beside]
     for thread in beside:
         thread.start()
@@ -179,7 +186,7 @@ def run_call(parts: Sequence[Part], out: Path, report: Callable[[], None]) -> bo
 
 
 def prepare(python: str, out: Path, cache: Path | None) -> None:
-    """Unpack wheels and the cache of compiled kernels, and point later processes at both."""
+    """Unpack wheels and the cache of compiled kernels, and set the environment of later processes to use both."""
     out.mkdir(parents=True, exist_ok=True)
     wheels = sorted(WHEELS.glob("*.whl"))
     if wheels:
@@ -195,7 +202,7 @@ def prepare(python: str, out: Path, cache: Path | None) -> None:
 
 
 def _try(command: Sequence[str], limit: float) -> bool:
-    """Run a command that nothing depends on; print its failure and return whether it succeeded."""
+    """Run an optional command; print its failure, and return whether it succeeded."""
     try:
         subprocess.run(command, check=True, timeout=limit)
     except (OSError, subprocess.SubprocessError) as error:
@@ -206,18 +213,18 @@ def _try(command: Sequence[str], limit: float) -> bool:
 
 
 def pack_cache(out: Path) -> None:
-    """Keep compiled kernels for the next call, unless they are more than what may come back."""
+    """Save compiled kernels for the next call, unless the archive exceeds the size limit."""
     path, folder = out / ARCHIVE, Path(os.environ["TRITON_CACHE_DIR"])
     if not folder.is_dir():
         return
     is_whole = _try(["tar", "-czf", str(path), "-C", str(folder), "."], PACK_SECONDS)
     if not is_whole or path.stat().st_size > MAX_ARCHIVE_BYTES:
-        print(f"{path.name} is not kept: incomplete, or above {MAX_ARCHIVE_BYTES >> 20} MiB", flush=True)
+        print(f"{path.name} was not saved: incomplete, or larger than {MAX_ARCHIVE_BYTES >> 20} MiB", flush=True)
         path.unlink(missing_ok=True)
 
 
 def device_name() -> str:
-    """Return the first GPU's name as its driver has it."""
+    """Return the first GPU's name as reported by its driver, or "none"."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()[0]
@@ -226,13 +233,13 @@ def device_name() -> str:
 
 
 def main() -> int:
-    """Run one call; exit status 1 if a part failed."""
+    """Run one call; return 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("call", choices=CALLS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="folder for logs and results")
     parser.add_argument("--cache", type=Path, help=f"{ARCHIVE} of the first call")
-    parser.add_argument("--no-early-launch", action="store_true", help="no kernel begins before the one before it ends")
+    parser.add_argument("--no-early-launch", action="store_true", help="start no kernel before the previous one ends")
     options = parser.parse_args()
     out = options.out.resolve()
     if options.device == "cpu":

@@ -1,7 +1,7 @@
-"""Compile all Triton kernels that an engine of a shape launches in bfloat16, on CPUs alone, into Triton's disk cache.
+"""Compile all Triton kernels that an engine of a shape launches in bfloat16 into Triton's disk cache, without a GPU.
 
-The engine's warm-up and its recorded steps are walked through with every launch replaced by its compilation for compute
-capability 9.0. One process for each shape, side by side; on a machine with a GPU this runs beside other work.
+Runs the engine's warm-up and recorded steps with every launch replaced by its compilation for compute capability 9.0.
+Shapes are compiled in parallel, one process each; on a machine with a GPU this can run in parallel with other work.
 
     python -m benchmarks.gpu_precompile Llama-3.2-1B Qwen3-0.6B
     python -m benchmarks.gpu_precompile Llama-3.2-1B --no-early-launch
@@ -40,21 +40,21 @@ from kernels.backend import TritonKernels
 from kernels.chip import SHARED_BYTES
 from kernels.invariant import InvariantKernels
 
-CAPABILITY = 90  # two digits
+CAPABILITY = 90  # compute capability times ten
 EARLY_CAPABILITIES = (90, 100)
 MULTIPROCESSORS = 132  # of an H100
-PAGES, SLOTS, CONTEXT = 80, 16, 4096  # kernels are compiled for no number of these
+PAGES, SLOTS, CONTEXT = 80, 16, 4096  # arbitrary: kernels are not specialised for any of these
 
 
 class Chip:
-    """The driver of a device that only compiles."""
+    """Triton driver of a device for which kernels are only compiled."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
         self._target = GPUTarget("cuda", capability, 32)
 
     def get_current_device(self) -> int:
-        return self._capability  # Triton keeps compiled kernels by device, whatever its target is
+        return self._capability  # Triton caches compiled kernels by device, regardless of its target
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -68,15 +68,15 @@ class Chip:
 
 @contextmanager
 def compiling(capability: int, early_launch: bool) -> Iterator[dict[str, Any]]:
-    """Replace launches by compilations, and torch's products by zeros; gives compiled kernels by their hashes."""
+    """Replace launches by compilations, and torch's products by zeros; yield compiled kernels by their hashes."""
     driver.set_active(Chip(capability))
     seen: dict[str, Any] = {}
     run = JITFunction.run
 
-    def compile_only(self: JITFunction, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        made = run(self, *given, grid=grid, warmup=True, **named)
-        seen[made.hash] = made
-        return made
+    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
+        seen[compiled.hash] = compiled
+        return compiled
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return torch.zeros((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
@@ -90,7 +90,7 @@ def compiling(capability: int, early_launch: bool) -> Iterator[dict[str, Any]]:
             (decode_attention, "multiprocessors", lambda device: MULTIPROCESSORS),
             (decode_attention, "shared_bytes", lambda device: SHARED_BYTES[capability]),
             (prefill_attention, "shared_bytes", lambda device: SHARED_BYTES[capability]),
-            (torch, "empty", torch.zeros),  # nothing is computed: ids are 0, not whatever lay there
+            (torch, "empty", torch.zeros),  # nothing is computed, so token IDs must not be uninitialised memory
             (torch, "empty_like", torch.zeros_like),
         ):
             stack.enter_context(patch.object(target, name, value))
@@ -125,17 +125,17 @@ def compile_shape(
 
 
 def _ignore(done: int, total: int) -> None:
-    """No progress bar."""
+    """Ignore progress."""
 
 
 def _run_twice(step: Callable[[], None]) -> Callable[[], None]:
-    """Stand in for a recording."""
+    """Replace a recording: run the step now and return it for the replay."""
     step()
     return step
 
 
 def main() -> int:
-    """Compile one shape here, several in processes of their own."""
+    """Compile one shape in this process, or several in a process each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", choices=SHAPES)
     parser.add_argument("--no-early-launch", action="store_true")

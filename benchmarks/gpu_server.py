@@ -1,11 +1,12 @@
-"""A whole server on a GPU, from the client's side: its start, one stream, many, and people beside a backlog.
+"""Whole server on a GPU from the client's side: start, one stream, many, and interactive requests next to a backlog.
 
-Figures are those of `benchmarks.peers` (tokens a second, time to first token, time between tokens), beside those that
-`benchmarks.gpu` measures inside the engine; the last row has the server's own counters of preemptions and swaps.
+Figures are those of `benchmarks.peers` (tokens per second, time to first token, time between tokens), to be compared
+with those that `benchmarks.gpu` measures inside the engine. The last row has the server's counters of preemptions and
+swaps.
 
     python -m benchmarks.gpu_server                           # Llama-3.2-1B's shape with random weights, 32 streams
     python -m benchmarks.gpu_server --shape demo              # the demo model
-    python -m benchmarks.gpu_server --shape tiny --device cpu # the same code on a tiny shape, to see that it runs
+    python -m benchmarks.gpu_server --shape tiny --device cpu # run the code on a tiny shape, to test it
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from benchmarks.serving import Serving
 from benchmarks.shapes import SHAPES, Shape
 
 PROMPT, PERSON_PROMPT, PERSON_TOKENS, PEOPLE = 512, 256, 32, 10
-BACKLOG = 3  # times as many background requests as slots, each twice as long
-HEAD_START_SECONDS = 0.5  # of the backlog
-RATES = ("tokens_per_s", "requests_per_s")  # which mean nothing for answers one after another
+BACKLOG = 3  # background requests per slot, each twice as long as usual
+HEAD_START_SECONDS = 0.5  # from the start of the backlog to the first interactive request
+RATES = ("tokens_per_s", "requests_per_s")  # meaningless for answers one after another
 STORY, CHARACTERS_PER_TOKEN = "Tell me a story about a fox. ", 3
 COUNTERS = re.compile(r"^(carousel:\S*(?:preempt|swap|recomput|resum)\S*) (\S+)$", re.M)
 
@@ -40,23 +41,23 @@ class Client:
     """Sends completions to one server and adds a row of figures for each load."""
 
     def __init__(self, port: int, vocabulary: int | None, tokens: int, prompt: int) -> None:
-        """vocabulary: of made-up words; None: the demo model's, which is asked for stories. tokens, prompt: of an
-        answer, and of its prompt."""
+        """vocabulary: number of made-up words; None: the demo model, with text prompts. tokens: per answer.
+        prompt: tokens per prompt."""
         self._port, self._vocabulary = port, vocabulary
         self._tokens, self._prompt = tokens, prompt
         self.rows: list[dict[str, Any]] = []
 
     def warm_up(self) -> None:
-        """One short answer."""
+        """Request one short answer."""
         over_http(self._port, [self._body(0, self._prompt, 8)])
 
     def streams(self, name: str, count: int) -> None:
-        """All at once."""
+        """Measure `count` concurrent requests."""
         bodies = [self._body(100 + i, self._prompt, self._tokens) for i in range(count)]
         self._add(name, over_http(self._port, bodies))
 
     def people_beside_a_backlog(self, slots: int) -> None:
-        """Interactive requests one after another, while more background work waits than there are slots."""
+        """Measure interactive requests one after another, with more background requests than slots."""
         bodies = [self._body(1000 + i, self._prompt, 2 * self._tokens, "flex") for i in range(BACKLOG * slots)]
         backlog: list[Stream] = []
         thread = threading.Thread(target=lambda: backlog.extend(over_http(self._port, bodies)))
@@ -73,7 +74,7 @@ class Client:
         self._add("the backlog", backlog)
 
     def counters(self) -> None:
-        """The server's own, where they are not zero."""
+        """Add a row with the server's counters that are not zero."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as response:
             text = response.read().decode()
         counters = {name: float(value) for name, value in COUNTERS.findall(text) if float(value)}
@@ -87,13 +88,13 @@ class Client:
         return body | ({"service_tier": tier} if tier else {})
 
     def _prompt_of(self, seed: int, tokens: int) -> str | list[int]:
-        """Return a prompt of so many tokens, of the demo model about so many, that no other request has."""
+        """Return a unique prompt of `tokens` tokens, approximately for the demo model."""
         if self._vocabulary is None:
             return (f"{seed}. " + STORY * tokens)[: CHARACTERS_PER_TOKEN * tokens]
         return [BYTES + (7919 * (i + 1) * (seed + 3)) % (self._vocabulary - BYTES) for i in range(tokens)]
 
     def _add(self, name: str, answers: list[Stream], without: tuple[str, ...] = ()) -> None:
-        """Answers without text, which the demo model's control tokens make, have no latencies."""
+        """Add a row. Answers without text, from control tokens of the demo model, have no latencies."""
         with_text = [answer for answer in answers if answer.moments]
         columns = figures(with_text) if with_text else {}
         row = {name: value for name, value in columns.items() if name not in without}
@@ -112,7 +113,7 @@ def make_folder(folder: Path, shape: Shape) -> None:
 
 
 def main() -> int:
-    """Start the server, measure, save."""
+    """Start the server, measure and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=("demo", *SHAPES), default="Llama-3.2-1B")
     parser.add_argument("--device", default="cuda")

@@ -1,9 +1,9 @@
-"""The first seconds on a GPU: its ceilings, and each mechanism that only a device can prove, by itself.
+"""Smoke test for a GPU: its copy rate, and a separate check of each mechanism that only a device can verify.
 
-One line each; a failure hides nothing that follows.
+Prints one line per check; a failure does not stop the following checks.
 
     python -m benchmarks.gpu_smoke
-    python -m benchmarks.gpu_smoke --device cpu   # only tries its own code; TRITON_INTERPRET=1
+    python -m benchmarks.gpu_smoke --device cpu   # tests this script only; set TRITON_INTERPRET=1
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from kernels.few_rows import DenseLinear
 from kernels.plans import DecodeTasks
 
 EPS = 1e-5
-LAYERS = 8  # of one recording
-REPEATS = 300  # of an attention whose programs count each other's arrivals
+LAYERS = 8  # layers per recording
+REPEATS = 300  # of attention with splits that are combined by the last program
 
 
 class Smoke:
-    """The checks, each of which returns its line."""
+    """Checks, each of which returns its line."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
-        self.dtype = torch.bfloat16 if self.on_gpu else torch.float32  # the interpreter multiplies no bfloat16
+        self.dtype = torch.bfloat16 if self.on_gpu else torch.float32  # the interpreter lacks bfloat16 products
 
     def versions(self) -> str:
-        """Software and device."""
+        """Return the versions of software and device."""
         name = torch.cuda.get_device_name(self.device) if self.on_gpu else "cpu"
         python = sys.version.split()[0]
         return (
@@ -50,27 +50,29 @@ class Smoke:
         )
 
     def copy_rate(self) -> str:
-        """Bytes read plus bytes written by a large copy on the device."""
+        """Return the rate of a large copy on the device, bytes read plus bytes written."""
         size = 4 << 30 if self.on_gpu else 1 << 20
         source = torch.randint(-9, 9, (size,), dtype=torch.int8, device=self.device)
         target = torch.empty_like(source)
         return f"{2 * size / self._seconds(lambda: target.copy_(source)) / 1e12:.2f} TB/s"
 
     def early_launch(self) -> str:
-        """A layer's matrices by four kernels that begin early, recorded, against kernels that do not."""
+        """Compare a layer's matrices, recorded, with and without early launch of its four kernels."""
         eager, recorded, seconds, size = self._layer(begins_early=True)
         late, _, late_seconds, _ = self._layer(begins_early=False)
         same_recorded, same_late = torch.equal(eager, recorded), torch.equal(eager, late)
         if not (same_recorded and same_late):
-            raise RuntimeError(f"recorded equals eager: {same_recorded}, early equals late: {same_late}")
+            raise RuntimeError(
+                f"results differ; recorded equals eager: {same_recorded}, early launch equals late: {same_late}"
+            )
         rates = (size / max(one, 1e-9) / 1e12 for one in (seconds, late_seconds))
         return (
             f"a layer's matrices in {1e6 * seconds:.1f} us, without early launch {1e6 * late_seconds:.1f} us: "
-            f"{next(rates):.2f} and {next(rates):.2f} TB/s, part of which a second-level cache gives"
+            f"{next(rates):.2f} and {next(rates):.2f} TB/s, partly from the L2 cache"
         )
 
     def arrivals(self) -> str:
-        """Decode attention whose splits are combined by the program that arrives last, again and again."""
+        """Repeat decode attention with splits that are combined by the last program to finish."""
         kernels = TritonKernels()
         rows, heads, kv_heads, dim, page, context = (4, 32, 8, 64, 64, 2048) if self.on_gpu else (2, 4, 2, 16, 16, 80)
         pages = -(-context // page)
@@ -93,9 +95,9 @@ class Smoke:
         return f"{count} equal, counters at zero, relative error {error:.1e}"
 
     def kernels_of_a_replay(self) -> str:
-        """Kernels that a replay launches besides the recorded ones, such as generator fills."""
+        """Return the kernels of a replay, which may include others than the recorded ones, such as generator fills."""
         if not self.on_gpu:
-            return "only on a device"
+            return "requires a GPU"
         graph, x = torch.cuda.CUDAGraph(), torch.zeros(8, device=self.device)
         with torch.cuda.graph(graph):
             x += 1
@@ -107,7 +109,7 @@ class Smoke:
         return "; ".join(f"{event.count} x {event.key[:60]}" for event in profiled.key_averages())
 
     def _layer(self, begins_early: bool) -> tuple[Tensor, Tensor, float, int]:
-        """Eager and recorded result, seconds of a recorded layer, bytes of its matrices."""
+        """Return eager and recorded result, seconds of a recorded layer, and bytes of its matrices."""
         hidden, queries, inner = (2048, 3072, 8192) if self.on_gpu else (64, 96, 128)
         generator = torch.Generator(self.device).manual_seed(1)
 
@@ -143,7 +145,7 @@ class Smoke:
     def _attention_error(
         self, result: Tensor, q: Tensor, keys: Tensor, values: Tensor, table: Tensor, context: int
     ) -> float:
-        """The relative error against float64."""
+        """Return the relative error against float64."""
         rows, heads, dim = q.shape
         kv_heads = keys.shape[1]
 
@@ -159,7 +161,7 @@ class Smoke:
         return torch.randn(shape, device=self.device).to(self.dtype)
 
     def _seconds(self, call: Callable[[], object], count: int = 20) -> float:
-        """Of one call, after one that is not counted."""
+        """Return the mean seconds of a call, after a warm-up."""
         count = count if self.on_gpu else 1
         call()
         self._wait()
@@ -175,15 +177,15 @@ class Smoke:
 
 
 def main() -> int:
-    """Run all checks; exit status 1 if one failed."""
+    """Run all checks; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--no-early-launch", action="store_true", help="leave out the check of early launch")
+    parser.add_argument("--no-early-launch", action="store_true", help="skip the check of early launch")
     options = parser.parse_args()
     smoke = Smoke(torch.device(options.device))
     checks = [smoke.versions, smoke.copy_rate, smoke.arrivals, smoke.kernels_of_a_replay]
     if not options.no_early_launch:
-        checks.append(smoke.early_launch)  # last, as a fault there may take the device with it
+        checks.append(smoke.early_launch)  # last, because a fault there may crash the device
     failed = 0
     for check in checks:
         began = time.perf_counter()

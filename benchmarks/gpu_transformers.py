@@ -1,5 +1,6 @@
-"""transformers' continuous batching on a device, in a process of its own: its memory is free before and after, and it
-ends, whatever it hangs in. Reads a task as JSON; `measure` writes it.
+"""Continuous batching of transformers on a device, in a separate process that frees its memory and cannot hang the run.
+
+The process reads a task as JSON, which `measure` writes.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ WAYS, RATE = "computes by: ", "tokens a second: "
 
 @dataclass(frozen=True)
 class Measured:
-    """What transformers did."""
+    """Measurements of transformers."""
 
-    ways: dict[str, Any]  # what it chose to compute by
-    rates: list[float]  # output tokens a second, run by run
+    ways: dict[str, Any]  # the methods that it chose
+    rates: list[float]  # output tokens per second of each run
 
 
 def measure(
@@ -37,8 +38,10 @@ def measure(
     runs: int,
     timeout: float = 60.0,
 ) -> Measured:
-    """As many runs as end within `timeout` seconds. Raises subprocess.TimeoutExpired where none does, RuntimeError
-    where the process failed."""
+    """Return the runs that finish within `timeout` seconds.
+
+    Raises subprocess.TimeoutExpired if none does, and RuntimeError if the process failed.
+    """
     task = {"shape": shape.name, "device": str(device), "prompts": prompts, "output": output, "runs": runs}
     command = [sys.executable, "-m", "benchmarks.gpu_transformers"]
     try:
@@ -50,31 +53,34 @@ def measure(
             return found
         raise
     if ended.returncode:
-        raise RuntimeError(f"transformers ended with status {ended.returncode}")
+        raise RuntimeError(f"The transformers process ended with status {ended.returncode}.")
     return _read(ended.stdout)
 
 
-def _read(told: bytes | None) -> Measured:
-    """Of a process's output the whole lines that are ours; transformers has a say there too."""
-    *lines, _ = (told or b"").decode(errors="replace").split("\n")
+def _read(output: bytes | None) -> Measured:
+    """Parse the complete result lines in a process's output; transformers prints there too."""
+    *lines, _ = (output or b"").decode(errors="replace").split("\n")
     ways = [json.loads(line.removeprefix(WAYS)) for line in lines if line.startswith(WAYS)]
     rates = [float(line.removeprefix(RATE)) for line in lines if line.startswith(RATE)]
     return Measured(ways[0] if ways else {}, rates)
 
 
 def _tell(shape: Shape, device: torch.device, prompts: list[list[int]], output: int, runs: int) -> Iterator[str]:
-    """In this process, a line for each thing when it is known. The first run warms up. A run takes until its last
-    answer is there: the manager starts before the first and stops behind the last."""
+    """Measure in this process and yield each result as a line.
+
+    The first run is a warm-up. A run ends with its last answer: the manager starts before the first run and stops after
+    the last one.
+    """
     from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
-    # A token that is never drawn ends a text, so that every text has its full length.
+    # The end token is never sampled, so that every text has its full length.
     settings = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
     with _model(shape, device).continuous_batching_context_manager(
         generation_config=settings,
-        # As here: else every run but the first would find its prompts computed.
+        # As in this engine's runs: otherwise every run but the first would find its prompts in the cache.
         continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False),
-        workload_hints=WorkloadHints(max(map(len, prompts)), output, len(prompts)),  # as `generate_batch` gives
+        workload_hints=WorkloadHints(max(map(len, prompts)), output, len(prompts)),  # as in `generate_batch`
         timeout=5.0,
     ) as manager:
         yield WAYS + json.dumps(_ways(manager))
@@ -82,14 +88,14 @@ def _tell(shape: Shape, device: torch.device, prompts: list[list[int]], output: 
             began = time.perf_counter()
             generated = _generate(manager, prompts, output)
             seconds = time.perf_counter() - began
-            if generated != len(prompts) * output:  # it logs what went wrong, and returns what it has
+            if generated != len(prompts) * output:  # transformers logs errors and returns partial results
                 raise RuntimeError(f"transformers generated {generated} tokens of {len(prompts) * output}")
             if run > 0:
                 yield f"{RATE}{generated / seconds}"
 
 
 def _generate(manager: Any, prompts: list[list[int]], output: int) -> int:
-    """Tokens of all answers; of those that there are, where it ends before."""
+    """Generate all answers and return their number of tokens, fewer if transformers ends early."""
     manager.add_requests(inputs=prompts, max_new_tokens=output)
     answers: list[Any] = []
     while len(answers) < len(prompts):
@@ -101,7 +107,7 @@ def _generate(manager: Any, prompts: list[list[int]], output: int) -> int:
 
 
 def _ways(manager: Any) -> dict[str, Any]:
-    """What it chose. Graphs: of prompts, and of steps that only decode."""
+    """Return the methods that transformers chose. cuda_graphs: for prompts, and for decode-only steps."""
     chosen = manager.continuous_batching_config
     return {
         "attention": manager.model.config._attn_implementation,
@@ -123,7 +129,7 @@ def _model(shape: Shape, device: torch.device) -> Any:
 
 
 def main() -> None:
-    """One task from standard input, lines of what was measured."""
+    """Read a task from standard input and print a line per result."""
     task = json.loads(sys.stdin.read())
     shape, device = SHAPES[task.pop("shape")], torch.device(task.pop("device"))
     for line in _tell(shape, device, **task):

@@ -1,11 +1,11 @@
-"""The cost of one hostile client to the streams of other clients.
+"""Effect of one hostile client on the streams of other clients.
 
-For each kind of hostile client a server of the demo model is started, and 16 ordinary chat streams and a health check
-(20 a second) run beside it in processes of their own. One window is undisturbed, the next one has the hostile client:
-each ratio is of two windows that follow each other. The client shares the machine's cores with the server, so its
-own CPU time (`client_cores`) belongs to a reading of the ratio.
+For each kind of hostile client a server of the demo model is started, with 16 ordinary chat streams and a health check
+(20 per second) in separate processes. One window is undisturbed, the next one has the hostile client; each ratio
+compares two successive windows. The client shares the machine's cores with the server, so the ratio must be read
+together with the client's own CPU time (`client_cores`).
 
-    python -m benchmarks.hostile                       # 10 s a window
+    python -m benchmarks.hostile                       # windows of 10 s
     python -m benchmarks.hostile --only pings --seconds 3
 """
 
@@ -29,19 +29,19 @@ from benchmarks.hostile_clients import CASES, HOST
 from benchmarks.results import save
 from benchmarks.serving import Serving
 
-MAX_SECONDS = 120.0  # of a window
-SLOTS = 32  # of the server: every stream runs at once
+MAX_SECONDS = 120.0  # per window
+SLOTS = 32  # of the server, so that all streams run at once
 WARM_UP_SECONDS = 2.0
 SETTLE_SECONDS = 2.0  # after an attack, before memory is read again
 MAX_CLIENT_SECONDS = 30.0  # for a hostile client to end after its window
-RSS_SECONDS = 0.05  # between two readings
+RSS_SECONDS = 0.05  # interval between readings
 LAG = re.compile(r'^carousel:event_loop_lag_seconds_bucket\{(?:.*,)?le="([^"]+)".*\} (\S+)$', re.MULTILINE)
-MAX_ITL_RATIO, MAX_HEALTH_MS = 1.5, 50.0  # the marks
+MAX_ITL_RATIO, MAX_HEALTH_MS = 1.5, 50.0  # limits to pass
 MB = 1e6
 
 
 class Child:
-    """A process of a benchmark module that answers each line with a line."""
+    """Process of a benchmark module that answers each input line with a line."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         self._name = f"benchmarks.{module}"
@@ -49,11 +49,11 @@ class Child:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def read(self) -> str:
-        """Return its next line."""
+        """Return the next line of its output."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._name} ended early")
+            raise RuntimeError(f"The process {self._name} ended early.")
         return line
 
     def ask(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Child:
 
 
 class Memory:
-    """The largest resident set of a process while the context is entered."""
+    """Context manager that samples the peak resident set of a process."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
@@ -112,13 +112,13 @@ def lag_counts(metrics: str) -> dict[float, float]:
 
 
 def lag_bucket(before: dict[float, float], after: dict[float, float], share: float) -> float:
-    """Return the upper bound in seconds of the bucket in which the lag of that `share` of the samples lies."""
+    """Return the upper bound in seconds of the bucket that contains the `share` quantile of the lag."""
     counts = {le: after[le] - before[le] for le in sorted(after)}
     return next(le for le, count in counts.items() if count >= share * counts[float("inf")])
 
 
 class Watched:
-    """A server with the processes that observe it."""
+    """Server with the processes that observe it."""
 
     def __init__(self, server: Serving, streams: Child, health: Child) -> None:
         self.port = server.port
@@ -127,16 +127,16 @@ class Watched:
 
     @property
     def rss(self) -> float:
-        """Resident megabytes of the API process."""
+        """Return the resident megabytes of the API process."""
         return float(self._process.memory_info().rss / MB)
 
     def warm_up(self) -> None:
-        """Wait until every stream runs, and forget the figures so far."""
+        """Wait until every stream runs, and discard the figures so far."""
         time.sleep(WARM_UP_SECONDS)
         self._observe()
 
     def window(self, seconds: float, client: Child | None = None) -> dict[str, Any]:
-        """Return the figures of a window; with `client`, of one that it attacks."""
+        """Return the figures of a window, during which `client`, if given, attacks."""
         counts, used = self._lag_counts(), self._cpu_seconds()
         self._observe()
         with Memory(self._process) as memory:
@@ -162,7 +162,7 @@ class Watched:
 
 
 def measure(case: str, seconds: float) -> dict[str, Any]:
-    """Start a server and return the figures of an undisturbed window and of one beside the hostile client `case`."""
+    """Start a server and return the figures of an undisturbed window and of one with the hostile client `case`."""
     with (
         Serving("--host", HOST, "--max-num-seqs", str(SLOTS)) as server,
         Child("bystanders", "streams", server.port) as streams,
@@ -170,7 +170,7 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
         Child("hostile_clients", case, server.port, seconds) as client,
     ):
         watched = Watched(server, streams, health)
-        client.read()  # it is ready
+        client.read()  # wait until it is ready
         watched.warm_up()
         rss_before = watched.rss
         undisturbed = watched.window(seconds)
@@ -191,13 +191,13 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
 
 
 def ratio(attacked: dict[str, Any], undisturbed: dict[str, Any]) -> float | None:
-    """Return the p99 between tokens over the undisturbed one; None if a window had no token."""
+    """Return the ratio of the p99 between tokens to the undisturbed one; None if a window had no token."""
     above, below = (window["between_tokens_ms"].get("p99") for window in (attacked, undisturbed))
     return above / below if above and below else None
 
 
 def misses(row: dict[str, Any]) -> list[str]:
-    """Return the marks that a case misses, as sentences."""
+    """Return the limits that a case exceeds, as sentences."""
     found = []
     if row["between_tokens_p99_ratio"] is None or row["between_tokens_p99_ratio"] > MAX_ITL_RATIO:
         found.append(f"the p99 between tokens is more than {MAX_ITL_RATIO} times the undisturbed one")
@@ -236,14 +236,14 @@ def line(row: dict[str, Any]) -> str:
 HEADINGS = (
     "hostile client",
     "between tokens p99 undisturbed, ms",
-    "beside it",
+    "attacked",
     "ratio",
     "/health p99 undisturbed, ms",
-    "beside it",
+    "attacked",
     "event loop lag p99 at most, undisturbed, ms",
-    "beside it",
+    "attacked",
     "cores of the API process, undisturbed",
-    "beside it",
+    "attacked",
     "its MB before",
     "peak",
     "after",
@@ -252,7 +252,7 @@ HEADINGS = (
 
 
 def seconds_of_window(text: str) -> float:
-    """Return the option --seconds as a number. Raises `argparse.ArgumentTypeError`."""
+    """Parse the option --seconds. Raises `argparse.ArgumentTypeError`."""
     seconds = float(text)
     if not 1.0 <= seconds <= MAX_SECONDS:
         raise argparse.ArgumentTypeError(f"must be between 1 and {MAX_SECONDS:.0f}, got {text}")
@@ -260,7 +260,7 @@ def seconds_of_window(text: str) -> float:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=seconds_of_window, default=10.0, help="length of a window; default: 10")
     parser.add_argument("--only", choices=CASES, action="append", metavar="CASE", help=f"one of {', '.join(CASES)}")
@@ -281,7 +281,7 @@ def main() -> None:
         "slots": SLOTS,
         "health_checks_per_second": 20,
     }
-    print("kept in", save("hostile", settings, rows, summary))
+    print("Saved to", save("hostile", settings, rows, summary))
 
 
 if __name__ == "__main__":

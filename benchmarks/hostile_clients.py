@@ -1,4 +1,4 @@
-"""Hostile clients of the server on this machine, each bounded in time and in connections, in a process of its own.
+"""Hostile clients of a local server, each bounded in time and connections, in a separate process.
 
 `python -m benchmarks.hostile_clients CASE PORT SECONDS` builds the bytes to send, prints "ready", waits for a line on
 standard input, attacks for that many seconds, and prints its outcomes as JSON. Connects to the loopback address only.
@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeAlias
 
 HOST = "127.0.0.1"
 CONNECT_SECONDS = 5.0
-MAX_CONNECTIONS = 20_000  # of one hostile client, one after another
+MAX_CONNECTIONS = 20_000  # successive connections of one hostile client
 RECEIVE_BYTES = 1 << 18
-CYCLE_BYTES = 1 << 16  # sent in one call
+CYCLE_BYTES = 1 << 16  # sent per call
 
 CONTINUATION, TEXT, CLOSE, PING, PONG = 0x0, 0x1, 0x8, 0x9, 0xA  # opcodes (RFC 6455, 5.2)
 
@@ -31,7 +31,7 @@ Attack: TypeAlias = Callable[[int, float], Outcomes]  # from a port and a deadli
 
 
 def frame(opcode: int, payload: bytes = b"", fin: bool = True) -> bytes:
-    """Return a client's frame (RFC 6455, 5.2), masked with zeros, which leave the payload as it is."""
+    """Return a client's frame (RFC 6455, 5.2), masked with zeros, which leave the payload unchanged."""
     size = len(payload)
     if size < 126:
         length = bytes([0x80 | size])
@@ -69,7 +69,7 @@ def post_head(port: int, path: str, framing: str) -> bytes:
 
 
 class Reply(Protocol):
-    """Reader of the bytes that a server sends."""
+    """Parser of the bytes that a server sends."""
 
     messages: int
 
@@ -83,8 +83,8 @@ class HttpReply:
     messages = 0
 
     def __init__(self) -> None:
-        self._data = bytearray()  # its beginning
-        self._size = 0  # bytes so far
+        self._data = bytearray()  # beginning of the response
+        self._size = 0  # bytes received
 
     def feed(self, data: bytes) -> str | None:
         self._size += len(data)
@@ -103,7 +103,7 @@ class WebSocketReply:
     def __init__(self) -> None:
         self.messages = 0
         self._data = bytearray()
-        self._skip = 0  # bytes of a payload
+        self._skip = 0  # payload bytes to skip
         self._is_open = False
 
     def feed(self, data: bytes) -> str | None:
@@ -137,8 +137,10 @@ class WebSocketReply:
 
 
 def exchange(port: int, opening: bytes, cycle: bytes, reply: Reply, deadline: float) -> str:
-    """Send `opening`, then `cycle` again and again (empty: nothing more), until the server ends it or the deadline.
-    Return the outcome."""
+    """Send `opening`, then `cycle` repeatedly (unless empty), until the server ends the exchange or the deadline.
+
+    Return the outcome.
+    """
     outcome = None
     try:
         with socket.create_connection((HOST, port), CONNECT_SECONDS) as connection:
@@ -160,7 +162,7 @@ def exchange(port: int, opening: bytes, cycle: bytes, reply: Reply, deadline: fl
 
 
 def repeat(connect: Callable[[], tuple[str, int]], deadline: float) -> Outcomes:
-    """Connect again and again until the deadline; `connect` returns an outcome and the number of messages received."""
+    """Connect repeatedly until the deadline; `connect` returns an outcome and the number of messages received."""
     outcomes: Outcomes = Counter()
     for _ in range(MAX_CONNECTIONS):
         outcome, messages = connect()
@@ -172,7 +174,7 @@ def repeat(connect: Callable[[], tuple[str, int]], deadline: float) -> Outcomes:
 
 
 def flood_socket(cycle: bytes, opening: bytes = b"") -> Attack:
-    """Return an attack with frames at full speed on one WebSocket, which is opened again when it is closed."""
+    """Return an attack that sends frames at full speed on one WebSocket, reopening it when it is closed."""
     cycle *= max(1, CYCLE_BYTES // len(cycle))
 
     def attack(port: int, deadline: float) -> Outcomes:
@@ -186,17 +188,17 @@ def flood_socket(cycle: bytes, opening: bytes = b"") -> Attack:
 
 
 def retrieve(items: int, characters: int) -> Attack:
-    """Return an attack that fills a conversation with items of that size and then asks for each in turn."""
+    """Return an attack that fills a conversation with items of that size and then retrieves them in turn."""
     names = [f"item{number}" for number in range(items)]
     content = [{"type": "input_text", "text": "a" * characters}]
     fields = {"type": "message", "role": "user", "content": content}
     created = [event("conversation.item.create", item=fields | {"id": name}) for name in names]
-    asked = [event("conversation.item.retrieve", item_id=name) for name in names]
-    return flood_socket(b"".join(asked), b"".join(created))
+    retrievals = [event("conversation.item.retrieve", item_id=name) for name in names]
+    return flood_socket(b"".join(retrievals), b"".join(created))
 
 
 def post(path: str, body: bytes, connections: int = 8) -> Attack:
-    """Return an attack that posts `body` again and again, on that many connections at once."""
+    """Return an attack that posts `body` repeatedly on that many concurrent connections."""
 
     def attack(port: int, deadline: float) -> Outcomes:
         request = post_head(port, path, f"Content-Length: {len(body)}") + body
@@ -212,7 +214,7 @@ def post(path: str, body: bytes, connections: int = 8) -> Attack:
 
 
 def small_chunks(path: str) -> Attack:
-    """Return an attack with a body in chunks of one byte, sent again when it is refused."""
+    """Return an attack that sends a body in chunks of one byte, again when it is refused."""
     cycle = chunk(b"a")
     cycle *= CYCLE_BYTES // len(cycle)
 
@@ -253,7 +255,7 @@ def watch(path: str, watchers: int) -> Attack:
 
 
 def many_parts(messages: int, parts: int) -> bytes:
-    """Return a chat body of messages that have so many parts of one letter each."""
+    """Return a chat body of messages with that many parts of one letter each."""
     part = {"type": "text", "text": "a"}
     return json.dumps({"messages": messages * [{"role": "user", "content": parts * [part]}]}).encode()
 
@@ -280,15 +282,15 @@ def words(size: int) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of hostile client."""
+    """Kind of hostile client."""
 
     text: str
     prepare: Callable[[], Attack]
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-MAX_IDS = 1 << 17  # of a request
-SIZE = 4_000_000  # characters of large texts; a body may have 4 MiB
+MAX_IDS = 1 << 17  # token IDs per request
+SIZE = 4_000_000  # characters of large texts; the limit of a body is 4 MiB
 CASES = {
     "pings": Case("empty pings", lambda: flood_socket(frame(PING))),
     "pongs": Case("unsolicited pongs", lambda: flood_socket(frame(PONG))),
@@ -317,7 +319,7 @@ CASES = {
 
 
 def main() -> None:
-    """Prepare, wait for the start, attack, report."""
+    """Prepare, wait for the start signal, attack, and print the outcomes."""
     name, port, seconds = sys.argv[1:]
     attack = CASES[name].prepare()
     print("ready", flush=True)

@@ -1,10 +1,10 @@
-"""What HTTP costs: output tokens per second through SSE against the same engine called in its own process.
+"""HTTP overhead: output tokens per second over SSE against the same engine called in process.
 
 A random-weight Llama of about 108M parameters (30 layers, hidden 576, 9 heads, 3 KV heads, intermediate 1536, the demo
-model's vocabulary), 64 streams at once. Each token is one event; nothing is coalesced for a reader that keeps up.
+model's vocabulary), 64 concurrent streams. Each token is one event: events are not coalesced if the reader keeps up.
 
-Once with a client that is woken when its answer is complete, as if it were on another machine: what is missing then is
-what the server takes; and once with one on the same cores that wakes for every token.
+Measured with two clients. "elsewhere" is woken when its answer is complete, as if it were on another machine, so the
+difference is the server's cost. "beside" shares the cores and wakes for every token.
 
     python -m benchmarks.http_overhead       # 5 interleaved runs
 """
@@ -31,7 +31,7 @@ from benchmarks.sse_client import run as run_client
 from benchmarks.sse_client import stream
 
 LAYERS, PROMPT, OUTPUT, STREAMS = 30, 64, 64, 64
-CLIENTS = {"elsewhere": 1 << 17, "beside": None}  # and how many bytes wake it
+CLIENTS = {"elsewhere": 1 << 17, "beside": None}  # bytes that must arrive to wake it
 SIZE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -51,7 +51,7 @@ SIZE = {
 
 
 def make_model(folder: Path) -> None:
-    """config.json of the shape above, with the demo model's tokenizer."""
+    """Write config.json of the shape above and the demo model's tokenizer."""
     demo = json.loads((demo_model() / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(SIZE | {"vocab_size": demo["vocab_size"], "eos_token_id": 0}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -59,23 +59,23 @@ def make_model(folder: Path) -> None:
 
 
 def prompts() -> list[list[int]]:
-    """Token ids, different for each stream."""
+    """Return the token IDs of each stream's prompt, all different."""
     return [[300 + (7 * i + 13 * j) % 3000 for j in range(PROMPT)] for i in range(STREAMS)]
 
 
 def in_process(model: Path) -> subprocess.Popen[str]:
-    """This file's `--engine` mode: it drains the workload once for each line it is sent."""
+    """Start this file's `--engine` mode, which runs the workload once for each input line."""
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.http_overhead", "--engine", str(model)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**ENGINE_ENVIRONMENT, **os.environ},  # as the server starts its own
+        env={**ENGINE_ENVIRONMENT, **os.environ},  # as the server starts its engine
     )
 
 
 def engine_mode(model: str) -> None:
-    """Build the engine, then measure on demand."""
+    """Build the engine, then measure for each input line."""
     from engine.build import build_engine
     from engine.config import EngineConfig
     from engine.types import Request, SamplingParams
@@ -84,7 +84,7 @@ def engine_mode(model: str) -> None:
     engine = build_engine(config)
     print("ready", flush=True)
     for line in sys.stdin:
-        while engine.take_memory():  # as a server's does while nobody asks it anything
+        while engine.take_memory():  # as a server's engine does while it is idle
             pass
         began = time.perf_counter()
         for i, prompt in enumerate(prompts()):
@@ -96,16 +96,16 @@ def engine_mode(model: str) -> None:
 
 
 async def over_http(host: str, port: int, wakes_at: int | None) -> float:
-    """Seconds until all streams have ended."""
-    ask: dict[str, Any] = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True}
-    bodies = [ask | {"prompt": prompt} for prompt in prompts()]
+    """Run all streams and return the seconds until the last has ended."""
+    settings: dict[str, Any] = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True}
+    bodies = [settings | {"prompt": prompt} for prompt in prompts()]
     began = time.perf_counter()
     await asyncio.gather(*(stream(host, port, "/v1/completions", body, wakes_at) for body in bodies))
     return time.perf_counter() - began
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--engine", help=argparse.SUPPRESS)
@@ -128,7 +128,7 @@ def main() -> None:
             "--no-enable-prefix-caching",
         ]
         with Serving(*options_of_server) as server:
-            for run in range(-1, options.runs):  # the first is the warm-up
+            for run in range(-1, options.runs):  # the first is a warm-up
                 engine.stdin.write(f"{run}\n")
                 engine.stdin.flush()
                 row = {"in_process": STREAMS * OUTPUT / float(engine.stdout.readline())}
@@ -145,7 +145,7 @@ def main() -> None:
     settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": SIZE, "dtype": "auto"}
     for key, found in summary.items():
         print(f"{key:16} {found['median']:.4g} ({found['min']:.4g} to {found['max']:.4g})")
-    print("kept in", save("http_overhead", settings, rows, summary))
+    print("Saved to", save("http_overhead", settings, rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Registers, spills and shared memory of all kernels that engines of real shapes launch, as the assembler reports them.
+"""Registers, spills and shared memory of all kernels that engines of real shapes launch, as reported by the assembler.
 
-Needs no GPU: kernels are compiled for compute capabilities 8.0, 8.9 and 9.0. A row is a kernel as one launch compiles
-it; `programs` is how many of them a multiprocessor has room for.
+Needs no GPU: kernels are compiled for compute capabilities 8.0, 8.9 and 9.0. Each row is a kernel as compiled for one
+launch; `programs` is the number of its programs that fit on a multiprocessor.
 
     python -m benchmarks.kernel_resources                       # results/kernel_resources.json
     python -m benchmarks.kernel_resources --shapes Llama-3.2-1B --capabilities 90 --page-sizes 64
@@ -24,15 +24,15 @@ from benchmarks.results import save
 from benchmarks.shapes import SHAPES
 from kernels.chip import SHARED_BYTES
 
-REGISTERS = 65_536  # of a multiprocessor
-MAX_PROGRAMS, MAX_WARPS = {80: 32, 89: 24, 90: 32}, {80: 64, 89: 48, 90: 64}  # of a multiprocessor, by capability
-RESERVED_SHARED_BYTES = 1024  # for each program
+REGISTERS = 65_536  # per multiprocessor
+MAX_PROGRAMS, MAX_WARPS = {80: 32, 89: 24, 90: 32}, {80: 64, 89: 48, 90: 64}  # per multiprocessor, by capability
+RESERVED_SHARED_BYTES = 1024  # per program
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 
 
 def registers_and_stack(cubin: bytes) -> tuple[int, int]:
-    """Return registers of a thread and bytes of its stack."""
+    """Return the registers and the stack bytes of a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -43,7 +43,7 @@ def registers_and_stack(cubin: bytes) -> tuple[int, int]:
 
 
 def spilled(ptx: str, capability: int) -> int:
-    """Return the bytes that a thread writes to memory for want of registers."""
+    """Return the bytes of register spills of a thread."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
@@ -54,7 +54,7 @@ def spilled(ptx: str, capability: int) -> int:
 
 
 def programs(registers: int, shared: int, warps: int, capability: int) -> int:
-    """Return how many programs a multiprocessor has room for."""
+    """Return the number of programs that fit on a multiprocessor."""
     by_registers = REGISTERS // (-(-registers // 8) * 8 * 32) // warps
     by_shared = (SHARED_BYTES[capability] + RESERVED_SHARED_BYTES) // (shared + RESERVED_SHARED_BYTES)
     return min(by_registers, by_shared, MAX_WARPS[capability] // warps, MAX_PROGRAMS[capability])
@@ -77,7 +77,7 @@ def row(compiled: Any, capability: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compile, print, save; exit status 1 if a kernel needs more shared memory than there is."""
+    """Compile, print and save; return 1 if a kernel needs more shared memory than the device has."""
     names = [name for name in SHAPES if name != "tiny"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=names)
@@ -87,9 +87,9 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for capability, name, page_size in product(options.capabilities, options.shapes, options.page_sizes):
         for compiled in compile_shape(SHAPES[name], page_size, capability=capability):
-            of = {"capability": capability, "shape": name, "page_size": page_size}
-            rows.append(of | row(compiled, capability))
-            print(" ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+            key = {"capability": capability, "shape": name, "page_size": page_size}
+            rows.append(key | row(compiled, capability))
+            print(" ".join(f"{column} {value}" for column, value in rows[-1].items()), flush=True)
     over = [one for one in rows if one["shared_bytes"] > SHARED_BYTES[one["capability"]]]
     most = max(rows, key=lambda one: one["spilled_bytes"])
     settings = {"shapes": options.shapes, "page_sizes": options.page_sizes, "capabilities": options.capabilities}

@@ -1,8 +1,8 @@
-"""What a model's linear layers take in each way that this processor has to compute them, and how exact each way is.
+"""Time and accuracy of a model's linear layers, for each method that this processor supports.
 
-All matrices of the 115M-parameter model of `peers`, one after the other, the ways in turn: weights in bfloat16 on the
-matrix unit, with rows as they are and rounded, in vector registers two rounded products at a time, and in float32; and
-oneDNN in bfloat16 and float32. Errors are against float64, relative, in the mean square.
+Computes all matrices of the 115M-parameter model of `peers` in sequence, with the methods in turn: bfloat16 weights on
+the matrix unit with exact and with rounded rows, in vector registers with pairs of rounded products, and with float32
+vectors; and oneDNN in bfloat16 and float32. Errors are relative root mean square errors against float64.
 
     python -m benchmarks.linear_layers       # 5 interleaved runs
 """
@@ -26,14 +26,14 @@ from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
-TRIED = 64  # rows by which errors are judged
+ERROR_ROWS = 64  # rows used to measure errors
 NARROW, WIDE = torch.bfloat16, torch.float32
 
-Way = tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]  # weights' dtype, activations', weight[N, K] -> layer
+Way = tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]  # dtypes of weights and activations, layer factory
 
 
 def ways() -> dict[str, Way]:
-    """Those that this processor has, by name; the first is what others are compared with."""
+    """Return the supported methods by name; the first one is the baseline of comparisons."""
     ours = {
         "matrix unit": (Layout.BFLOAT16_TILES, False),
         "matrix unit, rounded": (Layout.BFLOAT16_TILES, True),
@@ -49,10 +49,10 @@ def ways() -> dict[str, Way]:
 
 
 def error(weight: Tensor, way: Way) -> float:
-    """Of a layer with `weight`[N, K] bfloat16, for inputs of which one in a hundred is fifty times as large."""
+    """Return the error of a layer with weight[N, K] bfloat16; every hundredth input is fifty times as large."""
     dtype, activations, make = way
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(TRIED, weight.shape[1], generator=generator)
+    x = torch.randn(ERROR_ROWS, weight.shape[1], generator=generator)
     x[:, ::100] *= 50
     right = x.double() @ weight.double().T
     got = make(weight.to(dtype))(x.to(activations)).double()
@@ -60,7 +60,7 @@ def error(weight: Tensor, way: Way) -> float:
 
 
 def main() -> None:
-    """Measure, print, save."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model", choices=SHAPES, default="llama-115m")
@@ -94,7 +94,7 @@ def main() -> None:
         cells = [f"{name} {figures[name]['median']:.1f} ms" for name in names]
         cells += [f"{name} {ratios[name]['median']:.2f} times" for name in ratios]
         print(f"{count} rows: " + ", ".join(cells))
-    print(save("linear_layers", vars(options), rows, summary))
+    print("Saved to", save("linear_layers", vars(options), rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a busy neighbour costs: the whole server on a quiet machine, and beside a process that keeps one core busy.
+"""Cost of a noisy neighbour: throughput of the server on a quiet machine, and next to a process that occupies one core.
 
-One server per choice, all alive, asked in turn: output tokens per second of the demo model through HTTP and SSE at 1
-and at 16 streams. Torch's threads wait for each other at the end of every operation; those of kernels/cpu take tasks,
-so a core that is busy elsewhere costs its share.
+One server per choice, all running, measured in turn: output tokens per second of the demo model through HTTP and SSE at
+1 and at 16 streams. Torch's threads wait for each other at the end of every operation; those of kernels/cpu take tasks,
+so a core that is busy elsewhere costs only its share.
 
     python -m benchmarks.neighbours         # 5 interleaved runs
 """
@@ -22,7 +22,7 @@ from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 
-# options of the server
+# Server options of each choice.
 CHOICES: dict[str, tuple[str, ...]] = {
     "one thread": ("--threads", "1"),
     "two threads": ("--threads", "2"),
@@ -34,7 +34,7 @@ STREAMS, PROMPT, OUTPUT = (1, 16), 32, 48
 
 @contextmanager
 def neighbour(busy: bool) -> Iterator[None]:
-    """Another process that wants a core of its own, if `busy`."""
+    """Run a process that occupies one core, if `busy`."""
     if not busy:
         yield
         return
@@ -47,8 +47,8 @@ def neighbour(busy: bool) -> Iterator[None]:
 
 
 async def rate(server: Serving, streams: int) -> float:
-    """Output tokens per second of `streams` requests at once."""
-    asks: list[dict[str, Any]] = [
+    """Return output tokens per second of `streams` concurrent requests."""
+    bodies: list[dict[str, Any]] = [
         {
             "prompt": [300 + (7 * i + 13 * j) % 3000 for j in range(PROMPT)],
             "max_tokens": OUTPUT,
@@ -59,12 +59,12 @@ async def rate(server: Serving, streams: int) -> float:
         for i in range(streams)
     ]
     began = time.perf_counter()
-    await asyncio.gather(*(stream(server.host, server.port, "/v1/completions", ask) for ask in asks))
+    await asyncio.gather(*(stream(server.host, server.port, "/v1/completions", body) for body in bodies))
     return streams * OUTPUT / (time.perf_counter() - began)
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
@@ -75,7 +75,7 @@ def main() -> None:
             for choice, flags in CHOICES.items()
         }
         for server in servers.values():
-            asyncio.run(rate(server, max(STREAMS)))  # the warm-up
+            asyncio.run(rate(server, max(STREAMS)))  # warm-up
         for run in range(options.runs):
             for busy in (False, True):
                 for streams in STREAMS:
@@ -83,7 +83,7 @@ def main() -> None:
                         measured = {choice: asyncio.run(rate(server, streams)) for choice, server in servers.items()}
                     rows.append({"run": run, "busy_neighbour": busy, "streams": streams, **measured})
                     shown = ", ".join(f"{choice} {value:.0f}" for choice, value in measured.items())
-                    beside = "beside a busy process" if busy else "quiet"
+                    beside = "next to a busy process" if busy else "quiet"
                     print(f"run {run}, {streams:2} streams, {beside}, tokens/s: {shown}", flush=True)
     summary = {
         f"{streams} streams, {'busy neighbour' if busy else 'quiet'}": {
@@ -95,7 +95,7 @@ def main() -> None:
     }
     settings = {"choices": CHOICES, "prompt": PROMPT, "output": OUTPUT, "model": "models/demo, float32"}
     print(summary)
-    print("kept in", save("neighbours", settings, rows, summary))
+    print("Saved to", save("neighbours", settings, rows, summary))
 
 
 if __name__ == "__main__":

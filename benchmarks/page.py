@@ -1,16 +1,16 @@
-"""The chat page in a headless Chromium: its first load, and how long its main thread is busy with long lists.
+"""Performance of the chat page in headless Chromium: first load, and main-thread time with long lists.
 
 python -m benchmarks.page            # 5 runs
 python -m benchmarks.page --runs 1
 
-load: a browser without a cache opens the page; requests, bytes on the wire, milliseconds until the page is ready.
-open: a conversation of 300 messages is opened, answers with lists, tables, code and formulas among them.
-list: the page is loaded with 1,000 conversations in its storage.
-search: 1,000 conversations of 20 messages are searched, one figure per key, the first key without an index.
-stream: an answer is written while the list has 1,000 rows; the rows that are built or replaced meanwhile.
+load: open the page in a browser without a cache; requests, bytes on the wire, milliseconds until the page is ready.
+open: open a conversation of 300 messages, including answers with lists, tables, code and formulas.
+list: load the page with 1,000 conversations in its storage.
+search: search 1,000 conversations of 20 messages; one figure per key, the first key without an index.
+stream: stream an answer while the list has 1,000 rows; also counts the rows built or replaced meanwhile.
 
-The longest task is that of the page's main thread in Chromium's trace. Its CPU time is given beside the time that
-passed, which grows with the load of the machine.
+The longest task is that of the page's main thread in Chromium's trace. Its CPU time is reported in addition to its wall
+time, which grows with the load of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests import chromium
 
 MESSAGES = 300
 CONVERSATIONS = 1000
-QUERY = "lake 77"  # all conversations, and then a few
+QUERY = "lake 77"  # its beginning matches all conversations, the whole only a few
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 TRACED = ["toplevel", "__metadata"]
 
@@ -59,7 +59,7 @@ FILL = """async ({ conversations, messages, long, texts }) => {
     open.result.close();
 }"""
 
-# Two frames after the last change, and until the browser has nothing more to do.
+# Wait for several frames after the last change and until the browser is idle.
 SETTLE = """async () => {
     for (let i = 0; i < 3; i++) {
         await new Promise(requestAnimationFrame);
@@ -77,7 +77,7 @@ COUNT_ROWS = """() => {
 
 
 def longest_task(trace: bytes) -> dict[str, float]:
-    """Return the longest task of a page's main thread in a trace: milliseconds that passed, and of CPU time."""
+    """Return the longest task of a page's main thread in a trace: wall time and CPU time in milliseconds."""
     events = json.loads(trace)["traceEvents"]
     main = {
         (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "CrRendererMain"
@@ -98,7 +98,7 @@ def traced(browser: Browser, page: Page, action: Callable[[], Any]) -> dict[str,
 
 
 def load(browser: Browser, url: str) -> dict[str, float]:
-    """Open the page with nothing cached, in a context of its own."""
+    """Open the page in a new context with an empty cache, and return the figures of the load."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     session = context.new_cdp_session(page)
@@ -123,7 +123,7 @@ def load(browser: Browser, url: str) -> dict[str, float]:
 
 
 def long_lists(browser: Browser, url: str) -> dict[str, dict[str, float]]:
-    """Fill a browser's storage, and measure the page on top of it."""
+    """Fill a browser's storage with conversations, and measure the page with it."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto(url)
@@ -144,13 +144,13 @@ def long_lists(browser: Browser, url: str) -> dict[str, dict[str, float]]:
 
 
 def reload(page: Page) -> None:
-    """Load a page again, until it is ready."""
+    """Reload a page and wait until it is ready."""
     page.reload()
     page.wait_for_selector("html[data-ready]")
 
 
 def stream(browser: Browser, page: Page) -> dict[str, float]:
-    """Ask one question beside the long list, until the answer is complete."""
+    """Send one message while the long list is shown, and measure until the answer is complete."""
     page.evaluate(COUNT_ROWS)
 
     def ask() -> None:
@@ -164,7 +164,7 @@ def stream(browser: Browser, page: Page) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
@@ -180,11 +180,11 @@ def main() -> None:
     for case, figures in summary.items():
         print(f"{case:15}", "  ".join(f"{name} {value['median']:.0f}" for name, value in figures.items()))
     settings = {"messages": MESSAGES, "conversations": CONVERSATIONS, "query": QUERY}
-    print("kept in", save("page", settings, rows, summary))
+    print("Saved to", save("page", settings, rows, summary))
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the spread of each figure over the runs, case by case."""
+    """Return the spread of each figure over the runs, for each case."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for name, value in row.items():

@@ -1,8 +1,8 @@
-"""What a person feels while bulk work has every slot and every page.
+"""Interactive latency while bulk work occupies every slot and every page.
 
-A server with 8 slots and a pool that 8 bulk requests fill. Time to first token of interactive requests, over HTTP and
-SSE, on the idle server and, interleaved with that, while 48 bulk requests (`service_tier: flex`) keep it saturated.
-Every bulk text is compared with its text alone, and all of them must finish.
+A server has 8 slots and a page pool that 8 bulk requests fill. Measures the time to first token of interactive requests
+over HTTP and SSE on the idle server and, interleaved, while 48 bulk requests (`service_tier: flex`) saturate it. Every
+bulk text is compared with its text alone, and all of them must finish.
 
     python -m benchmarks.people_first
 """
@@ -25,7 +25,7 @@ PROMPT = 40
 
 
 def ask(kind: str, number: int, tokens: int) -> dict[str, Any]:
-    """A request that nobody else makes: its prompt is its own from the first token on."""
+    """Return the body of a request with a unique prompt, different from the first token on."""
     digest = hashlib.blake2b(f"{kind}{number}".encode(), digest_size=PROMPT).digest()
     prompt = [300 + 7 * byte for byte in digest]
     return {
@@ -34,21 +34,21 @@ def ask(kind: str, number: int, tokens: int) -> dict[str, Any]:
         "temperature": 0.8,
         "seed": number,
         "ignore_eos": True,
-        "min_tokens": tokens,  # special tokens have no text, and what has no text sends no event
+        "min_tokens": tokens,  # special tokens have no text and so send no event
         "stream": True,
         "service_tier": "flex" if kind == "bulk" else "priority",
     }
 
 
 async def person(host: str, port: int, number: int) -> float:
-    """Seconds to the first token of one interactive request."""
+    """Send one interactive request and return the seconds to its first token."""
     began = time.perf_counter()
     moments = await stream(host, port, "/v1/completions", ask("person", number, ANSWER))
     return moments[0] - began
 
 
 async def measure(host: str, port: int, alone: list[str], run: int) -> dict[str, Any]:
-    """People on the idle server, then people under load."""
+    """Measure interactive requests on the idle server, then under load."""
     first = 1000 * (run + 1)
     idle = [await person(host, port, first + i) for i in range(PEOPLE)]
     bulk = [asyncio.create_task(text(host, port, "/v1/completions", ask("bulk", i, BULK_TOKENS))) for i in range(BULK)]
@@ -66,7 +66,7 @@ async def measure(host: str, port: int, alone: list[str], run: int) -> dict[str,
 
 
 async def play(host: str, port: int, runs: int) -> list[dict[str, Any]]:
-    """The bulk texts alone, a warm-up, then the runs."""
+    """Generate the bulk texts alone, warm up, and return the rows of the runs."""
     alone = [await text(host, port, "/v1/completions", ask("bulk", i, BULK_TOKENS)) for i in range(BULK)]
     rows = []
     for run in range(-1, runs):
@@ -84,7 +84,7 @@ async def play(host: str, port: int, runs: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
@@ -102,7 +102,7 @@ def main() -> None:
     }
     settings = {"slots": SLOTS, "pages": pages, "bulk": BULK, "bulk_tokens": BULK_TOKENS, "people": PEOPLE}
     print(json.dumps(summary, indent=1))
-    print("kept in", save("people_first", settings, rows, summary))
+    print("Saved to", save("people_first", settings, rows, summary))
 
 
 if __name__ == "__main__":

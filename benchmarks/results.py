@@ -1,4 +1,4 @@
-"""Raw results with where they come from: device, versions, commit, time. One JSON file per run of a script."""
+"""Raw results with their origin: device, versions, commit, time. One JSON file per script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def origin() -> dict[str, Any]:
-    """What a reader needs to judge a figure."""
+    """Return the circumstances of a measurement."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -30,7 +30,7 @@ def origin() -> dict[str, Any]:
 
 
 def save(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], summary: dict[str, Any]) -> Path:
-    """Write benchmarks/results/<name>.json, replacing the last run's."""
+    """Write benchmarks/results/<name>.json, replacing the previous run's file, and return its path."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
     content = {"origin": origin(), "settings": settings, "summary": summary, "rows": rows}
@@ -39,19 +39,19 @@ def save(name: str, settings: dict[str, Any], rows: list[dict[str, Any]], summar
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and range."""
+    """Return median and range."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def microseconds(seconds: list[float]) -> dict[str, float]:
-    """Median and range of times."""
+    """Return median and range of times, converted to microseconds."""
     return spread([1e6 * one for one in seconds])
 
 
 def _commit() -> str:
-    """As git describes it, or as CAROUSEL_COMMIT says: a copy of the tree may have no history."""
-    if told := os.environ.get("CAROUSEL_COMMIT"):
-        return told
+    """Return the commit from CAROUSEL_COMMIT, for copies of the tree without history, or from git."""
+    if commit := os.environ.get("CAROUSEL_COMMIT"):
+        return commit
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         described = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -63,12 +63,12 @@ def _commit() -> str:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:  # a GPU machine has what the engine needs, and no server
+    except PackageNotFoundError:  # a GPU machine may have only the engine's packages
         return None
 
 
 def _processor() -> str:
-    """Its name and, as generations of one vendor may share a name, its family and model."""
+    """Return the processor's name, family and model; several generations may share a name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         first = info.read_text().split("\n\n")[0]

@@ -1,6 +1,6 @@
-"""What it takes to get tokens from logits on a CPU: the compiled sampler beside torch's, which also sorts.
+"""Time of sampling tokens from logits on a CPU: the compiled sampler against torch's, which also sorts.
 
-Rows as they come out of a language model, roughly: a few likely tokens, and a long tail.
+Rows roughly resemble those of a language model: a few likely tokens, and a long tail.
 
     python -m benchmarks.sampling       # 5 interleaved runs
 """
@@ -21,7 +21,7 @@ from kernels.cpu.backend import CpuKernels
 from kernels.reference.backend import ReferenceKernels
 
 ROWS, VOCABULARIES = (1, 8, 32), (16_000, 151_936)
-SECONDS = 0.1  # spent on each
+SECONDS = 0.1  # per measurement
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "temperature 1": {},
@@ -31,7 +31,7 @@ KINDS: dict[str, dict[str, float]] = {
 
 
 def parameters(rows: int, given: dict[str, float]) -> dict[str, Tensor]:
-    """One for each row, as `Kernels.sample` takes them."""
+    """Return the sampling parameters of `rows` rows, as `Kernels.sample` takes them."""
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "position": 0, "choice": 0}
     whole = {"top_k": torch.int32} | dict.fromkeys(("seed", "position", "choice"), torch.int64)
     tensors = {name: torch.full((rows,), value, dtype=whole.get(name)) for name, value in (off | given).items()}
@@ -39,12 +39,12 @@ def parameters(rows: int, given: dict[str, float]) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    """Measure, print, save."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     compiled, plain = CpuKernels(), ReferenceKernels()
-    compiled.set_threads(os.cpu_count() or 1)  # and one to torch, as in the server
+    compiled.set_threads(os.cpu_count() or 1)  # torch gets one thread, as in the server
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for run in range(options.runs):
@@ -74,7 +74,7 @@ def main() -> None:
                 }
                 figures = [summary[name][key]["median"] for key in ("compiled_ms", "torch_ms", "torch_over_compiled")]
                 print("{}: {:.3f} ms, torch {:.3f} ms, {:.1f} times".format(name, *figures))
-    print(save("sampling", vars(options), rows, summary))
+    print("Saved to", save("sampling", vars(options), rows, summary))
 
 
 if __name__ == "__main__":

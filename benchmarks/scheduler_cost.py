@@ -1,7 +1,7 @@
-"""What deciding costs: microseconds of schedule and commit in a step of decodes, by how many run and how many wait.
+"""Cost of scheduling: microseconds of schedule and commit per decode step, by running and waiting requests.
 
-The scheduler alone, with made-up tokens; a step on a GPU takes a few milliseconds, and all of this happens beside it or
-in it. The mark is 100 us a step and 2 us for each running sequence, whatever waits.
+Measures the scheduler alone, with made-up tokens. A step on a GPU takes a few milliseconds; scheduling is part of it or
+overlaps with it. The limit is 100 us per step plus 2 us per running sequence, for any number of waiting requests.
 
     python -m benchmarks.scheduler_cost
 """
@@ -24,11 +24,11 @@ from engine.types import Request, SamplingParams, ServiceClass
 
 RUNNING, WAITING = (1, 64, 256, 1024), (0, 1_000, 100_000)
 PROMPT, STEPS = 64, 200
-MARK = (100.0, 2.0)  # microseconds: a step, and a running sequence
+LIMIT_US = (100.0, 2.0)  # per step, per running sequence
 
 
 def stage(running: int, waiting: int) -> Scheduler:
-    """`running` sequences that decode, and `waiting` of a lower class behind them."""
+    """Return a scheduler with `running` decoding sequences, and `waiting` requests of a lower class."""
     config = EngineConfig(model="none", max_num_seqs=running, max_num_batched_tokens=running * PROMPT + 1)
     pages = running * (PROMPT + STEPS + 64) // config.tokens_per_page + running
     policy = make_policy(config, Costs(1e4, 1e3))
@@ -47,7 +47,7 @@ def stage(running: int, waiting: int) -> Scheduler:
 
 
 def step(scheduler: Scheduler) -> float:
-    """One step with tokens from nowhere -> microseconds of schedule and commit."""
+    """Run one step with made-up tokens and return the microseconds of schedule and commit."""
     began = time.perf_counter()
     batch = scheduler.schedule(1.0)
     decided = time.perf_counter()
@@ -59,7 +59,7 @@ def step(scheduler: Scheduler) -> float:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
@@ -69,7 +69,7 @@ def main() -> None:
             for waiting in WAITING:
                 scheduler = stage(running, waiting)
                 gc.collect()
-                gc.freeze()  # what waits is not looked through while we measure
+                gc.freeze()  # so that collections during the measurement do not walk the waiting requests
                 times = [step(scheduler) for _ in range(STEPS)]
                 gc.unfreeze()
                 rows.append({"run": run, "running": running, "waiting": waiting, "us": statistics.median(times)})
@@ -78,12 +78,12 @@ def main() -> None:
         for waiting in WAITING:
             measured = spread([r["us"] for r in rows if (r["running"], r["waiting"]) == (running, waiting)])
             summary[f"{running} running, {waiting} waiting"] = measured
-            mark = MARK[0] + MARK[1] * running
+            limit = LIMIT_US[0] + LIMIT_US[1] * running
             print(
-                f"{running:5} running, {waiting:7} waiting: {measured['median']:7.0f} us a step "
-                f"({measured['min']:.0f}-{measured['max']:.0f}), mark {mark:.0f}"
+                f"{running:5} running, {waiting:7} waiting: {measured['median']:7.0f} us per step "
+                f"({measured['min']:.0f}-{measured['max']:.0f}), limit {limit:.0f}"
             )
-    print("kept in", save("scheduler_cost", {"prompt": PROMPT, "steps": STEPS, "mark_us": MARK}, rows, summary))
+    print("Saved to", save("scheduler_cost", {"prompt": PROMPT, "steps": STEPS, "mark_us": LIMIT_US}, rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A long run in sections: one that fails costs its own rows and no others, and what was measured is kept after each.
+"""Long benchmark run in sections: a failing section costs only its own rows, and results are saved after each section.
 
-One that takes its device or its process with it ends that process, and one that hangs is ended with it; `in_processes`
-has another one go on behind it, which does no more with what was in use by then.
+A section that crashes the device or hangs ends its process. `in_processes` continues the run after that section in a
+new process, which no longer uses the feature that was in use at the time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 
 Row = dict[str, Any]
 
-DEVICE_FAILED = 3  # the status of a process for which the device computes nothing more
-MOST_PROCESSES = 10  # that go on one behind the other
-MOST_SECONDS = 100.0  # of a section, more than any takes with all that it compiles
+DEVICE_FAILED = 3  # exit status of a process that has lost its device
+MOST_PROCESSES = 10  # maximum number of successive processes
+MOST_SECONDS = 100.0  # limit of a section; more than any section takes including compilation
 
 
 class GivenUp(Exception):
-    """A section would need what is no longer used."""
+    """A section needs a feature that is no longer used."""
 
 
 class Sections:
     """Runs sections and collects the rows they add.
 
-    rows: what was measured. failed: what sections raised, by name. left_out: why others were not measured, by name.
-    given_up: why what sections use is used no more, by name. ended_by: the section in which the device failed.
+    rows: measurements. failed: exceptions by section name. left_out: reasons by name of skipped section. given_up:
+    reasons by name of feature that is no longer used. ended_by: section in which the device failed.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class Sections:
         record: Path | None = None,
         most_seconds: float = MOST_SECONDS,
     ) -> None:
-        """keep: called after each section, so that nothing is lost to what comes later. seconds: no section begins
-        after so many. works: asked after each section whether the device still computes; none begins where it does
-        not. record: of what was done, for a process that goes on behind this one; where it exists this one goes on.
-        most_seconds: of a section, where there is a record; then it has hung, and ends the process."""
+        """Resume from `record` if that file exists.
+
+        keep: called after each section to save results. seconds: no section starts after this time. works: called
+        after each section; returns whether the device still works, otherwise no further section starts. record: file
+        with the progress, for a process that continues after this one. most_seconds: with a record, a section that
+        takes longer has hung and ends the process.
+        """
         self._keep = keep
         self._clock = clock
         self._works = works
@@ -56,7 +59,7 @@ class Sections:
         self._most_seconds = most_seconds
         self._under_way: str | None = None
         self._used: str | None = None
-        self._over: list[str] = []  # sections that were begun and have ended
+        self._over: list[str] = []  # sections that have ended
         self._until = clock() + seconds
         self.rows: list[Row] = []
         self.failed: dict[str, str] = {}
@@ -64,39 +67,41 @@ class Sections:
         self.given_up: dict[str, str] = {}
         self.ended_by: str | None = None
         if record is not None and record.exists():
-            self._go_on(json.loads(record.read_text()))
+            self._resume(json.loads(record.read_text()))
 
     def run(self, name: str, measure: Callable[[], object]) -> None:
-        """One section, unless it was run in a process before this one; what it raises is printed."""
+        """Run one section, unless an earlier process ran it. Exceptions are printed and recorded."""
         if name in self._over:
             return
         if self.ended_by is not None:
-            self._leave_out(name, f"the device computes nothing after {self.ended_by}")
+            self._leave_out(name, f"the device has failed in {self.ended_by}")
         elif self._clock() > self._until:
-            self._leave_out(name, "the time is up")
+            self._leave_out(name, "the time limit is reached")
         else:
             self._measure(name, measure)
         self._keep(self)
 
     def use(self, what: str) -> None:
-        """What follows in this section is done with it: where that takes the process or the device with it, it is given
-        up. Raises GivenUp where it was before."""
+        """Declare the feature that the rest of this section uses; if the process or device fails, it is given up.
+
+        Raises GivenUp if it was given up before.
+        """
         if what in self.given_up:
-            raise GivenUp(f"{what} is given up: {self.given_up[what]}")
+            raise GivenUp(f"{what} is no longer used: {self.given_up[what]}")
         self._used = what
         self._write()
 
     def give_up(self, what: str, error: Exception) -> None:
-        """It is not to be used any more; printed."""
+        """Record and print that a feature is no longer used."""
         self.given_up[what] = f"{type(error).__name__}: {error}"
         print(f"{what}: given up\n{traceback.format_exc()}", flush=True)
 
     def add(self, what: str, **row: Any) -> None:
-        """Keep and print one row."""
+        """Record and print one row."""
         self.rows.append({"what": what, **row})
         print(f"{what:18} {'  '.join(f'{key} {_shown(value)}' for key, value in row.items())}", flush=True)
 
-    def _go_on(self, done: dict[str, Any]) -> None:
+    def _resume(self, done: dict[str, Any]) -> None:
         self.rows, self.failed, self.left_out, self.given_up = (
             done[name] for name in ("rows", "failed", "left_out", "given_up")
         )
@@ -125,15 +130,17 @@ class Sections:
             except Exception as error:
                 self.failed[name] = f"{type(error).__name__}: {error}"
                 print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
-            if not self._works():  # a fault may come after the host has gone on
+            if not self._works():  # device faults are asynchronous and may be reported late
                 self.ended_by = name
                 self._lose(name, "the device failed")
         self._end(name)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """What hangs ends the process, which says where: a thread sees to it that needs no interpreter, as who waits
-        for a device may keep that for himself."""
+        """End the process with a traceback if the section hangs.
+
+        Uses a watchdog thread that does not need the interpreter lock, because waiting for a device may hold it.
+        """
         if self._record is not None:
             faulthandler.dump_traceback_later(self._most_seconds, exit=True, file=sys.__stderr__)
         try:
@@ -142,7 +149,7 @@ class Sections:
             faulthandler.cancel_dump_traceback_later()
 
     def _lose(self, name: str, what: str) -> None:
-        """A section took with it what another process has again."""
+        """Record that a section lost the device or the process, and give up the feature in use."""
         self.failed.setdefault(name, f"{what} in it")
         if self._used is not None:
             self.given_up[self._used] = f"{what} in {name}"
@@ -158,9 +165,11 @@ class Sections:
 
 
 def in_processes(command: Sequence[str], seconds: float) -> int:
-    """Run `command`, which gives the values of --seconds and --record to its `Sections`, in a process; where that ends
-    in a section or its device fails, again in another one, which goes on behind that section. The status of the
-    last."""
+    """Run `command` with --seconds and --record, which it passes to its `Sections`, in a process.
+
+    If the process ends in a section or its device fails, run it again to continue after that section. Return the exit
+    status of the last process.
+    """
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
@@ -170,16 +179,16 @@ def in_processes(command: Sequence[str], seconds: float) -> int:
             status = subprocess.run([*command, *more], check=False).returncode
             if status >= 0 and status != DEVICE_FAILED and not _is_under_way(record):
                 break
-            print(f"a process ended with status {status}", flush=True)
+            print(f"A process ended with status {status}.", flush=True)
     return status
 
 
 def _is_under_way(record: Path) -> bool:
-    """Whether a section began and has not ended."""
+    """Return whether a section has started and not ended."""
     return record.exists() and json.loads(record.read_text())["under_way"] is not None
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, dict):  # as `results.spread` makes it
+    if isinstance(value, dict):  # a result of `results.spread`
         return f"{value['median']:.4g} ({value['min']:.4g} to {value['max']:.4g})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A real server as a child process, for benchmarks that go through HTTP."""
+"""Real server as a child process, for benchmarks over HTTP."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from types import TracebackType
 
 
 class Serving:
-    """`with Serving("--max-num-seqs", "8") as server:` starts `carousel serve` on a free port and waits until it is
-    ready; `server.host` and `server.port` say where. What this process has loaded until then is put out of its garbage
-    collector's sight: a walk through all of torch stops the client that measures for 100 ms and more.
+    """Context manager that runs `carousel serve` on a free port, for example `Serving("--max-num-seqs", "8")`.
 
-    cores: those that the server may run on (Linux); None: those of this process. log: file that gets the server's log.
+    Entering waits until the server is ready at `host` and `port`. It also freezes the objects that this process has
+    loaded for the garbage collector: walking all of torch would pause the measuring client for 100 ms and more.
+
+    cores: cores of the server (Linux); None: those of this process. log: file for the server's log.
     """
 
     def __init__(self, *options: str, cores: set[int] | None = None, log: Path | None = None) -> None:
@@ -39,9 +40,9 @@ class Serving:
                 gc.collect()
                 gc.freeze()
                 self._listener = threading.Thread(target=self._copy_log, daemon=True)
-                self._listener.start()  # a pipe that is full would stop the server
+                self._listener.start()  # a full pipe would block the server
                 return self
-        raise RuntimeError("the server did not start")
+        raise RuntimeError("The server ended before it was ready.")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

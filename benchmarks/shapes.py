@@ -1,4 +1,4 @@
-"""The sizes of known decoders, and what a token costs in them. Weights are random: shapes decide."""
+"""Sizes of known decoders, and the cost of a token in them. Weights are random, as only shapes matter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Matrix:
-    """One of a decoder's, and what stands around it: a norm before, a gate behind, or an addition to a residual."""
+    """Weight matrix of a decoder, with the operations around it: norm before, gate after, or residual addition."""
 
     name: str
-    outputs: int  # those of a gate and what it gates counted once
+    outputs: int  # gate and up projection are counted once
     inputs: int
     normed: bool = False
     gated: bool = False
@@ -19,13 +19,13 @@ class Matrix:
 
     @property
     def rows(self) -> int:
-        """Of the weight."""
+        """Return the number of rows of the weight."""
         return self.outputs * (2 if self.gated else 1)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's size."""
+    """Size of a decoder."""
 
     name: str
     family: str
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """Those of a layer, and the output head."""
+        """Return the matrices of a layer, and the output head."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return (
             Matrix("qkv", queries + 2 * keys, self.hidden, normed=True),
@@ -52,38 +52,40 @@ class Shape:
 
     @property
     def linear_weights(self) -> int:
-        """Weights that every token is multiplied with, the output head excluded."""
+        """Return the number of weights that every token is multiplied with, without the output head."""
         attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def head_weights(self) -> int:
-        """Weights of the output head, which every sampled token needs."""
+        """Return the number of weights of the output head, which every sampled token needs."""
         return self.vocab * self.hidden
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token, in bfloat16."""
+        """Return the bytes of keys and values of one token in bfloat16."""
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def logit_bytes(self) -> int:
-        """Of one token's logits, in bfloat16."""
+        """Return the bytes of one token's logits in bfloat16."""
         return 2 * self.vocab
 
     def decode_bytes(self, rows: int, context: float) -> float:
-        """What a decode step of `rows` with `context` tokens together must move, in bfloat16: all weights and keys and
-        values once, and the logits there and back."""
+        """Return the bytes that a decode step of `rows` rows with `context` tokens in total must move in bfloat16.
+
+        All weights, keys and values are read once; the logits are written and read.
+        """
         weights = 2 * (self.linear_weights + self.head_weights)
         return weights + context * self.kv_bytes + 2 * rows * self.logit_bytes
 
     def prefill_flops(self, tokens: int) -> int:
-        """What a whole prompt must be multiplied with: all weights, causal attention, and the head once."""
+        """Return the operations of a whole prompt: products with all weights, causal attention, and the head once."""
         attention = 2 * tokens * tokens * self.layers * self.heads * self.head_dim
         return 2 * self.linear_weights * tokens + 2 * self.head_weights + attention
 
     def config(self) -> dict[str, Any]:
-        """Return config.json."""
+        """Return the content of config.json."""
         return {
             "architectures": [f"{self.family}ForCausalLM"],
             "model_type": self.family.lower(),

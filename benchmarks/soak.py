@@ -1,18 +1,18 @@
-"""Soak: one server under kills, leaving clients and floods at once, beside clients that must not notice.
+"""Soak test: one server under engine kills, disconnecting clients and floods, with clients that must not be affected.
 
-- Bystanders (12 over SSE, 4 over /v1/realtime) ask one request after another. Each answer is compared with the text
-  that the undisturbed server gave at the beginning; soak_clients.py has them, clients that leave, and watchers.
+- Bystanders (12 over SSE, 4 over /v1/realtime) send one request after another. Each answer is compared with the text of
+  the undisturbed server at the beginning. soak_clients.py has them, disconnecting clients, and watchers.
 - The engine process is killed every 60 to 120 s, by SIGKILL, now and then by SIGSTOP until the watchdog acts.
 - One hostile client after another (hostile_clients.py) attacks for 20 s, with 10 s of quiet in between.
 
-Every 5 s memory, descriptors and threads of both processes, the event loop's lag and the latency of /health are
-sampled. Slopes of the API process are taken over the quiet phases, a point for each, once every kind of hostile client
-has come: what a kind of input costs a single time, such as a larger arena of the allocator, is no leak. Those of the
-engine process are taken over its lives, by a sample at the same age in each. The verdict is "within noise" when 0
-is in the 95 % interval of a slope, or when the growth over an hour is below 1 % of the level (soak_trend.py).
+Memory, descriptors and threads of both processes, the event loop's lag and the latency of /health are sampled every
+5 s. Slopes of the API process are computed over the quiet phases, one point each, after every kind of hostile client
+has attacked once: one-time costs of a kind of input, such as a larger allocator arena, are not a leak. Slopes of the
+engine process are computed over its lives, with a sample at the same age in each. The verdict is "within noise" if 0 is
+in the 95 % interval of a slope, or if the growth over an hour is below 1 % of the level (soak_trend.py).
 
-The exit status is 1 when a bystander failed, when the engine restarted more often than it was killed, or when requests
-or pages were left over in the end.
+The exit status is 1 if a bystander failed, if the engine restarted more often than it was killed, or if requests or
+pages were left over at the end.
 
     python -m benchmarks.soak                        # 30 minutes
     python -m benchmarks.soak --minutes 240 --seed 7
@@ -44,19 +44,19 @@ from benchmarks.soak_plan import Plan, make_plan
 from benchmarks.soak_trend import Trend, quiet_points, trend
 from benchmarks.tally import percentile
 
-REQUESTS = 40  # different ones over SSE
+REQUESTS = 40  # number of different SSE requests
 SLOTS = 32
-RESUME_TTL_SECONDS = 30  # that finished answers are kept: memory follows the answers of so long a time
+RESUME_TTL_SECONDS = 30  # finished answers are stored this long, which determines the memory level
 SAMPLE_SECONDS = 5.0
-SAMPLES_A_LINE = 12  # of the progress
-SETTLE_SECONDS = 3.0  # after a flood, before a sample counts
-LIFE_AGE_SECONDS, MAX_AGE_ERROR_SECONDS = 45.0, 5.0  # age of the engine at the sample that stands for a life
-QUIET_BLOCK, LIFE_BLOCK = 10, 2  # points that the bootstrap draws together: 5 minutes, two lives
+SAMPLES_PER_LINE = 12  # samples per progress line
+SETTLE_SECONDS = 3.0  # after a flood, before samples count
+LIFE_AGE_SECONDS, MAX_AGE_ERROR_SECONDS = 45.0, 5.0  # engine age of the sample that represents a life
+QUIET_BLOCK, LIFE_BLOCK = 10, 2  # points that the bootstrap resamples together: 5 minutes, two lives
 HTTP_SECONDS = 30.0
 READY_POLL_SECONDS = 0.2
 MAX_RECOVERY_SECONDS = 120.0  # from a kill until the next engine serves
 MIN_MINUTES, MAX_MINUTES = 0.1, 7 * 24 * 60
-MAX_DRAIN_SECONDS = 30.0  # until nothing is left over, once the clients are gone
+MAX_DRAIN_SECONDS = 30.0  # until nothing is left over after the clients have ended
 LOG = Path(__file__).parent.parent / "build" / "soak.log"
 MEASURES = ("rss_mb", "pss_mb", "descriptors", "threads")
 METRIC = r"^{}(?:\{{[^}}]*\}})? (\S+)$"
@@ -69,14 +69,14 @@ LEFT_OVER = {
 
 
 class Target:
-    """The server under test: its processes, its metrics and its health."""
+    """Server under test: its processes, metrics and health."""
 
     def __init__(self, server: Serving) -> None:
         self.port = server.port
         self._api = psutil.Process(server.process.pid)
 
     def engine(self) -> psutil.Process | None:
-        """Return the engine process; None while there is none."""
+        """Return the engine process, or None while there is none."""
         alive = [child for child in self._api.children() if child.status() != psutil.STATUS_ZOMBIE]
         return alive[0] if alive else None
 
@@ -86,14 +86,14 @@ class Target:
             return str(answer.read().decode())
 
     def health(self) -> tuple[float | None, str]:
-        """Return the seconds that /health takes, and an empty text; or None and the beginning of another answer."""
+        """Return the latency of /health in seconds and an empty text, or None and the beginning of a failed answer."""
         try:
             return check_health(self.port), ""
         except OSError as error:
             return None, str(error)[:100]
 
     def recovers(self, killed: int, ended: threading.Event) -> bool:
-        """Wait until an engine in place of the process `killed` serves. Return whether that comes to pass in time."""
+        """Wait until a successor of the engine process `killed` serves. Return False on a timeout."""
         deadline = time.monotonic() + MAX_RECOVERY_SECONDS
         while time.monotonic() < deadline and not ended.wait(READY_POLL_SECONDS):
             engine = self.engine()
@@ -102,14 +102,14 @@ class Target:
         return False
 
     def sample(self) -> dict[str, Any]:
-        """Return all sampled figures. Those of the engine are None while there is none."""
+        """Return all sampled figures; None for the engine while there is none."""
         health, answer = self.health()
         row = {"at": time.time(), "health_s": health, "health": answer, "api": figures_of(self._api), "engine": None}
         try:
             if engine := self.engine():
                 age = time.time() - engine.create_time()
                 row["engine"] = {**figures_of(engine), "pid": engine.pid, "age_s": age}
-        except psutil.Error:  # it ended meanwhile
+        except psutil.Error:  # the engine has ended meanwhile
             pass
         return row
 
@@ -131,13 +131,13 @@ def total(metrics: str, pattern: str) -> float:
 
 
 def kill_engines(plan: Plan, target: Target, began: float, ended: threading.Event) -> list[dict[str, Any]]:
-    """Carry out the kills of a plan. Return when each was, and how long it took until the next engine served."""
+    """Execute the kills of a plan. Return the time of each, and the seconds until the next engine served."""
     rows = []
     for kill in plan.kills:
         if ended.wait(max(0.0, began + kill.at - time.time())):
             break
         if (engine := target.engine()) is None:
-            continue  # none came after the kill before this one, which counts as not recovered
+            continue  # no engine since the previous kill, which counts as not recovered
         at = time.time()
         engine.send_signal(kill.signal)
         has_recovered = target.recovers(engine.pid, ended)
@@ -147,11 +147,11 @@ def kill_engines(plan: Plan, target: Target, began: float, ended: threading.Even
 
 
 def flood(plan: Plan, port: int, began: float, ended: threading.Event) -> list[dict[str, Any]]:
-    """Carry out the floods of a plan. Return when each began and ended, and its outcomes."""
+    """Execute the floods of a plan. Return the start, end and outcomes of each."""
     rows: list[dict[str, Any]] = []
     for planned in plan.floods:
         with Child("hostile_clients", planned.case, port, planned.seconds) as client:
-            client.read()  # it is ready
+            client.read()  # wait until it is ready
             if ended.wait(max(0.0, began + planned.at - time.time())):
                 client.process.kill()
                 break
@@ -162,7 +162,7 @@ def flood(plan: Plan, port: int, began: float, ended: threading.Event) -> list[d
 
 
 def sample(plan: Plan, target: Target, clients: Child, began: float) -> list[dict[str, Any]]:
-    """Return the samples of the whole plan. Print the progress now and then."""
+    """Return the samples of the whole plan, printing progress."""
     rows: list[dict[str, Any]] = []
     lag = lag_counts(target.metrics())
     due = began
@@ -171,7 +171,7 @@ def sample(plan: Plan, target: Target, clients: Child, began: float) -> list[dic
         row = target.sample()
         lag, before = lag_counts(target.metrics()), lag
         rows.append(row | {"lag_p99_s": lag_bucket(before, lag, 0.99)})
-        if not len(rows) % SAMPLES_A_LINE:
+        if not len(rows) % SAMPLES_PER_LINE:
             found = clients.ask()
             answers, failures = sum(found["answers"].values()), sum(found["failures"].values())
             memory = row["api"]["rss_mb"]
@@ -183,7 +183,7 @@ def sample(plan: Plan, target: Target, clients: Child, began: float) -> list[dic
 
 
 def left_over(target: Target) -> dict[str, float]:
-    """Wait until nothing runs or waits and no page is held. Return the rest after `MAX_DRAIN_SECONDS`."""
+    """Wait until no request runs or waits and no page is held. Return the remainder after `MAX_DRAIN_SECONDS`."""
     deadline = time.monotonic() + MAX_DRAIN_SECONDS
     while True:
         metrics = target.metrics()
@@ -195,15 +195,17 @@ def left_over(target: Target) -> dict[str, float]:
 
 
 def soak(plan: Plan, seed: int, requests: int = REQUESTS) -> dict[str, Any]:
-    """Carry out a plan against a server of the demo model. Return samples, kills, floods, figures of the clients,
-    engine restarts, and requests and pages that were left over."""
+    """Execute a plan against a server of the demo model.
+
+    Return samples, kills, floods, figures of the clients, engine restarts, and left-over requests and pages.
+    """
     LOG.parent.mkdir(exist_ok=True)
     ended = threading.Event()
     options = ("--host", HOST, "--max-num-seqs", str(SLOTS), "--resume-ttl", str(RESUME_TTL_SECONDS))
     with Serving(*options, log=LOG) as server:
         target = Target(server)
         with Child("soak_clients", server.port, seed, requests) as clients, ThreadPoolExecutor(2) as threads:
-            clients.read()  # it has the expected answers
+            clients.read()  # wait until it has the expected answers
             clients.start()
             began = time.time()
             try:
@@ -244,7 +246,7 @@ def trends(found: dict[str, Any]) -> dict[str, Trend]:
 
 
 def warm_up_end(floods: Sequence[dict[str, Any]]) -> float:
-    """Return when the last kind of hostile client that came had ended for the first time."""
+    """Return the time at which every kind of hostile client that attacked had ended at least once."""
     first: dict[str, float] = {}
     for row in floods:
         first.setdefault(row["case"], row["ended"])
@@ -252,7 +254,7 @@ def warm_up_end(floods: Sequence[dict[str, Any]]) -> float:
 
 
 def life_points(samples: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    """Return time and value of the sample nearest to `LIFE_AGE_SECONDS` in each life of the engine that has one."""
+    """Return time and value of the sample nearest to age `LIFE_AGE_SECONDS` in each life of the engine."""
     nearest: dict[int, tuple[float, float, float]] = {}
     for row in samples:
         if row["engine"] is not None:
@@ -287,13 +289,13 @@ def summarise(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def faults(summary: dict[str, Any]) -> list[str]:
-    """Return why a run did not pass, as sentences."""
+    """Return the reasons for which a run failed, as sentences."""
     found = [f"{count} failures of {kind}" for kind, count in summary["failures"].items()]
     if summary["restarts"] != summary["kills"]:
         found.append(f"the engine was killed {summary['kills']} times and restarted {summary['restarts']:.0f} times")
     if summary["recovered"] != summary["kills"]:
         found.append(f"after {summary['kills'] - summary['recovered']} kills no engine served in time")
-    found += [f"{name} in the end: {value:.0f}" for name, value in summary["left_over"].items()]
+    found += [f"{name} at the end: {value:.0f}" for name, value in summary["left_over"].items()]
     return found
 
 
@@ -314,7 +316,7 @@ def report(summary: dict[str, Any], examples: list[dict[str, Any]]) -> None:
 
 
 def minutes(text: str) -> float:
-    """Return the option --minutes as a number. Raises `argparse.ArgumentTypeError`."""
+    """Parse the option --minutes. Raises `argparse.ArgumentTypeError`."""
     value = float(text)
     if not MIN_MINUTES <= value <= MAX_MINUTES:
         raise argparse.ArgumentTypeError(f"must be between {MIN_MINUTES} and {MAX_MINUTES}, got {text}")
@@ -322,10 +324,10 @@ def minutes(text: str) -> float:
 
 
 def main() -> None:
-    """Run, print, keep."""
+    """Run, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=minutes, default=30.0, help="length of the run; default: 30")
-    parser.add_argument("--seed", type=int, default=1, help="of kills, floods and clients; default: 1")
+    parser.add_argument("--seed", type=int, default=1, help="seed of kills, floods and clients; default: 1")
     options = parser.parse_args()
     found = soak(make_plan(60 * options.minutes, options.seed), options.seed)
     summary = summarise(found)
@@ -333,7 +335,7 @@ def main() -> None:
     report(summary, examples)
     settings = {"minutes": options.minutes, "seed": options.seed, "model": "models/demo", "slots": SLOTS}
     rows = [{"kills": found["kills"], "floods": found["floods"], "examples": examples}, *found["samples"]]
-    print("kept in", save("soak", settings, rows, summary))
+    print("Saved to", save("soak", settings, rows, summary))
     sys.exit(bool(faults(summary)))
 
 

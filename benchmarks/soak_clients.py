@@ -1,13 +1,13 @@
-"""Clients of the soak in a process of their own: bystanders, clients that leave, and watchers of the engine.
+"""Clients of the soak test in a separate process: bystanders, disconnecting clients, and watchers of the engine.
 
-`python -m benchmarks.soak_clients PORT SEED REQUESTS` asks the undisturbed server for each of that many requests,
-prints "ready", waits for a line on standard input, and runs its clients until standard input ends. For each further
-line it prints its figures so far as JSON.
+`python -m benchmarks.soak_clients PORT SEED REQUESTS` sends that many requests to the undisturbed server, prints
+"ready", waits for a line on standard input, and runs its clients until standard input ends. For each further line it
+prints its figures so far as JSON.
 
-- 12 bystanders over SSE and 4 over /v1/realtime ask one request after another. An answer that differs from the one of
+- 12 bystanders over SSE and 4 over /v1/realtime send one request after another. An answer that differs from the one of
   the undisturbed server, an error, a missing end and a refusal are failures.
-- Clients that leave close their connection in the middle of an answer (FIN or RST), before its head, or come back for
-  the rest of it with `Last-Event-ID`; or cancel it by DELETE. A resumed answer is compared like a bystander's.
+- Disconnecting clients close their connection in the middle of an answer (FIN or RST) or before its head, resume it
+  with `Last-Event-ID`, or cancel it by DELETE. A resumed answer is compared like a bystander's.
 - Watchers follow /v1/engine/events for some seconds.
 """
 
@@ -46,12 +46,12 @@ from benchmarks.soak_requests import (
 from benchmarks.sse_client import run
 
 SSE_BYSTANDERS, REALTIME_BYSTANDERS, LEAVERS, WATCHERS = 12, 4, 6, 2
-MAX_PAUSE_SECONDS = 0.5  # of a client between two requests
-MAX_ABSENCE_SECONDS = 4.0  # of a client that resumes
-RESUME_SECONDS = 60  # that it asks the server to go on without it
+MAX_PAUSE_SECONDS = 0.5  # between two requests of a client
+MAX_ABSENCE_SECONDS = 4.0  # before a client resumes
+RESUME_SECONDS = 60  # requested time for which the server continues without the client
 MIN_WATCH_SECONDS, MAX_WATCH_SECONDS = 0.2, 10.0
-ANSWERS_A_SOCKET = 10  # of a realtime bystander, before it opens another one
-MAX_EXAMPLES = 20  # of failures, in all
+ANSWERS_PER_SOCKET = 10  # of a realtime bystander
+MAX_EXAMPLES = 20  # recorded failures in total
 DETAIL_CHARACTERS = 600
 
 Client = Callable[[random.Random], Coroutine[Any, Any, None]]
@@ -92,7 +92,7 @@ class Record:
                 self.fail(client, ask.name, "changed", difference(answer, expected))
 
     def figures(self) -> dict[str, object]:
-        """Return all of it, for JSON."""
+        """Return all counts and examples, for JSON."""
         return {
             "answers": self.answers,
             "failures": self.failures,
@@ -103,7 +103,7 @@ class Record:
 
 
 def difference(answer: Answer, expected: Answer) -> str:
-    """Return where two answers differ first."""
+    """Return a description of the first difference between two answers."""
     for index, text in expected.texts.items():
         other = answer.texts.get(index, "")
         if other != text:
@@ -111,12 +111,15 @@ def difference(answer: Answer, expected: Answer) -> str:
                 (n for n, (a, b) in enumerate(zip(other, text, strict=False)) if a != b), min(len(other), len(text))
             )
             here = slice(max(0, at - 20), at + 40)
-            return f"choice {index} from character {at} of {len(text)}: {other[here]!r} for {text[here]!r}"
-    return f"{answer.finishes} for {expected.finishes}; choices {list(answer.texts)} for {list(expected.texts)}"
+            return f"choice {index} from character {at} of {len(text)}: {other[here]!r} instead of {text[here]!r}"
+    return (
+        f"{answer.finishes} instead of {expected.finishes}; "
+        f"choices {list(answer.texts)} instead of {list(expected.texts)}"
+    )
 
 
 class Clients:
-    """All clients of one server, with the answers that it gave while undisturbed."""
+    """All clients of one server, with the answers of the undisturbed server."""
 
     def __init__(self, port: int, requests: int) -> None:
         self._port = port
@@ -125,7 +128,7 @@ class Clients:
         self.record = Record()
 
     async def learn(self) -> None:
-        """Ask for every expected answer, one after another. Raises as `ask_sse` and `ask_realtime` do."""
+        """Request every expected answer, one after another. Raises as `ask_sse` and `ask_realtime` do."""
         for ask in self._sse:
             self._expected[ask.name] = await ask_sse(self._port, ask)
         for ask in self._realtime:
@@ -134,7 +137,7 @@ class Clients:
                 self._expected[ask.name] = await ask_realtime(websocket, ask)
 
     def all(self) -> list[Client]:
-        """Return the clients, each of which runs until it is cancelled."""
+        """Return the clients, which run until they are cancelled."""
         return [
             *SSE_BYSTANDERS * [self.bystand_sse],
             *REALTIME_BYSTANDERS * [self.bystand_realtime],
@@ -143,19 +146,19 @@ class Clients:
         ]
 
     async def bystand_sse(self, chance: random.Random) -> None:
-        """Ask for one streamed answer after another."""
+        """Request one streamed answer after another."""
         while True:
             ask = chance.choice(self._sse)
             await self.record.judge("sse", ask, ask_sse(self._port, ask), self._expected[ask.name])
             await asyncio.sleep(chance.uniform(0, MAX_PAUSE_SECONDS))
 
     async def bystand_realtime(self, chance: random.Random) -> None:
-        """Ask for one response after another, a few on each WebSocket."""
+        """Request one response after another, several on each WebSocket."""
         while True:
             try:
                 async with self._open_realtime() as websocket:
                     await websocket.recv()  # session.created
-                    for _ in range(ANSWERS_A_SOCKET):
+                    for _ in range(ANSWERS_PER_SOCKET):
                         ask = chance.choice(self._realtime)
                         failed = self.record.failures.total()
                         await self.record.judge("realtime", ask, ask_realtime(websocket, ask), self._expected[ask.name])
@@ -167,7 +170,7 @@ class Clients:
                 await asyncio.sleep(MAX_PAUSE_SECONDS)
 
     async def leave(self, chance: random.Random) -> None:
-        """Begin one request after another, and leave each in another way."""
+        """Start one request after another, and disconnect in a random way."""
         ways = (self._vanish, self._vanish_before_head, self._vanish_from_socket, self._resume, self._cancel)
         while True:
             try:
@@ -182,7 +185,7 @@ class Clients:
             await asyncio.sleep(chance.uniform(0, MAX_PAUSE_SECONDS))
 
     async def watch(self, chance: random.Random) -> None:
-        """Follow the engine's events for a while, again and again."""
+        """Follow the engine's events for a while, repeatedly."""
         request = f"GET /v1/engine/events HTTP/1.1\r\nHost: {HOST}:{self._port}\r\n\r\n".encode()
         while True:
             raw = b""
@@ -199,7 +202,7 @@ class Clients:
                 self.record.fail("watcher", "/v1/engine/events", type(error).__name__, str(error))
             await asyncio.sleep(chance.uniform(0, MAX_PAUSE_SECONDS))
 
-    # Ways to leave ------------------------------------------------------------------------------------------------
+    # Ways to disconnect -------------------------------------------------------------------------------------------
 
     async def _vanish(self, chance: random.Random) -> None:
         reader, writer = await self._begin(chance.choice(self._sse))
@@ -284,7 +287,7 @@ class Clients:
 
 
 def close(writer: asyncio.StreamWriter, abort: bool = False) -> None:
-    """Close a connection. abort: with RST in place of FIN."""
+    """Close a connection. abort: send RST instead of FIN."""
     if abort:
         options = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, options)
@@ -294,7 +297,7 @@ def close(writer: asyncio.StreamWriter, abort: bool = False) -> None:
 
 
 async def read_some(reader: asyncio.StreamReader, chance: random.Random) -> bytes:
-    """Return the head of a response and a random part of its body, or all of it where it is shorter."""
+    """Return the head of a response and a random part of its body, or all of it if it is shorter."""
     raw = b""
     size = chance.choice((1, 500, 3000, 20_000))
     while b"\r\n\r\n" not in raw or len(raw) < size:
@@ -313,7 +316,7 @@ def stream_of(raw: bytes) -> str:
 
 
 async def play(port: int, seed: int, requests: int) -> None:
-    """Learn the expected answers, run the clients, and report when asked to."""
+    """Request the expected answers, run the clients, and report for each input line."""
     clients = Clients(port, requests)
     await clients.learn()
     print("ready", flush=True)
@@ -337,7 +340,7 @@ async def play(port: int, seed: int, requests: int) -> None:
         task.cancel()
     for found in await asyncio.gather(*tasks, return_exceptions=True):
         if not isinstance(found, asyncio.CancelledError):
-            raise RuntimeError("a client of the soak ended") from found
+            raise RuntimeError("A client of the soak test ended unexpectedly.") from found
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Plan of a soak: the times at which the engine is killed and hostile clients attack. A seed always gives the same."""
+"""Plan of a soak test: the times of engine kills and of hostile clients, determined by a seed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from benchmarks.hostile_clients import CASES
 
-# From a kill until the next engine serves, on a busy machine: a stopped engine is replaced after 20 s, the server's
-# default, and its successor loads for 1.5 s on idle cores.
+# Time from a kill until the next engine serves on a busy machine: a stopped engine is replaced after 20 s, the server's
+# default, and its successor loads in 1.5 s on idle cores.
 RESTART_SECONDS = 60.0
 MIN_KILL_GAP_SECONDS, MAX_KILL_GAP_SECONDS = RESTART_SECONDS, 120.0
-STOP_SHARE = 0.2  # of the kills: SIGSTOP, until the watchdog acts
+STOP_SHARE = 0.2  # share of kills by SIGSTOP, until the watchdog acts
 FIRST_FLOOD_SECONDS = 10.0
 FLOOD_SECONDS, QUIET_SECONDS = 20.0, 10.0
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One signal to the engine process."""
+    """Signal to the engine process."""
 
     at: float  # seconds from the beginning
     signal: signal.Signals
@@ -27,7 +27,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Flood:
-    """One hostile client, by its name in `hostile_clients.CASES`."""
+    """Attack by one hostile client; `case` is its name in `hostile_clients.CASES`."""
 
     at: float  # seconds from the beginning
     case: str
@@ -36,7 +36,7 @@ class Flood:
 
 @dataclass(frozen=True)
 class Plan:
-    """All disturbances of a soak, in order of time."""
+    """All disturbances of a soak test, in chronological order."""
 
     seconds: float
     kills: tuple[Kill, ...]
@@ -44,8 +44,10 @@ class Plan:
 
 
 def make_plan(seconds: float, seed: int) -> Plan:
-    """Return the plan of a soak of that length. Every kill leaves time for a restart before the next one and the end;
-    every flood is followed by a quiet phase."""
+    """Return the plan of a soak test of `seconds`.
+
+    Every kill leaves time for a restart before the next one and the end; every flood is followed by a quiet phase.
+    """
     return Plan(seconds, _kills(seconds, random.Random(f"kills {seed}")), _floods(seconds, random.Random(seed)))
 
 
@@ -63,7 +65,7 @@ def _floods(seconds: float, chance: random.Random) -> tuple[Flood, ...]:
     cases: list[str] = []
     at = FIRST_FLOOD_SECONDS
     while at + FLOOD_SECONDS + QUIET_SECONDS <= seconds:
-        if not cases:  # a rotation has every case once
+        if not cases:  # each rotation has every case once, in random order
             cases = chance.sample(list(CASES), len(CASES))
         floods.append(Flood(at, cases.pop(), FLOOD_SECONDS))
         at += FLOOD_SECONDS + QUIET_SECONDS

@@ -1,4 +1,4 @@
-"""Requests of the soak's clients, and the answers that come over SSE and WebSockets in a comparable form."""
+"""Requests of the soak's clients, and their answers over SSE and WebSockets in a comparable form."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from websockets.asyncio.client import ClientConnection
 from benchmarks.hostile_clients import CHAT, COMPLETIONS, HOST, words
 from benchmarks.sse_client import receive
 
-MAX_ANSWER_SECONDS = 180.0  # of any answer, a restart of a stopped engine included
+MAX_ANSWER_SECONDS = 180.0  # for any answer, including a restart of a stopped engine
 MAX_TOKENS = (1, 8, 40, 120, 300)
 PROMPT_CHARACTERS = (0, 0, 300, 1500, 3000)
 DONE = "[DONE]"
 
 
 class BadAnswer(Exception):
-    """An answer that is not complete and correct; `kind` is a short name for counting."""
+    """An answer is incomplete or incorrect; `kind` is a short name for counting."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(f"{kind}: {detail}")
@@ -30,7 +30,7 @@ class BadAnswer(Exception):
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of the fixed set."""
+    """Request of the fixed set."""
 
     name: str
     path: str
@@ -57,7 +57,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 
 def sse_asks(count: int) -> list[Ask]:
-    """Return that many different streamed requests, always the same."""
+    """Return `count` different streamed requests, the same in every run."""
     chance = random.Random(1)
     asks = []
     for number in range(count):
@@ -73,7 +73,7 @@ def sse_asks(count: int) -> list[Ask]:
 
 
 def realtime_asks(count: int) -> list[Ask]:
-    """Return that many different `response.create` events, always the same; they leave no item in a conversation."""
+    """Return `count` different `response.create` events, the same in every run, that leave no conversation items."""
     chance = random.Random(2)
     asks = []
     for number in range(count):
@@ -91,7 +91,7 @@ def realtime_asks(count: int) -> list[Ask]:
 
 
 def body_of(raw: bytes) -> bytes:
-    """Return the body of an HTTP response, as much of it as has come; of a chunked one (RFC 9112, 7.1) the data."""
+    """Return the body of an HTTP response as far as it has arrived, decoding chunks (RFC 9112, 7.1)."""
     head, _, rest = raw.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" not in head.lower():
         return rest
@@ -107,7 +107,7 @@ def body_of(raw: bytes) -> bytes:
 
 
 def events_of(raw: bytes) -> list[tuple[str, str]]:
-    """Return ID and data of every complete server-sent event of an HTTP response; the ID is empty where none is."""
+    """Return ID (or an empty string) and data of every complete server-sent event of an HTTP response."""
     events = []
     blocks = body_of(raw).replace(b"\r\n", b"\n").split(b"\n\n")
     for block in blocks[:-1]:  # the last one is empty or incomplete
@@ -118,7 +118,7 @@ def events_of(raw: bytes) -> list[tuple[str, str]]:
 
 
 def answer_of(data: Iterable[str]) -> Answer:
-    """Return the answer that the data of events makes. Raises `BadAnswer`."""
+    """Assemble an answer from the data of events. Raises `BadAnswer`."""
     answer = Answer({}, {})
     is_done = False
     for text in data:
@@ -151,8 +151,10 @@ async def ask_sse(port: int, ask: Ask) -> Answer:
 
 
 async def ask_realtime(socket: ClientConnection, ask: Ask) -> Answer:
-    """Ask for a response over an open WebSocket and return it. Raises `BadAnswer`, `TimeoutError` and the exceptions of
-    websockets."""
+    """Request a response over an open WebSocket and return it.
+
+    Raises `BadAnswer`, `TimeoutError` and the exceptions of websockets.
+    """
     text = ""
     async with asyncio.timeout(MAX_ANSWER_SECONDS):
         await socket.send(json.dumps(ask.body))

@@ -1,13 +1,13 @@
 """Slopes of the series that a soak samples, each with an interval and a verdict.
 
-Samples are correlated, so the interval comes from a block bootstrap: residuals of the regression line are drawn again
-in blocks of successive points, slopes are computed anew, and 95 % of them lie in the interval. Blocks count as the
-independent observations: residuals are scaled by sqrt(k / (k - 2)) for k blocks, as a line has two parameters. (Of 50
-points without a slope, correlated by 0.7 with their neighbours, 91 in 100 intervals include 0.)
+Samples are correlated, so the interval comes from a block bootstrap: residuals of the regression line are resampled in
+blocks of successive points, slopes are recomputed, and the interval covers 95 % of them. Blocks count as the
+independent observations: residuals are scaled by sqrt(k / (k - 2)) for k blocks, because a line has two parameters.
+(For 50 points without a slope, correlated by 0.7 with their neighbours, 91 of 100 intervals include 0.)
 
-Rule of the verdict: a slope is "within noise" when its interval includes 0, or when the change over an hour is below
-1 % of the level (the median of the points). Otherwise it is "growing" or "falling"; with fewer than `MIN_POINTS` points
-or `MIN_BLOCKS` blocks it is "too few points".
+Rule of the verdict: a slope is "within noise" if its interval includes 0, or if the change over an hour is below 1 % of
+the level (the median of the points). Otherwise it is "growing" or "falling"; with fewer than `MIN_POINTS` points or
+`MIN_BLOCKS` blocks it is "too few points".
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from benchmarks.tally import percentile
 Point = tuple[float, float]  # seconds, value
 RESAMPLES = 1000
 MIN_POINTS, MIN_BLOCKS = 8, 3
-MAX_GROWTH_AN_HOUR = 0.01  # of the level
+MAX_GROWTH_PER_HOUR = 0.01  # share of the level
 HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Slope of a series of points, a unit an hour, with its 95 % interval."""
+    """Slope of a series of points, per hour, with its 95 % interval."""
 
     points: int
     is_known: bool  # whether there are enough points for a slope
@@ -41,10 +41,10 @@ class Trend:
 
     @property
     def verdict(self) -> str:
-        """The rule in the docstring of this module."""
+        """Return the verdict, by the rule in the docstring of this module."""
         if not self.is_known:
             return "too few points"
-        if self.low <= 0.0 <= self.high or abs(self.per_hour) < MAX_GROWTH_AN_HOUR * self.level:
+        if self.low <= 0.0 <= self.high or abs(self.per_hour) < MAX_GROWTH_PER_HOUR * self.level:
             return "within noise"
         return "growing" if self.per_hour > 0 else "falling"
 
@@ -60,7 +60,7 @@ class Trend:
 
 
 def trend(points: Sequence[Point], block: int) -> Trend:
-    """Return the trend of at least one point. block: successive points that are drawn together."""
+    """Return the trend of one or more points. block: number of successive points that are resampled together."""
     times, values = [time for time, _ in points], [value for _, value in points]
     level = statistics.median(values)
     if len(points) < max(MIN_POINTS, MIN_BLOCKS * block):
@@ -83,10 +83,10 @@ def trend(points: Sequence[Point], block: int) -> Trend:
 def quiet_points(
     samples: Sequence[Point], floods: Sequence[tuple[float, float]], after: float, settle: float
 ) -> list[Point]:
-    """Return one point for each quiet phase between two floods that has samples: the means of time and value.
+    """Return the mean time and value of each quiet phase between two floods that has samples.
 
     floods: begin and end of each, in order. after: earliest time of a sample. settle: seconds after a flood
-    in which samples do not count.
+    in which samples are ignored.
     """
     begins = [begin for begin, _ in floods] + [float("inf")]
     ends = [float("-inf")] + [end + settle for _, end in floods]
@@ -99,7 +99,7 @@ def quiet_points(
 
 
 def _draw_blocks(values: Sequence[float], block: int, chance: random.Random) -> list[float]:
-    """Return as many values, in blocks from random places; the end is followed by the beginning."""
+    """Return a resample of the same length, in blocks from random positions, wrapping around at the end."""
     drawn: list[float] = []
     while len(drawn) < len(values):
         start = chance.randrange(len(values))

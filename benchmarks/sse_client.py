@@ -1,7 +1,7 @@
-"""A small SSE client that costs as little as it can: it shares the machine with what it measures.
+"""Minimal-overhead SSE client, for measuring a server on the same machine.
 
-What comes is noted in the call in which the event loop reads it. To wake a task for each token, as a stream's reader
-does, would cost several times that.
+Data is recorded in the call in which the event loop reads it. Waking a task for each token, as a stream reader does,
+would cost several times as much.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, TypeVar, cast
 
 try:
     from uvloop import new_event_loop
-except ImportError:  # there is none for every system
+except ImportError:  # uvloop is not available for every system
     from asyncio import new_event_loop
 
 Result = TypeVar("Result")
-Part = tuple[float, bytes]  # when it came (perf_counter), and what
+Part = tuple[float, bytes]  # arrival time (perf_counter), data
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` on the loop that takes least."""
+    """Run a coroutine like `asyncio.run`, on the fastest available event loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
 
@@ -62,10 +62,10 @@ async def receive(
     wakes_at: int | None = None,
     key: str | None = None,
 ) -> None:
-    """POST `body` and `take` the response as it arrives, headers included, to its end. Raises `RuntimeError` when it is
-    not a 200.
+    """POST `body` and pass the response, including its headers, to `take` as it arrives.
 
-    wakes_at: bytes that must have come before this process is woken; the end of the response wakes it at once.
+    Raises `RuntimeError` for any status but 200. wakes_at: bytes that must arrive before this process is woken; the
+    end of the response wakes it at once.
     """
     payload = json.dumps(body).encode()
     authorization = f"Authorization: Bearer {key}\r\n" if key else ""
@@ -75,7 +75,7 @@ async def receive(
     )
     loop = asyncio.get_running_loop()
     connected, response = await loop.create_connection(lambda: _Response(take), host, port)
-    transport = cast(asyncio.Transport, connected)  # uvloop's are not of asyncio's classes
+    transport = cast(asyncio.Transport, connected)  # uvloop's transports do not inherit from asyncio's
     if wakes_at is not None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
     try:
@@ -88,7 +88,7 @@ async def receive(
 async def stream(
     host: str, port: int, path: str, body: dict[str, Any], wakes_at: int | None = None, key: str | None = None
 ) -> list[float]:
-    """POST `body`; the moments (perf_counter) at which each `data:` event arrived. wakes_at: as for `receive`."""
+    """POST `body` and return the arrival time (perf_counter) of each `data:` event. wakes_at: as for `receive`."""
     parts: list[Part] = []
     await receive(host, port, path, body, parts.append, wakes_at, key)
     moments: list[float] = []
@@ -100,7 +100,7 @@ async def stream(
 
 
 async def text(host: str, port: int, path: str, body: dict[str, Any]) -> str:
-    """POST `body` to /v1/completions; the text of the whole stream."""
+    """POST `body` to /v1/completions and return the text of the whole stream."""
     parts: list[Part] = []
     await receive(host, port, path, body, parts.append)
     pieces = []

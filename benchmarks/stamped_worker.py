@@ -1,4 +1,4 @@
-"""An engine process that notes when it hands each token over. Part of token_latency.py.
+"""Engine process that records when it sends each token. Part of token_latency.py.
 
 python -m benchmarks.stamped_worker FD FILE
 """
@@ -19,12 +19,12 @@ from engine.types import TokenEvent
 
 
 class StampedChannel(EngineChannel):
-    """Remembers, for each request, when its tokens were sent."""
+    """Channel that records, for each request, when its tokens were sent."""
 
     stamps: ClassVar[dict[str, list[float]]] = {}
 
     def send(self, message: msgspec.Struct) -> None:  # type: ignore[override]
-        """As the channel does, and the moment before it; remembered afterwards, so that nobody waits for that."""
+        """Send a message, taking the time before and recording it afterwards, so that recording delays no token."""
         now = time.perf_counter()
         super().send(message)  # type: ignore[arg-type]
         if isinstance(message, Stepped):
@@ -34,7 +34,7 @@ class StampedChannel(EngineChannel):
 
 
 def main() -> None:
-    """Serve as the engine does; write the stamps when the channel closes."""
+    """Run the engine's worker, and write the timestamps when the channel closes."""
     file = Path(sys.argv.pop())
     worker.EngineChannel = StampedChannel  # type: ignore[misc]
     try:

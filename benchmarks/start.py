@@ -1,4 +1,4 @@
-"""From `make serve` to the Ready line with the demo model, once installed, and what the idle server then costs.
+"""Time from `make serve` to the Ready line with the demo model, once installed, and CPU usage of the idle server.
 
 python -m benchmarks.start       # 5 starts
 """
@@ -20,11 +20,11 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks.results import save, spread
 
 ROOT = Path(__file__).parent.parent
-SETTLE, IDLE = 3.0, 20.0  # seconds before, and over which an idle server is watched
+SETTLE, IDLE = 3.0, 20.0  # seconds to wait, then seconds to observe the idle server
 
 
 def start() -> dict[str, float]:
-    """One start -> seconds until it is ready, and the share of a core that it takes while nobody asks anything."""
+    """Start a server and return the seconds until it is ready, and the cores that it uses when idle."""
     began = time.perf_counter()
     command = ["make", "serve", "ARGS=--port 0"]
     server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -37,13 +37,13 @@ def start() -> dict[str, float]:
 
 
 def watch(server: subprocess.Popen[str], began: float) -> dict[str, float]:
-    """What `start` returns, of a server that was started at `began`."""
+    """Return the figures of `start` for a server that was started at `began`."""
     assert server.stderr is not None
     for line in server.stderr:
         if line.startswith("Ready"):
             break
     else:
-        raise RuntimeError("the server ended before it was ready; `make serve` says why")
+        raise RuntimeError("The server ended before it was ready; run `make serve` to see the reason.")
     ready = time.perf_counter() - began
     first = psutil.Process(server.pid)
     family = [first, *first.children(recursive=True)]
@@ -58,15 +58,15 @@ def watch(server: subprocess.Popen[str], began: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM stops the server too
     rows: list[dict[str, Any]] = [{"run": run, **start()} for run in range(options.runs)]
     summary = {key: spread([row[key] for row in rows]) for key in ("ready_s", "idle_cores")}
     print(summary)
-    print("kept in", save("start", {"model": "models/demo"}, rows, summary))
+    print("Saved to", save("start", {"model": "models/demo"}, rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What requests felt: first tokens, gaps between tokens, and how many answers were good; by class and tenant.
+"""Latencies of requests by class and tenant: time to first token, gaps between tokens, and goodput.
 
-Made for tens of millions of tokens: gaps are counted in tenths of a millisecond, not kept.
+Suitable for tens of millions of tokens: gaps are counted in bins of a tenth of a millisecond, not stored.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from typing import Any
 
 from engine.types import Event, Request, ServiceClass, TokenEvent
 
-TENTHS = 1e4  # of a millisecond in a second
-GOOD_TTFT, GOOD_ITL = 1.0, 0.1  # seconds, as the server's defaults: to the first token, and between tokens on average
+TENTHS = 1e4  # tenths of a millisecond per second
+GOOD_TTFT, GOOD_ITL = 1.0, 0.1  # seconds, the server's defaults: time to first token, mean time between tokens
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that `share` of them do not exceed."""
+    """Return the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 class Felt:
-    """By those of one class and tenant."""
+    """Latencies of the requests of one class and tenant."""
 
     def __init__(self) -> None:
-        self.firsts: list[float] = []  # seconds to the first token, of each request that has ended
-        self.longest: list[float] = []  # gap of each
-        self.gaps: dict[int, int] = {}  # how often each number of tenths of a millisecond
+        self.firsts: list[float] = []  # time to first token of each finished request, in seconds
+        self.longest: list[float] = []  # longest gap of each, in seconds
+        self.gaps: dict[int, int] = {}  # number of gaps by length in tenths of a millisecond
         self.good = 0
 
     def gap(self, share: float) -> float:
-        """The smallest gap that `share` of them do not exceed, in milliseconds; 0 where there is none."""
+        """Return the smallest gap that `share` of the gaps do not exceed, in milliseconds; 0 without gaps."""
         rank, seen = share * sum(self.gaps.values()), 0
         for tenths in sorted(self.gaps):
             seen += self.gaps[tenths]
@@ -39,7 +39,7 @@ class Felt:
         return 0.0
 
     def add(self, others: Felt) -> None:
-        """Those too."""
+        """Merge the latencies of other requests."""
         self.firsts += others.firsts
         self.longest += others.longest
         self.good += others.good
@@ -47,7 +47,7 @@ class Felt:
             self.gaps[tenths] = self.gaps.get(tenths, 0) + times
 
     def figures(self) -> dict[str, float]:
-        """Milliseconds; goodput is the share of answers that were good."""
+        """Return percentiles in milliseconds; goodput is the share of answers within both limits."""
         return {
             "requests": len(self.firsts),
             "ttft_p50": 1000 * statistics.median(self.firsts),
@@ -63,7 +63,7 @@ class Felt:
 
 
 class _Answer:
-    """One under way."""
+    """Answer in progress."""
 
     __slots__ = ("at", "felt", "first", "gaps", "last", "longest", "tokens")
 
@@ -74,7 +74,7 @@ class _Answer:
 
 
 class Tally:
-    """Of all requests of a run."""
+    """Latencies of all requests of a run."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -82,20 +82,20 @@ class Tally:
         self._answers: dict[str, _Answer] = {}
 
     def arrive(self, at: float, request: Request) -> tuple[float, Request]:
-        """Counted from here on."""
+        """Register a request and return both arguments."""
         felt = self._felt.setdefault((request.service_class, request.tenant), Felt())
         self._answers[request.id] = _Answer(at, felt)
         return at, request
 
     def take(self, events: list[Event], now: float) -> None:
-        """What a step yielded."""
+        """Count the events of a step."""
         answers, last, gap, tenths = self._answers, 0.0, now, int(now * TENTHS)
         for event in events:
             if type(event) is not TokenEvent:
                 continue
             answer = answers[event.request_id]
             if answer.tokens:
-                if answer.last != last:  # nearly all had their last token in the same step
+                if answer.last != last:  # for nearly all answers, the last token is from the same step
                     last = answer.last
                     gap = now - last
                     tenths = int(gap * TENTHS)
@@ -111,14 +111,14 @@ class Tally:
                 self._end(self._answers.pop(event.request_id))
 
     def all(self) -> Felt:
-        """Everybody's."""
+        """Return the latencies of all requests together."""
         together = Felt()
         for felt in self._felt.values():
             together.add(felt)
         return together
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """Tokens a second, and what each class felt; and each tenant of a class that has several."""
+        """Return tokens per second, latencies of each class, and of each tenant in classes with several tenants."""
         found: dict[str, Any] = {"tokens_per_second": self.tokens / seconds, "seconds": seconds}
         for service_class in ServiceClass:
             of_class = {tenant: felt for (c, tenant), felt in self._felt.items() if c is service_class and felt.firsts}

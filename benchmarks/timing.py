@@ -1,4 +1,4 @@
-"""What one call takes."""
+"""Timing of calls on a CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def milliseconds(call: Callable[[], object], seconds: float) -> float:
-    """Median of the calls that fit into so many seconds, at least two; a first one is a warm-up."""
+    """Return the median milliseconds of the calls that fit in `seconds`, at least two, after a warm-up call."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:

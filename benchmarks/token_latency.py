@@ -1,13 +1,12 @@
-"""What the API process adds to a token: from the engine's hand-over to the event's write to its socket, and to the
-client, all streams at once.
+"""Latency that the API process adds to a token: from the engine's send to the socket write, and to the client.
 
-A random-weight model of 108M parameters behind a real server, both on the same cores. The engine notes when it hands
-a step's tokens over, server and client when each event passes, by one clock. A step's tokens leave together and are
-served one after another, so the last stream of many waits for the others.
+A random-weight model of 108M parameters in a real server on the same cores, with concurrent streams. The engine records
+when it sends a step's tokens, server and client when each event passes, with one clock. A step's tokens leave the
+engine together and are served one after another, so the last stream waits for the others.
 
-Once with a client on the same cores that wakes for every token, as in every other benchmark here; once with one that is
-woken when its answer is complete, as if it were on another machine: what is added then is the server's alone; and once
-with one like that whose answers come over WebSockets.
+Measured with three clients. "beside" shares the cores and wakes for every token, as in the other benchmarks here.
+"elsewhere" is woken when its answer is complete, as if it were on another machine, so the added latency is the
+server's alone. The third is like "elsewhere", over WebSockets.
 
     python -m benchmarks.token_latency       # 5 runs at each number of streams
 """
@@ -40,61 +39,61 @@ from benchmarks.sse_client import Part
 
 STREAMS, PROMPT, OUTPUT = (1, 16, 64), 32, 64
 WEBSOCKET = "elsewhere, WebSocket"
-# And where their tokens are looked at.
+# Clients, and the places at which their tokens are timed.
 CLIENTS = {"elsewhere": ("api",), WEBSOCKET: ("api",), "beside": ("api", "client")}
-# An event with text, and the request that it is of.
+# Patterns of an event with text; the group is the request ID.
 TOKENS = (rb'"id":"cmpl-([^"]+)"[^\n]*"text":"[^"]', rb'"response_id":"resp_([^"]+)"[^\n]*"delta":"[^"]')
 WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)[0])
 
 
 def serve(options: list[str], stamps: str) -> None:
-    """`carousel serve` whose engine process is the stamping one."""
+    """Run `carousel serve` with the timestamping engine process, recording socket writes."""
     import app.connection
     import app.life
     from app.__main__ import main as command
 
     original = subprocess.Popen
 
-    def spawn(arguments: list[str], **how: Any) -> subprocess.Popen[bytes]:
+    def spawn(arguments: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
         if arguments[1:3] == ["-m", "engine.worker"]:
             arguments = [arguments[0], "-m", "benchmarks.stamped_worker", arguments[3], stamps]
-        return original(arguments, **how)
+        return original(arguments, **kwargs)
 
     app.life.subprocess.Popen = spawn  # type: ignore[assignment, misc]
     written: list[tuple[float, bytes]] = []
     send, write = RequestResponseCycle.send, app.connection.write
-    tell, tell_at_once = WebSocketProtocol.send, WebSocketProtocol.write
+    websocket_send, websocket_write = WebSocketProtocol.send, WebSocketProtocol.write
 
-    def note(transport: Any, body: bytes) -> None:
-        # uvloop writes at once, and what a transport keeps is what its socket did not take.
-        assert not transport.get_write_buffer_size(), "the socket is full: nobody knows when it takes this"
+    def record(transport: Any, body: bytes) -> None:
+        # uvloop writes at once; data in the transport's buffer is data that the socket did not accept.
+        assert not transport.get_write_buffer_size(), "the socket is full, so the time of the write is unknown"
         written.append((time.perf_counter(), body))
 
-    async def noting_send(self: RequestResponseCycle, message: Any) -> None:
+    async def recording_send(self: RequestResponseCycle, message: Any) -> None:
         await send(self, message)
         if message["type"] == "http.response.body":
-            note(self.transport, message["body"])
+            record(self.transport, message["body"])
 
-    def noting_write(transport: Any, piece: bytes) -> bool:
+    def recording_write(transport: Any, piece: bytes) -> bool:
         done = write(transport, piece)
         if done:
-            note(transport, piece)
+            record(transport, piece)
         return done
 
-    async def noting_tell(self: WebSocketProtocol, message: Any) -> None:
-        await tell(self, message)
-        note(self.transport, message.get("text", "").encode())
+    async def recording_websocket_send(self: WebSocketProtocol, message: Any) -> None:
+        await websocket_send(self, message)
+        record(self.transport, message.get("text", "").encode())
 
-    def noting_tell_at_once(self: WebSocketProtocol, messages: list[bytes]) -> bool:
-        done = tell_at_once(self, messages)
+    def recording_websocket_write(self: WebSocketProtocol, messages: list[bytes]) -> bool:
+        done = websocket_write(self, messages)
         if done:
-            note(self.transport, b"\n".join(messages))
+            record(self.transport, b"\n".join(messages))
         return done
 
-    RequestResponseCycle.send = noting_send  # type: ignore[method-assign]
-    app.connection.write = noting_write
-    WebSocketProtocol.send = noting_tell  # type: ignore[method-assign]
-    WebSocketProtocol.write = noting_tell_at_once  # type: ignore[method-assign]
+    RequestResponseCycle.send = recording_send  # type: ignore[method-assign]
+    app.connection.write = recording_write
+    WebSocketProtocol.send = recording_websocket_send  # type: ignore[method-assign]
+    WebSocketProtocol.write = recording_websocket_write  # type: ignore[method-assign]
     sys.argv = ["carousel", "serve", *options]
     try:
         command()
@@ -108,11 +107,11 @@ def serve(options: list[str], stamps: str) -> None:
 
 
 async def receive(port: int, index: int, client: str) -> tuple[str, list[float]]:
-    """One stream: its request's id, and when each of its events with text arrived, where that is looked at."""
+    """Read one stream and return its request ID and, except for WebSockets, the arrival times of events with text."""
     if client == WEBSOCKET:
         response = await realtime_client.answer(port, f"{'word ' * 20}{index}", OUTPUT)
         return response.removeprefix("resp_"), []
-    # Every token the same whole word, so that every token is an event.
+    # Force every token to be the same whole word, so that every token is an event.
     body = {"max_tokens": OUTPUT, "temperature": 0, "stream": True, "ignore_eos": True, "logit_bias": {WORD: 100}}
     prompt = [300 + (7 * index + 13 * j) % 3000 for j in range(PROMPT)]
     wakes_at = 1 << 17 if client == "elsewhere" else None
@@ -129,7 +128,7 @@ async def receive(port: int, index: int, client: str) -> tuple[str, list[float]]
 
 
 def run(port: int, streams: int, client: str) -> dict[str, list[float]]:
-    """Arrivals by request."""
+    """Run all streams and return arrival times by request ID."""
 
     async def all_of_them() -> list[tuple[str, list[float]]]:
         return await asyncio.gather(*(receive(port, index, client) for index in range(streams)))
@@ -138,7 +137,7 @@ def run(port: int, streams: int, client: str) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
@@ -157,15 +156,15 @@ def main() -> None:
         assert server.stderr is not None
         ready = next(found for line in server.stderr if (found := re.match(r"Ready: http://[^:]+:(\d+)", line)))
         port = int(ready.group(1))
-        run(port, max(STREAMS), "beside")  # the warm-up
+        run(port, max(STREAMS), "beside")  # warm-up
         for number in range(options.runs):
             for streams in STREAMS:
                 for client in CLIENTS:
                     arrivals.append((number, streams, client, run(port, streams, client)))
-        server.send_signal(signal.SIGINT)  # which it survives long enough to write its stamps
+        server.send_signal(signal.SIGINT)  # the server writes its timestamps before it ends
         server.wait()
         server.stderr.close()
-        for _ in range(100):  # the engine ends when its channel does
+        for _ in range(100):  # the engine ends after its channel has closed
             if stamps.exists():
                 break
             time.sleep(0.1)
@@ -183,16 +182,16 @@ def main() -> None:
         rows.append(row)
     summary = {}
     for streams in STREAMS:
-        for client, looked_at in CLIENTS.items():
-            of = [row for row in rows if (row["streams"], row["client"]) == (streams, client)]
-            keys = [f"{where}_{figure}_ms" for where in looked_at for figure in ("p50", "p99")]
+        for client, places in CLIENTS.items():
+            matching = [row for row in rows if (row["streams"], row["client"]) == (streams, client)]
+            keys = [f"{where}_{figure}_ms" for where in places for figure in ("p50", "p99")]
             found = summary[f"{streams} streams, client {client}"] = {
-                key: spread([row[key] for row in of]) for key in keys
+                key: spread([row[key] for row in matching]) for key in keys
             }
             shown = (f"{key} {s['median']:.2f} ({s['min']:.2f}-{s['max']:.2f})" for key, s in found.items())
             print(f"{streams:3} streams, client {client:20}: " + ", ".join(shown))
     settings = {"streams": STREAMS, "prompt": PROMPT, "output": OUTPUT, "model": "108M, random"}
-    print("kept in", save("token_latency", settings, rows, summary))
+    print("Saved to", save("token_latency", settings, rows, summary))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Comparing servers on a machine that is not ours alone: what is compared takes turns of a few seconds, until each part
-has had enough windows in which the host left us our cores; and a ratio comes with what chance makes of it.
+"""Comparison of servers on a shared machine, in short alternating windows.
 
-Where the host does not, two threads that wait for each other feel it more than one, and figures are the neighbours'.
+The parts of a comparison take turns of a few seconds, until each has enough windows without stolen CPU time. Ratios
+come with a bootstrap interval. With stolen CPU time, two threads that wait for each other suffer more than one, and
+figures reflect the neighbours.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from typing import Any
 
 from benchmarks.tally import percentile
 
-QUIET = 0.05  # of the time of our cores that others had: a window with less counts as one on a machine of our own
-PATIENCE = 5  # rounds for each quiet window that is asked for
+QUIET = 0.05  # maximum share of stolen CPU time of a quiet window
+PATIENCE = 5  # rounds per requested quiet window
 RESAMPLES = 500
 
 
 @dataclass
 class Window:
-    """What those who are looked at felt in it, in seconds."""
+    """Latencies of the measured requests in one window, in seconds."""
 
-    firsts: list[float]  # to first tokens
+    firsts: list[float]  # time to first token
     gaps: list[float]  # between two tokens
-    whole: list[float]  # answers
-    stolen: float  # share of the time of our cores that others had
-    busy: float = 0.0  # share of the time in which a step was under way
-    bulk: float = 0.0  # tokens of bulk work, a second
+    whole: list[float]  # whole answers
+    stolen: float  # share of stolen CPU time
+    busy: float = 0.0  # share of the time with a step in progress
+    bulk: float = 0.0  # tokens of bulk work per second
 
 
 def stolen() -> tuple[float, float]:
-    """Seconds of this machine's cores that others had instead of it, and seconds in all (Linux; else nothing)."""
+    """Return stolen and total CPU seconds of this machine (Linux; else zeros)."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -45,13 +46,13 @@ def stolen() -> tuple[float, float]:
 
 
 def stolen_since(before: tuple[float, float]) -> float:
-    """The share that others had since `before`, which `stolen` returned."""
+    """Return the share of stolen CPU time since `before`, an earlier result of `stolen`."""
     lost, passed = (now - then for now, then in zip(stolen(), before, strict=True))
     return lost / passed if passed else 0.0
 
 
 def figures(windows: list[Window]) -> dict[str, float]:
-    """All requests of these windows together, in milliseconds; without requests, what the server did."""
+    """Return figures of all requests of these windows, in milliseconds; without requests, only those of the server."""
     found: dict[str, float] = {"windows": len(windows), "requests": sum(len(window.firsts) for window in windows)}
     if found["requests"]:
         for name, kind in (("ttft", "firsts"), ("itl", "gaps"), ("e2e", "whole")):
@@ -64,13 +65,13 @@ def figures(windows: list[Window]) -> dict[str, float]:
 
 
 def over(some: list[Window], others: list[Window]) -> dict[str, float]:
-    """What is felt in some windows over what is in others."""
+    """Return the latency percentiles of some windows divided by those of others."""
     above, below = figures(some), figures(others)
     return {key: above[key] / below[key] for key in above if key.endswith(("p50", "p99"))}
 
 
 def by_chance(ratios: Callable[..., dict[str, float]], *groups: list[Window]) -> dict[str, dict[str, float]]:
-    """The ratios of groups of windows, and between which nine in ten lie when the windows of each are drawn anew."""
+    """Return the ratios of groups of windows with their 90 % bootstrap intervals, resampling each group's windows."""
     draw = random.Random(0).choices
     again = [ratios(*(draw(group, k=len(group)) for group in groups)) for _ in range(RESAMPLES)]
     found = {}
@@ -81,29 +82,32 @@ def by_chance(ratios: Callable[..., dict[str, float]], *groups: list[Window]) ->
 
 
 class Turns:
-    """The windows of each part of a comparison, after `take`."""
+    """Collects the windows of each part of a comparison."""
 
     def __init__(self, parts: list[str]) -> None:
         self.rows: list[dict[str, Any]] = []
         self.quiet: dict[str, list[Window]] = {name: [] for name in parts}
         self.every: dict[str, list[Window]] = {name: [] for name in parts}
 
-    async def take(self, measure: Callable[[str, int], Awaitable[Window]], wanted: int) -> None:
-        """`measure` a part's window, with a seed that is the same for all parts' first, second, ... quiet one; in
-        another order each round, until each part has had as many quiet ones as are `wanted`. Cancelled, as by Ctrl-C,
-        it ends with what it has, if each part has had a window."""
+    async def take(self, measure: Callable[[str, int], Awaitable[Window]], quiet_windows: int) -> None:
+        """Call `measure(part, seed)` for all parts in turn until each has `quiet_windows` quiet windows.
+
+        The order changes from round to round. The n-th quiet window has the same seed for all parts. When cancelled,
+        for example by Ctrl-C, return with the windows so far if each part has at least one.
+        """
         try:
-            for turn in range(PATIENCE * wanted):
-                await self._round(turn, measure, wanted)
+            for turn in range(PATIENCE * quiet_windows):
+                await self._round(turn, measure, quiet_windows)
         except asyncio.CancelledError:
             if not all(self.every.values()):
                 raise
-            print(f"cut off, with {min(map(len, self.quiet.values()))} of {wanted} quiet windows of each part")
+            count = min(map(len, self.quiet.values()))
+            print(f"Interrupted with at least {count} of {quiet_windows} quiet windows per part.")
 
-    async def _round(self, turn: int, measure: Callable[[str, int], Awaitable[Window]], wanted: int) -> None:
+    async def _round(self, turn: int, measure: Callable[[str, int], Awaitable[Window]], quiet_windows: int) -> None:
         parts = list(self.quiet)
         for name in parts[turn % len(parts) :] + parts[: turn % len(parts)]:
-            if len(self.quiet[name]) == wanted:
+            if len(self.quiet[name]) == quiet_windows:
                 continue
             window = await measure(name, len(self.quiet[name]) + 1)
             self.every[name].append(window)
@@ -114,6 +118,6 @@ class Turns:
             print({key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}, flush=True)
 
     def kinds(self) -> list[tuple[str, dict[str, list[Window]]]]:
-        """Quiet windows, where each part has some, and all of them; with what they are called."""
+        """Return names and windows by part: the quiet windows, if every part has one, and all windows."""
         both = [("quiet windows", self.quiet), ("all windows", self.every)]
         return [(name, windows) for name, windows in both if all(windows.values())]

@@ -1,5 +1,5 @@
-"""Operations a paged-cache language model needs: Triton kernels, and the plain-torch references they are held against.
+"""Operations of a language model with a paged KV cache: Triton and C++ kernels, tested against plain-torch references.
 
-`load(device)` in `kernels.interface` is the way in. This package knows tensors only: nothing of requests, models or
-text, and it imports neither `engine` nor `app`. Triton is imported when its back end is chosen, and not before.
+`load(device)` in `kernels.interface` is the entry point. This package works on tensors only: it has no notion of
+requests, models or text, and imports neither `engine` nor `app`. Triton is imported only when its back end is chosen.
 """

@@ -1,4 +1,4 @@
-"""The Triton kernels gathered into one back end. Importing this imports Triton."""
+"""Triton back end. Importing this module imports Triton."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from kernels.silu_mul import silu_mul
 
 
 class TritonKernels(Composed):
-    """`kernels.interface.Kernels` in Triton; products of many rows are the library's. Index arithmetic is free inside a
-    kernel, so none is planned ahead."""
+    """Triton implementation of `kernels.interface.Kernels`; products of many rows use torch.
+
+    Index arithmetic is free inside a kernel, so rotary embedding needs no plan.
+    """
 
     set_threads = staticmethod(torch.set_num_threads)
     rms_norm = staticmethod(rms_norm)

@@ -1,4 +1,4 @@
-"""Limits of a device that launches depend on."""
+"""Device limits that launch parameters depend on."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from functools import cache
 
 import torch
 
-SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448}  # that one program may have, by compute capability
+SHARED_BYTES = {80: 166_912, 89: 101_376, 90: 232_448}  # maximum shared memory per program, by compute capability
 INTERPRETED_CAPABILITY = 90
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors; 1 on a CPU, where kernels are interpreted."""
+    """Return the number of multiprocessors; 1 on a CPU, where kernels run in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that one program may have; on a CPU those of an H100."""
+    """Return the maximum shared memory per program in bytes; the value of an H100 on a CPU."""
     if device.type != "cuda":
         return SHARED_BYTES[INTERPRETED_CAPABILITY]
     properties = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""A decoder's matrices with what stands around them, one operation after another."""
+"""Unfused defaults of a back end: norm, product, gate and residual addition as separate operations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Composed:
-    """For a back end that has nothing better: see `kernels.interface.Kernels`."""
+    """Defaults for back ends without fused operations; see `kernels.interface.Kernels`."""
 
     def count_tasks(self, counter: int | None) -> None:
-        """Count nothing: a step calls these operations one by one."""
+        """Do nothing: a step calls these operations one by one, so each is short."""
 
     def use_early_launch(self, allowed: bool) -> bool:
         return False

@@ -1,11 +1,11 @@
 """Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
 
-The splits of all contexts (`kernels.decode_tasks`) are shared out among as many programs as the device is worth, each
-reduced by itself; whoever ends last of a row's combines them in order. The query heads of one key/value head form the
-rows of one matrix product, padded to the 16 rows a tensor core takes.
+The splits of all contexts (`kernels.decode_tasks`) are distributed over a fixed number of programs per multiprocessor.
+Each split is reduced independently; the program that finishes a row's last split combines all of them in order. The
+query heads of one key/value head form the rows of one matrix product, padded to the 16 rows of a tensor core.
 """
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -24,22 +24,22 @@ from kernels.paging import page_rows
 from kernels.plans import DecodePlan, DecodeTasks
 
 CHUNK = 16  # splits combined at a time
-COMBINED = 8192  # numbers of them, of as many heads as that is: what a program has registers for beside its own split
-COMBINED_OF_MANY = 2  # heads, where a program shares a multiprocessor with others
-LEAST_ROWS = 16  # of tl.dot
+MAX_COMBINED_VALUES = 8192  # values combined at a time over all heads; more do not fit in registers next to the split
+MAX_COMBINED_HEADS = 2  # heads combined at a time when several programs share a multiprocessor
+MIN_DOT_ROWS = 16  # required by tl.dot
 NUM_WARPS = 4
-NUM_WARPS_WIDE = 8  # of float32, whose products do not fit into the registers of fewer
-NUM_STAGES_WIDE = 3  # of float32, for more of which there is no shared memory
-NUM_STAGES = 5  # fewer ask for nothing ahead: a page is looked up first, which takes two of them
-NUM_STAGES_OF_ONE = 2  # where a split is one block
-NUM_STAGES_NARROW_CHIP = 4  # of heads of 256 where a program may not have WIDE_HEAD_BYTES of shared memory
+NUM_WARPS_FLOAT32 = 8  # float32 products do not fit in the registers of fewer warps
+NUM_STAGES_FLOAT32 = 3  # shared memory has no room for more stages in float32
+NUM_STAGES = 5  # the page lookup takes two stages, so fewer would prefetch nothing
+NUM_STAGES_SINGLE_BLOCK = 2  # when a split is one block
+NUM_STAGES_SMALL_CHIP = 4  # for heads of 256 when a program may use less than WIDE_HEAD_BYTES of shared memory
 WIDE_HEAD_BYTES = 141_320
-WIDE_FLOAT_BYTES = 151_620  # that heads of 256 take in float32, however many stages
-PROGRAMS = 16  # of all heads, for each multiprocessor, which runs a third of them at once; more have nothing to do
+WIDE_HEAD_FLOAT32_BYTES = 151_620  # shared memory for heads of 256 in float32, for any number of stages
+PROGRAMS = 16  # per multiprocessor, over all heads; a third of them run at once and more would be idle
 LOG2_E = 1.4426950408889634
 
 
-# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+# Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
 @triton.jit(do_not_specialize=["table_stride", "room", "splits"])
 def _decode_kernel(
     q,  # [B, Hq, D] any float
@@ -48,15 +48,15 @@ def _decode_kernel(
     page_table,  # [B, P] int32
     tasks,  # [5, room] int32, see `kernels.plans.DecodeTasks`
     num_tasks,  # [1] int32
-    arrived,  # [B, Hkv] int32 zeros, which are left as zeros: splits that are reduced
+    arrived,  # [B, Hkv] int32 zeros, left as zeros: number of reduced splits
     partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
     weight,  # [B, Hq, splits] float32: log2 of the split's softmax denominator
     out,  # [B, Hq, D]
     table_stride,
-    page_rows,  # of D numbers, from one page to the next
+    page_rows,  # rows of D values from one page to the next
     room,
     splits,
-    scale,  # of scores, times log2(e)
+    scale,  # softmax scale times log2(e)
     GROUP: tl.constexpr,  # Hq / Hkv
     GROUP_BLOCK: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -69,8 +69,8 @@ def _decode_kernel(
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Every so many tasks, for all query heads of one key/value head: reduces a split of a row's context, and combines
-    all of them when it is the last of them to be reduced."""
+    """Process every num_programs-th task for all query heads of one key/value head: reduce one split of a row's
+    context and, if it is the row's last split to finish, combine all of them."""
     kv_head = tl.program_id(1)
     dims = tl.arange(0, HEAD_BLOCK)
     dim_inside = dims < HEAD_DIM
@@ -85,7 +85,7 @@ def _decode_kernel(
             HEAD_DIM, PAGE_SIZE, BLOCK,
         )  # fmt: skip
         tl.extra.cuda.gdc_wait()
-    # What is the same for all tasks is computed for each anew: kept, it would have a sixth of the registers.
+    # Loop-invariant values are recomputed for each task: hoisting them would occupy a sixth of the registers.
     for task in tl.range(tl.program_id(0), count, tl.num_programs(0), disable_licm=True):
         row, split, first, context, size = read_task(tasks, task, count, room)
         first_split, end_split = first // size, tl.cdiv(context, size)
@@ -94,43 +94,47 @@ def _decode_kernel(
         heads = tl.arange(0, GROUP_BLOCK)
         head_inside = heads < GROUP
         q_rows = row * KV_HEADS * GROUP + kv_head * GROUP + heads
-        kept = head_inside[:, None] & dim_inside[None, :]
-        query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=kept, other=0.0)
-        largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_BLOCK], tl.float32)
-        summed = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
+        store_mask = head_inside[:, None] & dim_inside[None, :]
+        query = tl.load(q + q_rows[:, None] * HEAD_DIM + dims[None, :], mask=store_mask, other=0.0)
+        row_max = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+        row_sum = tl.zeros([GROUP_BLOCK], tl.float32)
+        acc = tl.zeros([GROUP_BLOCK, HEAD_BLOCK], tl.float32)
         for block in range(begin, end, BLOCK):
             positions = block + tl.arange(0, BLOCK)
-            seen = (positions >= first) & (positions < end)
-            rows = cache_rows(page_table + row * table_stride, block, seen, kv_head, page_rows, PAGE_SIZE, BLOCK)
+            visible = (positions >= first) & (positions < end)
+            rows = cache_rows(page_table + row * table_stride, block, visible, kv_head, page_rows, PAGE_SIZE, BLOCK)
             keys = tl.load(
-                k_cache + rows[None, :] * HEAD_DIM + dims[:, None], mask=seen[None, :] & dim_inside[:, None], other=0.0
+                k_cache + rows[None, :] * HEAD_DIM + dims[:, None],
+                mask=visible[None, :] & dim_inside[:, None],
+                other=0.0,
             )
             scores = tl.dot(query, keys, input_precision=PRECISION) * scale
-            scores = tl.where(seen[None, :], scores, float("-inf"))
-            new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - new_largest[:, None])
-            decay = tl.exp2(largest - new_largest)
+            scores = tl.where(visible[None, :], scores, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - new_max[:, None])
+            decay = tl.exp2(row_max - new_max)
             values = tl.load(
-                v_cache + rows[:, None] * HEAD_DIM + dims[None, :], mask=seen[:, None] & dim_inside[None, :], other=0.0
+                v_cache + rows[:, None] * HEAD_DIM + dims[None, :],
+                mask=visible[:, None] & dim_inside[None, :],
+                other=0.0,
             )
-            summed = summed * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-            total = total * decay + tl.sum(weights, axis=1)
-            largest = new_largest
-        summed = summed / total[:, None]
+            acc = acc * decay[:, None] + tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+            row_sum = row_sum * decay + tl.sum(weights, axis=1)
+            row_max = new_max
+        acc = acc / row_sum[:, None]
         if end_split - first_split == 1:
             target = out + q_rows[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(target, summed.to(out.dtype.element_ty), mask=kept)
+            tl.store(target, acc.to(out.dtype.element_ty), mask=store_mask)
         else:
-            places = q_rows * splits + split
-            tl.store(partial + places[:, None] * HEAD_DIM + dims[None, :], summed, mask=kept)
-            tl.store(weight + places, largest + tl.log2(total), mask=head_inside)
-            # Who arrives publishes what all of its threads have written, and sees what those before it did.
+            offsets = q_rows * splits + split
+            tl.store(partial + offsets[:, None] * HEAD_DIM + dims[None, :], acc, mask=store_mask)
+            tl.store(weight + offsets, row_max + tl.log2(row_sum), mask=head_inside)
+            # Barrier and acq_rel atomic publish this program's stores and make those of earlier programs visible.
             tl.debug_barrier()
-            arrivals = arrived + row * KV_HEADS + kv_head
-            before = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-            if before == end_split - first_split - 1:
-                tl.store(arrivals, 0)
+            counter = arrived + row * KV_HEADS + kv_head
+            finished = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+            if finished == end_split - first_split - 1:
+                tl.store(counter, 0)
                 row_head = (row * KV_HEADS + kv_head) * GROUP
                 for head in range(0, GROUP, HEADS):
                     _combine(
@@ -145,22 +149,22 @@ def _fetch_block(
     v_cache,  # [N, Hkv, S, D]
     table,  # [P] int32, the pages of one row
     begin,
-    context,  # 0: nothing
+    context,  # 0: fetch nothing
     kv_head,
     page_rows,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Asks for the block of keys and values from `begin` on, a run of them that lie behind one another at a time."""
+    """Prefetch the block of keys and values that starts at position `begin`, one contiguous run at a time."""
     RUN: tl.constexpr = min(PAGE_SIZE & -PAGE_SIZE, BLOCK)
     BYTES: tl.constexpr = RUN * HEAD_DIM * k_cache.dtype.element_ty.primitive_bitwidth // 8
     if BYTES % ALIGNED == 0:
-        places = tl.arange(0, BLOCK)
-        known = begin + places < context
-        rows = cache_rows(table, begin, known, kv_head, page_rows, PAGE_SIZE, BLOCK)
-        fetch(k_cache + rows * HEAD_DIM, known & (places % RUN == 0), BYTES)
-        fetch(v_cache + rows * HEAD_DIM, known & (places % RUN == 0), BYTES)
+        offsets = tl.arange(0, BLOCK)
+        valid = begin + offsets < context
+        rows = cache_rows(table, begin, valid, kv_head, page_rows, PAGE_SIZE, BLOCK)
+        fetch(k_cache + rows * HEAD_DIM, valid & (offsets % RUN == 0), BYTES)
+        fetch(v_cache + rows * HEAD_DIM, valid & (offsets % RUN == 0), BYTES)
 
 
 @triton.jit
@@ -178,64 +182,68 @@ def _combine(
     HEADS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Combines the splits from `first` to `end` of HEADS query heads, CHUNK at a time from the first one on: so their
-    sum has one order, whatever the width of the table, and those of an ordinary context are waited for once.
+    """Combine the splits `first` to `end` of HEADS query heads, CHUNK at a time in ascending order.
+
+    The summation order is thus independent of the table width, and a typical context needs a single round of loads.
     """
     heads = tl.arange(0, HEADS)
     dims = tl.arange(0, HEAD_BLOCK)
     head_inside = heads < heads_left
     dim_inside = dims < HEAD_DIM
     rows = first_head + heads
-    largest = tl.full([HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    summed = tl.zeros([HEADS, HEAD_BLOCK], tl.float32)
+    row_max = tl.full([HEADS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([HEADS], tl.float32)
+    acc = tl.zeros([HEADS, HEAD_BLOCK], tl.float32)
     for start in range(first // CHUNK * CHUNK, end, CHUNK):
-        parts = start + tl.arange(0, CHUNK)
-        known = ((parts >= first) & (parts < end))[None, :] & head_inside[:, None]
-        places = rows[:, None] * splits + parts[None, :]
-        # Past the first-level cache, which knows nothing of other multiprocessors' stores.
-        weights = tl.load(weight + places, mask=known, other=float("-inf"), cache_modifier=".cg")
+        split_ids = start + tl.arange(0, CHUNK)
+        valid = ((split_ids >= first) & (split_ids < end))[None, :] & head_inside[:, None]
+        offsets = rows[:, None] * splits + split_ids[None, :]
+        # Bypass the L1 cache, which is not coherent with stores of other multiprocessors.
+        weights = tl.load(weight + offsets, mask=valid, other=float("-inf"), cache_modifier=".cg")
         values = tl.load(
-            partial + places[:, :, None] * HEAD_DIM + dims[None, None, :],
-            mask=known[:, :, None] & dim_inside[None, None, :],
+            partial + offsets[:, :, None] * HEAD_DIM + dims[None, None, :],
+            mask=valid[:, :, None] & dim_inside[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
-        # Heads behind the last one have no splits: no -inf - -inf and no 0 / 0 may come of that.
-        new_largest = tl.maximum(largest, tl.max(weights, axis=1))
-        reference = tl.where(head_inside, new_largest, 0.0)
-        decay = tl.exp2(largest - reference)
+        # Heads past the last one have no splits: avoid -inf - -inf and 0 / 0.
+        new_max = tl.maximum(row_max, tl.max(weights, axis=1))
+        reference = tl.where(head_inside, new_max, 0.0)
+        decay = tl.exp2(row_max - reference)
         shares = tl.exp2(weights - reference[:, None])
-        summed = summed * decay[:, None] + tl.sum(values * shares[:, :, None], axis=1)
-        total = total * decay + tl.sum(shares, axis=1)
-        largest = new_largest
+        acc = acc * decay[:, None] + tl.sum(values * shares[:, :, None], axis=1)
+        row_sum = row_sum * decay + tl.sum(shares, axis=1)
+        row_max = new_max
     target = out + rows[:, None] * HEAD_DIM + dims[None, :]
-    kept = head_inside[:, None] & dim_inside[None, :]
-    total = tl.where(head_inside, total, 1.0)
-    tl.store(target, (summed / total[:, None]).to(out.dtype.element_ty), mask=kept)
+    store_mask = head_inside[:, None] & dim_inside[None, :]
+    row_sum = tl.where(head_inside, row_sum, 1.0)
+    tl.store(target, (acc / row_sum[:, None]).to(out.dtype.element_ty), mask=store_mask)
 
 
 def shape_of_program(
     head_block: int, group_block: int, number_bytes: int, has_blocks: bool, shared_bytes: int
 ) -> dict[str, int | None]:
-    """What a launch says of it: for many tasks six programs fit on a multiprocessor or, of heads of 128, the three
-    that there is shared memory for; tasks of one block are few, and each has what it likes."""
-    heads = min(group_block, max(1, COMBINED // (CHUNK * head_block)))
-    narrow = number_bytes == 2
-    stages = NUM_STAGES if narrow else NUM_STAGES_WIDE
-    if narrow and head_block > 128 and shared_bytes < WIDE_HEAD_BYTES:
-        stages = NUM_STAGES_NARROW_CHIP
+    """Return the launch options of the decode kernel.
+
+    Splits of several blocks come in large numbers, so six programs fit on a multiprocessor (three for heads of 128,
+    limited by shared memory). Single-block splits are few, so each program may use more registers.
+    """
+    heads = min(group_block, max(1, MAX_COMBINED_VALUES // (CHUNK * head_block)))
+    is_half = number_bytes == 2
+    stages = NUM_STAGES if is_half else NUM_STAGES_FLOAT32
+    if is_half and head_block > 128 and shared_bytes < WIDE_HEAD_BYTES:
+        stages = NUM_STAGES_SMALL_CHIP
     return {
-        "HEADS": min(heads, COMBINED_OF_MANY) if has_blocks else heads,
-        "num_warps": NUM_WARPS if narrow else NUM_WARPS_WIDE,
-        "num_stages": stages if has_blocks else NUM_STAGES_OF_ONE,
-        "maxnreg": (80 if head_block <= 64 else 168) if has_blocks and narrow and head_block <= 128 else None,
+        "HEADS": min(heads, MAX_COMBINED_HEADS) if has_blocks else heads,
+        "num_warps": NUM_WARPS if is_half else NUM_WARPS_FLOAT32,
+        "num_stages": stages if has_blocks else NUM_STAGES_SINGLE_BLOCK,
+        "maxnreg": (80 if head_block <= 64 else 168) if has_blocks and is_half and head_block <= 128 else None,
     }
 
 
 def max_head_dim(number_bytes: int, shared_bytes: int) -> int:
-    """Return the largest heads whose kernels have room where a program may have `shared_bytes` of shared memory."""
-    return 128 if number_bytes == 4 and shared_bytes < WIDE_FLOAT_BYTES else 256
+    """Return the largest head size for which kernels fit in `shared_bytes` of shared memory per program."""
+    return 128 if number_bytes == 4 and shared_bytes < WIDE_HEAD_FLOAT32_BYTES else 256
 
 
 def decode_attention(
@@ -249,14 +257,16 @@ def decode_attention(
     plan: DecodePlan | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]; see
-    `kernels.interface.Kernels`."""
+    """Attend from one query per sequence, see `kernels.interface.Kernels.decode_attention`.
+
+    q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
+    """
     out = torch.empty_like(q) if out is None else out
     assert q.is_contiguous() and out.is_contiguous()
     B, query_heads, head_dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads
-    # What it would read before its turn was made in good time, or only now.
+    # Early launch reads the plan before the previous kernel ends; a plan that is made only now would not be visible.
     launch = early(q.device)
     if not isinstance(plan, DecodeTasks):
         plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"EARLY": False}
@@ -264,7 +274,7 @@ def decode_attention(
     programs = min(room, triton.cdiv(PROGRAMS * multiprocessors(q.device), kv_heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, plan.splits), dtype=torch.float32, device=q.device)
-    head_block = max(LEAST_ROWS, triton.next_power_of_2(head_dim))
+    head_block = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
     group_block = triton.next_power_of_2(group)
     _decode_kernel[(programs, kv_heads)](
         q,
@@ -283,14 +293,14 @@ def decode_attention(
         plan.splits,
         scale * LOG2_E,
         GROUP=group,
-        GROUP_BLOCK=max(LEAST_ROWS, group_block),
+        GROUP_BLOCK=max(MIN_DOT_ROWS, group_block),
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         PAGE_SIZE=page_size,
         BLOCK=BLOCK,
         CHUNK=CHUNK,
-        PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
+        PRECISION="ieee",  # applies to float32 operands; half precision is not affected
         **shape_of_program(head_block, group_block, q.element_size(), plan.has_blocks, shared_bytes(q.device)),
         **launch,
     )

@@ -1,6 +1,6 @@
-"""What a recorded step reads of the slots it computes, gathered by one kernel."""
+"""Gather the model inputs of a recorded step from its slots, in one kernel."""
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -37,16 +37,16 @@ def _gather_slots_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All of one row."""
+    """Gather the inputs of one row."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     length = tl.load(lengths + slot)
     position = length - 1
     token_id = tl.load(last_tokens + slot)
     if HAS_PROMPTS:
-        of_prompt = tl.load(prompt_positions + row)
-        if of_prompt >= 0:
-            position = of_prompt
+        prompt_position = tl.load(prompt_positions + row)
+        if prompt_position >= 0:
+            position = prompt_position
             token_id = tl.load(prompt_ids + row)
             length = tl.zeros_like(length)
     page_table += slot * slots_stride
@@ -62,7 +62,7 @@ def _gather_slots_kernel(
 
 
 def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int) -> StepRows:
-    """which[B] int64 -> their rows; see `kernels.interface.Kernels.gather_slots`."""
+    """Return the model inputs of the slots which[B] int64; see `kernels.interface.Kernels.gather_slots`."""
     B = len(which)
     token_ids, positions, places = (torch.empty_like(which) for _ in range(3))
     table = torch.empty((B, width), dtype=torch.int32, device=which.device)

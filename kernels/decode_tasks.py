@@ -1,14 +1,13 @@
-"""What decode attention has to do in a step: the splits of all contexts, listed on the device, where their lengths are.
+"""Task list of decode attention: the splits of all contexts of a step, listed on the device, where the lengths are.
 
-A context is cut into splits of a fixed size from position 0. The size is small where rows are few and their contexts
-not long, so that all of a GPU reads them. It depends on nothing else of the batch, so neither does the order in which a
-row's numbers are added.
+A context is cut into splits of a fixed size from position 0. The size is small for few rows with short contexts, so
+that the whole GPU takes part. It depends on nothing else in the batch, and neither does a row's summation order.
 
-They are listed once for all layers (FlashInfer plans on the host: Ye et al., MLSys'25): a grid with a place for every
-split of the longest context would be mostly programs with nothing to do.
+Splits are listed once for all layers (FlashInfer plans on the host: Ye et al., MLSys'25). A grid over every possible
+split of the longest context would consist mostly of idle programs.
 """
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN201, ANN202
 
@@ -22,11 +21,11 @@ from torch import Tensor
 from kernels.few_rows import FEW
 from kernels.plans import DecodeTasks
 
-BLOCK = 64  # positions of one product
+BLOCK = 64  # positions per product
 SPLIT = 256  # positions; a multiple of BLOCK
-SPLIT_OF_FEW = 64  # likewise, where rows are as few as `kernels.few_rows` takes and contexts not longer than LONG
-LONG = 4096
-LISTED = 256  # rows, splits of a row, or heads, at a time
+SMALL_SPLIT = 64  # positions; used for up to `kernels.few_rows.FEW` rows and contexts up to LONG
+LONG = 4096  # positions
+LISTED = 256  # rows, splits of a row, or heads processed at a time
 
 
 @triton.jit
@@ -36,29 +35,29 @@ def read_task(
     count,
     room,
 ):
-    """Row, split, first position that is seen, context and size of a split; behind the last one no context."""
-    known = at < count
-    row = tl.load(tasks + at, mask=known, other=0).to(tl.int64)
-    split = tl.load(tasks + room + at, mask=known, other=0)
-    first = tl.load(tasks + 2 * room + at, mask=known, other=0)
-    context = tl.load(tasks + 3 * room + at, mask=known, other=0)
-    return row, split, first, context, tl.load(tasks + 4 * room + at, mask=known, other=1)
+    """Return row, split, first visible position, context and split size of a task; context 0 past the last task."""
+    valid = at < count
+    row = tl.load(tasks + at, mask=valid, other=0).to(tl.int64)
+    split = tl.load(tasks + room + at, mask=valid, other=0)
+    first = tl.load(tasks + 2 * room + at, mask=valid, other=0)
+    context = tl.load(tasks + 3 * room + at, mask=valid, other=0)
+    return row, split, first, context, tl.load(tasks + 4 * room + at, mask=valid, other=1)
 
 
 @triton.jit
 def _seen_from(
     context,  # int32, any shape
     window,
-    split_size,  # positions, of contexts up to LONG
+    split_size,  # positions, for contexts up to LONG
     LONG: tl.constexpr,
-    SPLIT: tl.constexpr,  # positions, of longer ones
+    SPLIT: tl.constexpr,  # positions, for longer contexts
 ):
-    """The first position that is seen, and the size of a split."""
+    """Return the first visible position and the split size."""
     first = tl.where(window > 0, tl.maximum(context - window, 0), 0)
     return first, tl.where(context > LONG, SPLIT, split_size)
 
 
-# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+# Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
 @triton.jit(do_not_specialize=["rows", "room", "split_size"])
 def _list_kernel(
     context_lens,  # [B] int32
@@ -74,7 +73,7 @@ def _list_kernel(
     SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,  # rows, splits and heads at a time
 ):
-    """Lists the splits of one row, behind those of all before it; none of them is reduced yet."""
+    """List the splits of one row after those of all previous rows, and reset its counters of reduced splits."""
     row = tl.program_id(0)
     for start in range(0, KV_HEADS, BLOCK):
         heads = start + tl.arange(0, BLOCK)
@@ -92,24 +91,24 @@ def _list_kernel(
     for start in range(first_split, end_split, BLOCK):
         splits = start + tl.arange(0, BLOCK)
         at = tasks + before + splits - first_split
-        known = splits < end_split
-        tl.store(at, row, mask=known)
-        tl.store(at + room, splits, mask=known)
-        tl.store(at + 2 * room, first, mask=known)
-        tl.store(at + 3 * room, context, mask=known)
-        tl.store(at + 4 * room, size, mask=known)
+        valid = splits < end_split
+        tl.store(at, row, mask=valid)
+        tl.store(at + room, splits, mask=valid)
+        tl.store(at + 2 * room, first, mask=valid)
+        tl.store(at + 3 * room, context, mask=valid)
+        tl.store(at + 4 * room, size, mask=valid)
     if row == rows - 1:
         tl.store(num_tasks, before + end_split - first_split)
 
 
 def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeTasks:
-    """page_table[B, P] int32, context_lens[B] int32 -> what all layers of one window have to reduce in a step."""
+    """Return the tasks of a step for all layers of one window: page_table[B, P] int32, context_lens[B] int32."""
     B, device = len(context_lens), context_lens.device
     kv_heads = k_cache.shape[1]
-    # From the table's width, not from the lengths: they live on the device.
-    most = page_table.shape[1] * k_cache.shape[2]
-    split_size = SPLIT_OF_FEW if B <= FEW else SPLIT
-    splits = max(1, triton.cdiv(min(most, LONG), split_size), triton.cdiv(most, SPLIT))
+    # The bound comes from the table's width, because the lengths are on the device.
+    max_context = page_table.shape[1] * k_cache.shape[2]
+    split_size = SMALL_SPLIT if B <= FEW else SPLIT
+    splits = max(1, triton.cdiv(min(max_context, LONG), split_size), triton.cdiv(max_context, SPLIT))
     tasks = torch.empty((5, B * splits), dtype=torch.int32, device=device)
     num_tasks = torch.empty(1, dtype=torch.int32, device=device)
     arrived = torch.empty((B, kv_heads), dtype=torch.int32, device=device)
@@ -128,4 +127,4 @@ def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, windo
         BLOCK=LISTED,
         num_warps=1,
     )
-    return DecodeTasks(tasks, num_tasks, arrived, splits, has_blocks=split_size > BLOCK or most > LONG)
+    return DecodeTasks(tasks, num_tasks, arrived, splits, has_blocks=split_size > BLOCK or max_context > LONG)

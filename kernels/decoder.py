@@ -1,4 +1,4 @@
-"""A decoder's parameters and shape, for back ends that compute all of its layers in one go."""
+"""Parameters and shape of a decoder, for back ends that compute all layers in one call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from kernels.slots import PromptChunk
 
-Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias, [T, N]; owns its weight
+Linear = Callable[[Tensor], Tensor]  # x[T, K] -> x @ weight.T + bias [T, N]; owns its weight
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """The parameters of one layer. Norms: [H], q_norm and k_norm: [D] or None."""
+    """Parameters of one layer. Norms are [H]; q_norm and k_norm are [D] or None."""
 
     input_norm: Tensor
     qkv: Linear  # H -> (Hq + 2 Hkv) * D
@@ -29,8 +29,10 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All parameters. embedding: [V, H], in the model's dtype or as the checkpoint has it. cos_sin: [max position, D]
-    float32. head: H -> V."""
+    """All parameters of a decoder.
+
+    embedding: [V, H], in the model's dtype or the checkpoint's. cos_sin: [max position, D] float32. head: H -> V.
+    """
 
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
@@ -42,7 +44,7 @@ class DecoderWeights:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What the weights do not tell. windows: per layer, 0 for full attention."""
+    """Hyperparameters that the weights do not determine. windows: attention window per layer, 0 for full attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -53,7 +55,7 @@ class DecoderShape:
 
 
 class StepInputs(Protocol):
-    """What a forward pass reads of a step; `engine.execution.inputs.ModelInputs` says what it means."""
+    """Inputs of a forward pass; documented in `engine.execution.inputs.ModelInputs`."""
 
     @property
     def token_ids(self) -> Tensor: ...
@@ -78,7 +80,7 @@ class StepInputs(Protocol):
 # (step, keys and values: per layer [N, Hkv, S, D]) -> hidden states [T, H] after the last norm
 ForwardPass = Callable[[StepInputs, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
 
-# (slots whose last token goes through the decoder, chunks of prompts; a slot at most once) -> a token for each of these
-# slots, then for each chunk that samples, and of each chunk whether it has a NaN in it. A row with a NaN has token -1.
-# The slots have these tokens then; for a -1 a 0, so that it can be looked up.
+# (slots to decode, prompt chunks; each slot at most once) -> (sampled token per decoded slot, then per sampling chunk;
+# per chunk whether its hidden states contain a NaN). A row with a NaN yields token -1; its slot stores token 0 instead,
+# which is a valid embedding index.
 StepPass = Callable[[Sequence[int], Sequence[PromptChunk]], tuple[list[int], list[bool]]]

@@ -1,13 +1,13 @@
-"""Kernels that begin while the one before them ends (programmatic dependent launch, CUDA programming guide).
+"""Early launch: kernels that start while the previous one ends (programmatic dependent launch, CUDA programming guide).
 
-Such a kernel lets the next one come as soon as all of its programs are there, does what needs nothing of what came
-before, and then waits until all of that is done and can be seen. So of a row of them each has waited for all before it,
-and an ordinary kernel behind one waits for all of it, as ever.
+Such a kernel permits the next launch as soon as all of its own programs have started, does the work that does not
+depend on earlier kernels, and then waits until their results are complete and visible. In a sequence of such kernels
+each has thus waited for all previous ones, and an ordinary kernel after the sequence waits for all of it, as usual.
 
-Before its turn such a kernel writes nothing, and reads what is never written, weights and tables of angles, or was
-written before the last ordinary kernel ahead of the row: that one did not begin before all of it could be seen. Of a
-step these are the rows that `gather_slots` has gathered and what `plan_decode` makes, which looking tokens up in the
-embedding is behind.
+Before its turn such a kernel writes nothing. It reads only data that is never written (weights, tables of angles) or
+that was written before the last ordinary kernel ahead of the sequence, which started only when that data was visible.
+In a step this covers the rows gathered by `gather_slots` and the output of `plan_decode`; the embedding lookup is the
+ordinary kernel after them.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-ALIGNED = tl.constexpr(16)  # bytes, of which what is fetched is a multiple, and begins at one
+ALIGNED = tl.constexpr(16)  # bytes: required alignment of a prefetch's address and size
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ SWITCH = Switch()
 
 @cache
 def can_start_early(device: torch.device) -> bool:
-    """Whether a kernel there may begin while the one before it ends: on compute capability 9 and 10."""
+    """Return whether the device supports early launch: compute capability 9 and 10."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
@@ -48,13 +48,13 @@ def starts_early(device: torch.device) -> bool:
 
 
 def early(device: torch.device) -> dict[str, Any]:
-    """Return launch arguments: the kernel's constant EARLY and the option that lets the driver begin it."""
+    """Return launch arguments: the kernel's constant EARLY and, if enabled, the driver option for early launch."""
     return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
 @triton.jit
 def take_turn(EARLY: tl.constexpr):
-    """Where a kernel has done what it can before its turn."""
+    """Permit the next launch, then wait for earlier kernels. Call it after all independent work."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -62,13 +62,15 @@ def take_turn(EARLY: tl.constexpr):
 
 @triton.jit
 def fetch(
-    places,  # pointers, aligned
-    wanted,  # bool: which of them
+    places,  # pointers, aligned to ALIGNED bytes
+    wanted,  # bool mask
     BYTES: tl.constexpr,
 ):
-    """Asks that so many bytes behind each of `places` be brought to the second-level cache, and waits for nothing. What
-    is being written may be among them: it is not read yet. Only for compute capability 9 and above; a prefetch of a
-    line would bring as much of it as the device pleases. The lanes of a warp ask one after the other: let few want.
+    """Prefetch BYTES bytes from each masked pointer to the L2 cache, without waiting.
+
+    The range may include data that is still being written, as nothing is read yet. Requires compute capability 9 or
+    above; the size that a line prefetch brings is up to the device. The lanes of a warp issue prefetches one after
+    another, so keep the mask sparse.
     """
     tl.inline_asm_elementwise(
         "@$3 cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",

@@ -1,11 +1,11 @@
-"""The operations a back end offers, and `load`, which picks one for a device.
+"""Interface of the back ends, and `load`, which picks one for a device.
 
 Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads, D head size, N pages, S positions in
 a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
 
-The cache of one layer is two tensors [N, Hkv, S, D], alike in their strides, each page in one piece (`kernels.paging`),
-in the activations' dtype or in another one that `Kernels.keeps`. A slot is a position in the cache:
-`page * S + offset`.
+The cache of one layer is two tensors [N, Hkv, S, D] with equal strides and contiguous pages (`kernels.paging`), in the
+activations' dtype or in another one for which `Kernels.keeps` returns True. Parameters named `slots` with shape [T]
+hold positions in the cache, `page * S + offset`. In `gather_slots` and `sample_slots`, a slot is a batch slot.
 """
 
 from __future__ import annotations
@@ -26,65 +26,75 @@ Choice = Literal["auto", "torch"]
 
 
 class Kernels(Protocol):
-    """What all back ends do. Tensors are contiguous unless said otherwise; outputs have the dtype of their first
-    input.
+    """Operations of a back end.
+
+    Tensors are contiguous unless stated otherwise; outputs have the dtype of their first input.
     """
 
     @property
     def tolerates_neighbours(self) -> bool:
-        """Whether a core that somebody else uses costs no more than its share."""
+        """Return whether a core shared with another process slows a step by no more than that core's share."""
 
     def set_threads(self, threads: int) -> None:
-        """How many CPU threads compute, the caller's included."""
+        """Set the number of CPU threads that compute, including the caller's."""
 
     def count_tasks(self, counter: int | None) -> None:
-        """Add to the uint64 at the address `counter` while an operation runs for long, so that a watchdog sees progress
-        inside a step; the memory must live until the next call. None: do not. Operations that return at once, or
-        that this back end cannot divide, need not count."""
+        """Increment the uint64 at address `counter` during long operations, so that a watchdog sees progress in a step.
+
+        The memory must stay valid until the next call. None disables counting. Operations that return at once, or that
+        this back end cannot divide, need not count.
+        """
 
     def use_early_launch(self, allowed: bool) -> bool:
-        """Permit or forbid early launch (`kernels.early`); return whether kernels use it from now on. Kernels that are
-        recorded already keep theirs."""
+        """Permit or forbid early launch (`kernels.early`); return whether kernels use it from now on.
+
+        Kernels that are already recorded do not change.
+        """
 
     def activations(self, dtype: torch.dtype) -> torch.dtype:
-        """What a decoder's activations are in where `dtype` is asked for."""
+        """Return the dtype of a decoder's activations if `dtype` is requested."""
 
     def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-        """What a matrix that is stored in one dtype is kept in where another is asked for; `pack_linear` takes it."""
+        """Return the dtype in which to pass a matrix to `pack_linear`, given its stored and the requested dtype."""
 
     def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
-        """Whether keys and values of such heads may be kept in another dtype than the activations'."""
+        """Return whether the cache of such heads may be in `dtype` even if activations have another dtype."""
 
     def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
-        """Return the largest heads that attention computes on the device; None: any."""
+        """Return the largest head size that attention supports on the device; None: no limit."""
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """weight[N, K], bias[N] or None -> a layer that keeps nothing of `weight` where it lays it out anew."""
+        """Return a layer of weight[N, K] and bias[N] or None; a back end that repacks `weight` keeps no reference."""
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        """All layers in one go, with the bits of the operations one by one. None: only one by one."""
+        """Return a function that computes all layers in one call, bitwise equal to the single operations.
+
+        None if the back end has only the single operations.
+        """
 
     def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
-        """All of a step in one go, from tokens to `sample`d ones and the slots' new state; the bits are the same. None:
-        only one by one."""
+        """Return a function that runs a whole step in one call, from input tokens to sampled ones and new slot state.
+
+        It is bitwise equal to the single operations. None if the back end has only those.
+        """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x[T, H], weight[H] -> [T, H]: x / sqrt(mean(x^2) + eps) * weight, accumulated in float32."""
+        """Compute x / sqrt(mean(x^2) + eps) * weight, accumulated in float32: x[T, H], weight[H] -> [T, H]."""
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up[T, 2I] -> [T, I]: silu(first half) * second half."""
+        """Compute silu(first half) * second half: gate_up[T, 2I] -> [T, I]."""
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        """x[T, K], norm[K] -> layer(rms_norm(x)), [T, N]. The layer is one of this back end's."""
+        """Compute layer(rms_norm(x)): x[T, K], norm[K] -> [T, N]. The layer must be packed by this back end."""
 
     def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        """x[T, K], norm[K] -> silu_mul(layer(rms_norm(x))), half of the layer's outputs: [T, N / 2]."""
+        """Compute silu_mul(layer(rms_norm(x))): x[T, K], norm[K] -> [T, N / 2], half of the layer's outputs."""
 
     def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
-        """x[T, K], residual[T, N] += layer(x)."""
+        """Add layer(x) to residual: x[T, K], residual[T, N]."""
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        """What `rope_and_cache` can compute once a step for all layers. None: nothing worth computing ahead."""
+        """Return the part of `rope_and_cache` that all layers share in a step. None if there is none."""
 
     def rope_and_cache(
         self,
@@ -110,12 +120,12 @@ class Kernels(Protocol):
         """
 
     def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-        """k[T, Hkv, D] and v[T, Hkv, D] into their slots[T] int64; -1: do not write."""
+        """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slots[T] int64; -1 skips a token."""
 
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
     ) -> DecodePlan | None:
-        """What `decode_attention` can compute once a step for all layers of one window. None: nothing."""
+        """Return the part of `decode_attention` that layers of one window share in a step. None if there is none."""
 
     def decode_attention(
         self,
@@ -129,11 +139,11 @@ class Kernels(Protocol):
         plan: DecodePlan | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """One query per sequence: q[B, Hq, D], page_table[B, P] int32, context_lens[B] int32 (own token included) ->
-        [B, Hq, D], or written to `out`.
+        """Attend from one query per sequence over its paged context.
 
-        window: 0, or how many last positions (own included) are attended to. Entries of `page_table` behind the pages
-        that hold a row's context are not looked at. For a row without context nothing is written.
+        q[B, Hq, D], page_table[B, P] int32, context_lens[B] int32 (including the own token) -> [B, Hq, D], or written
+        to `out`. window: number of last positions (including the own) that are attended to, 0 for all. Entries of
+        `page_table` past a row's context are ignored. Rows without context are not written.
         """
 
     def prefill_attention(
@@ -147,11 +157,11 @@ class Kernels(Protocol):
         scale: float,
         window: int,
     ) -> Tensor:
-        """Causal attention of C chunks whose keys and values are in the cache already: q[T, Hq, D] -> [T, Hq, D].
+        """Attend causally from C chunks; their keys and values are already cached: q[T, Hq, D] -> [T, Hq, D].
 
-        page_table[C, P] int32. query_starts: C + 1 offsets into T. context_lens: for each chunk the tokens of its
-        sequence up to and with this chunk, so the first query of chunk c stands at position context_lens[c] - (its
-        number of queries).
+        page_table[C, P] int32. query_starts: C + 1 offsets into T. context_lens: per chunk, the tokens of its sequence
+        up to the end of this chunk, so the first query of chunk c is at position context_lens[c] - (its number of
+        queries).
         """
 
     def attend_tiles(
@@ -165,9 +175,11 @@ class Kernels(Protocol):
         scale: float,
         window: int,
     ) -> None:
-        """`prefill_attention` of queries that a table on the device names: tiles[tiles, 4] int32 as
-        `kernels.query_tiles` has them, some of no queries. q[T, Hq, D], page_table[C, P] int32. Writes their rows of
-        out[T, Hq, D], the same bits whatever the tiles, and no other."""
+        """Compute `prefill_attention` for the queries listed in a table on the device.
+
+        tiles[tiles, 4] int32 as in `kernels.query_tiles`; tiles without queries are skipped. q[T, Hq, D],
+        page_table[C, P] int32. Writes only the listed rows of out[T, Hq, D]; bits do not depend on the tiling.
+        """
 
     def sample(
         self,
@@ -180,33 +192,40 @@ class Kernels(Protocol):
         position: Tensor,
         choice: Tensor,
     ) -> Tensor:
-        """logits[R, V] any float -> ids[R] int64, as of the same numbers in float32; `kernels.reference.sample.BROKEN`
-        for a row that has a NaN. Rows do not influence each other and there is no generator state.
+        """Sample a token per row: logits[R, V] any float (converted to float32) -> ids[R] int64.
+
+        Rows are independent and there is no generator state. A row with a NaN yields `kernels.reference.sample.BROKEN`.
 
         temperature[R] float32, below 1e-5: the largest logit, the lowest id among equals. top_k[R] int32, 0: off.
         top_p[R] float32, 1: off. min_p[R] float32, 0: off. seed[R], position[R], choice[R] int64 determine the noise
         of a row.
 
         Filters, in vLLM's order, on logits / temperature: min_p keeps tokens with at least min_p times the largest
-        probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens whose renormalised
-        probability reaches top_p. Tokens equal to the smallest kept one are all kept. Then argmax(kept + Gumbel
+        probability; top_k keeps the k largest; top_p keeps the smallest set of largest tokens with a renormalised
+        probability of at least top_p. All tokens equal to the smallest kept one are kept. Then argmax(kept + Gumbel
         noise), see `kernels.reference.noise`.
         """
 
     def gather_slots(
         self, slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int
     ) -> StepRows:
-        """What a step with rows of the slots which[B] int64 reads of them, their page tables cut to `width` pages,
-        which hold the contexts of all. prompts: which rows are not their slots' last tokens."""
+        """Return the model inputs of a step with one row for each of the batch slots which[B] int64.
+
+        width: pages per row of the returned page table, enough for every context. prompts: rows that are prompt tokens
+        instead of their slots' last tokens.
+        """
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-        """`sample` of logits[B, V] with the parameters of the slots which[B] int64, their lengths as positions. Writes
-        ids[B] int64 and, but for nobody's, each slot's last token and length; a broken row's slot gets token 0, so that
-        it can be looked up. filtered: False promises that none of the slots has a filter."""
+        """`sample` logits[B, V] with the parameters of the batch slots which[B] int64, using lengths as positions.
+
+        Writes ids[B] int64 and each slot's last token and length, except for padding rows. The slot of a row with a
+        NaN gets token 0, which is a valid embedding index. filtered: False guarantees that no slot has a filter.
+        """
 
     def log_probs(self, logits: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]), in
-        float32.
+        """Return log probabilities of the chosen and of the k most likely tokens, in float32.
+
+        logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]).
         """
 
 
@@ -217,18 +236,20 @@ def load(
     batch_invariant: bool = False,
     may_round: bool = False,
 ) -> Kernels:
-    """The fastest back end for `device` where `dtype` is asked for (None: not known): Triton on a CUDA device, C++ for
-    float32 and bfloat16 on a CPU where it can be compiled, else the torch references, which `choice` can also ask for.
+    """Return the fastest back end for `device` and the requested `dtype` (None: unknown).
 
-    batch_invariant: one that gives a row the same bits in every batch. Raises `ValueError` where there is none; all are
-    in float32 on a CPU. may_round: in float32 on a CPU, whether what weights, keys and values in bfloat16 are
-    multiplied with may be rounded to it, as if `dtype` were that.
+    Triton on a CUDA device; C++ for float32 and bfloat16 on a CPU if it compiles; else the torch references, which
+    `choice="torch"` selects explicitly. batch_invariant: return a back end that gives a row the same bits in every
+    batch, as all do in float32 on a CPU; raise `ValueError` if there is none. may_round: for float32 on a CPU, allow
+    rounding the operands that bfloat16 weights, keys and values are multiplied with, as `dtype` bfloat16 does.
     """
     from kernels.reference.backend import ReferenceKernels
 
     if device.type == "cuda":
         if batch_invariant and choice == "torch":
-            raise ValueError("on a GPU torch's kernels are not batch-invariant")
+            raise ValueError(
+                "torch's kernels are not batch-invariant on a GPU; use kernels=auto or batch_invariant=False"
+            )
         if choice == "torch":
             return ReferenceKernels()
         if batch_invariant:
@@ -246,7 +267,7 @@ def load(
 
             return CpuKernels(may_round or dtype == torch.bfloat16)
         except CannotCompile as error:
-            log.warning("the CPU kernels cannot be used, so torch computes, which is slower: %s", error)
+            log.warning("The CPU kernels are unavailable; falling back to torch, which is slower. Reason: %s", error)
     if batch_invariant and dtype != torch.float32:
-        raise ValueError("on a CPU torch's kernels are batch-invariant in float32 only")
+        raise ValueError(f"torch's kernels are batch-invariant on a CPU in float32 only, got dtype {dtype}")
     return ReferenceKernels()

@@ -1,12 +1,11 @@
-"""The Triton back end in which a row's bits do not depend on its batch: every sum has one order, written down.
+"""Batch-invariant Triton back end: a row's bits do not depend on its batch, because every sum has a fixed order.
 
-What stands in the way elsewhere is the library's matrix product, which picks its tiles and splits by the number of
-rows, and decode attention, which sums a context in another order than prefill attention does. Here both have one order
-for all: slower, by what `benchmarks/gpu.py` measures (after He et al., "Defeating Nondeterminism in LLM Inference",
-2025).
+In `kernels.backend` two operations are not invariant: torch's matrix product picks tiles and splits by the number of
+rows, and decode attention sums a context in another order than prefill attention. Here both use one fixed order (after
+He et al., "Defeating Nondeterminism in LLM Inference", 2025). It is slower; `benchmarks/gpu.py` measures by how much.
 """
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -23,19 +22,19 @@ from kernels.plans import DecodePlan, DecodeTiles
 from kernels.prefill_attention import attend_tiles
 
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
-SPLIT = 1024  # values of k summed by themselves; a multiple of BLOCK_K
-FILLED = 264  # programs from which on a GPU is busy: two for each multiprocessor of a Hopper chip
+SPLIT = 1024  # values of k per partial sum; a multiple of BLOCK_K
+FILLED = 264  # programs that keep a GPU busy: two for each multiprocessor of a Hopper chip
 NUM_WARPS = 4
 NUM_STAGES = 4
 
 
-# What differs from batch to batch is not specialised on: its first odd value would compile anew while people wait.
+# Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
 @triton.jit(do_not_specialize=["M"])
 def _linear_kernel(
     x,  # [M, K] any float, strided over M
     weight,  # [N, K]
     bias,  # [N], read when HAS_BIAS
-    out,  # [M, N]; with ALONE [splits, M, N] float32: the sum of each split, without the bias
+    out,  # [M, N]; with ALONE [splits, M, N] float32, the sum of each split without bias
     M,
     N,
     K,
@@ -48,7 +47,7 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of the product: split by split in ascending order, or with ALONE one split."""
+    """Compute one tile of the product: all splits in ascending order, or a single split with ALONE."""
     columns = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     first, last = 0, K
@@ -88,32 +87,32 @@ def _join_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds the splits in ascending order, then the bias: what a program that has all of them does."""
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = M * N  # a multiple of 16 where N is known to be one, whatever M: so loads stay wide
-    inside = places < size
+    """Add the splits in ascending order, then the bias, exactly as a program that computes all splits does."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    size = M * N  # a multiple of 16 if N is known to be one, for any M, so loads stay wide
+    inside = offsets < size
     total = tl.zeros([BLOCK], tl.float32)
     for split in range(splits):
-        total += tl.load(sums + tl.cast(split, tl.int64) * size + places, mask=inside, other=0.0)
+        total += tl.load(sums + tl.cast(split, tl.int64) * size + offsets, mask=inside, other=0.0)
     if HAS_BIAS:
-        total += tl.load(bias + places % N, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
+        total += tl.load(bias + offsets % N, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + offsets, total.to(out.dtype.element_ty), mask=inside)
 
 
 class InvariantLinear:
-    """y = x @ weight.T + bias, for x[T, K] -> [T, N]; sums in float32.
+    """Linear layer y = x @ weight.T + bias, x[T, K] -> [T, N], with sums in float32.
 
-    k is cut into splits of a fixed length. Where few rows would leave a GPU idle each split is a program of its own;
-    the sums and their order are the same either way, so a row's bits are too.
+    k is cut into splits of a fixed length. If few rows would leave the GPU idle, each split is its own program. The
+    sums and their order are the same either way, and so are a row's bits.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight[N, K], bias[N] or None; both are kept as they are."""
+        """Keep weight[N, K] and bias[N] or None unchanged."""
         self._weight = weight.contiguous()
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x[T, K] -> [T, N], same dtype as x."""
+        """Compute x[T, K] -> [T, N], in the dtype of x."""
         assert x.stride(1) == 1
         (rows, inputs), outputs = x.shape, self._weight.shape[0]
         out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -145,14 +144,14 @@ class InvariantLinear:
             BLOCK_M=BLOCK_M,
             BLOCK_N=BLOCK_N,
             BLOCK_K=BLOCK_K,
-            PRECISION="ieee",  # of float32 operands; half-precision ones are not affected
+            PRECISION="ieee",  # applies to float32 operands; half precision is not affected
             num_warps=NUM_WARPS,
             num_stages=NUM_STAGES,
         )
 
 
 class InvariantKernels(TritonKernels):
-    """`kernels.interface.Kernels`, batch-invariant: the other operations of `TritonKernels` compute a row by itself."""
+    """Batch-invariant `kernels.interface.Kernels`: overrides the operations of `TritonKernels` that mix rows."""
 
     @staticmethod
     def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -176,7 +175,7 @@ class InvariantKernels(TritonKernels):
         plan: DecodePlan | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As a chunk of one query for each row, so that a token computed again in a chunk has the same bits."""
+        """Compute each row as a prefill chunk of one query: recomputing its token in a chunk gives equal bits."""
         if not isinstance(plan, DecodeTiles):
             plan = self.plan_decode(page_table, context_lens, q.shape[1], k_cache, window)
         out = torch.empty_like(q) if out is None else out

@@ -1,4 +1,4 @@
-"""Main memory for what is large and lives long."""
+"""Host memory for large, long-lived tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 HAS_MAPPINGS = hasattr(mmap, "MAP_ANONYMOUS")
-MAPPING = 64 << 20  # bytes that an arena takes of the system's addresses at a time
+MAPPING = 64 << 20  # bytes: minimum size of an arena's mapping
 ALIGNMENT = 64  # bytes
 
 
 def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros on the CPU in a mapping of their own: they take no memory before they are written, all of it goes back when
-    the tensor goes, leaving no holes, and the system may use huge pages, which a walk through gigabytes is faster over.
+    """Return a zeroed CPU tensor in an anonymous memory mapping of its own.
+
+    It takes no memory before it is written, all memory is returned with the tensor without fragmentation, and the
+    system may use huge pages, which speeds up streaming through gigabytes.
     """
     size = math.prod(shape) * dtype.itemsize
     if not size or not HAS_MAPPINGS:
@@ -26,22 +28,24 @@ def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class Arena:
-    """Zeros as those of `own_pages`, one tensor behind the other: a model's matrices are often smaller than a huge
-    page, or end in one, and a step walks through all of them. A mapping goes back when all tensors in it are gone.
+    """Allocator of zeroed tensors as from `own_pages`, placed one after another.
+
+    A model's matrices are often smaller than a huge page, or end inside one, and a step streams through all of them. A
+    mapping is returned when all tensors in it are gone.
     """
 
     def __init__(self) -> None:
         self._memory: weakref.ref[mmap.mmap] | None = None
-        self._end = 0  # of what is taken of it, in bytes
-        self._taking = threading.Lock()  # as models may be loaded by several threads
+        self._end = 0  # bytes used of the current mapping
+        self._lock = threading.Lock()  # several threads may load models
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """One more, at a multiple of 64 bytes."""
+        """Return a new zeroed tensor, aligned to 64 bytes."""
         count = math.prod(shape)
         size = -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         if not size or not HAS_MAPPINGS:
             return torch.zeros(shape, dtype=dtype)
-        with self._taking:
+        with self._lock:
             memory = self._memory() if self._memory else None
             if memory is None or self._end + size > len(memory):
                 memory, self._end = _mapping(max(size, MAPPING)), 0

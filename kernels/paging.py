@@ -1,5 +1,6 @@
-"""How the cache of one layer lies in memory: [N, Hkv, S, D], each page in one piece, pages `stride(0)` numbers apart,
-between them those of other layers.
+"""Memory layout of one layer's cache: [N, Hkv, S, D] with contiguous pages, `stride(0)` values apart.
+
+The pages of other layers lie in between.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from torch import Tensor
 
 
 def page_rows(cache: Tensor) -> int:
-    """Rows of D numbers from one page to the next."""
+    """Return the distance between pages in rows of D values."""
     _, _, positions, dim = cache.shape
-    between, *inside = cache.stride()
-    assert inside == [positions * dim, dim, 1] and between % dim == 0, cache.stride()
-    return between // dim
+    page_stride, *inner_strides = cache.stride()
+    assert inner_strides == [positions * dim, dim, 1] and page_stride % dim == 0, cache.stride()
+    return page_stride // dim
 
 
 def as_rows(cache: Tensor, width: int) -> Tensor:
-    """The memory from the first page to the end of the last one, as rows of `width` numbers."""
+    """Return a view of the memory from the first page to the end of the last one, as rows of `width` values."""
     pages, heads, positions, dim = cache.shape
-    numbers = (pages - 1) * cache.stride(0) + heads * positions * dim
+    num_values = (pages - 1) * cache.stride(0) + heads * positions * dim
     assert cache.stride(0) % width == 0
-    return cache.as_strided((numbers // width, width), (width, 1))
+    return cache.as_strided((num_values // width, width), (width, 1))

@@ -1,4 +1,4 @@
-"""What a step computes once and every layer reuses. Opaque to callers: built by `plan_*`, handed back to the operation.
+"""Plans: per-step data that all layers reuse. Opaque to callers: built by `plan_*` and passed back to the operation.
 
 A small model on a CPU is bound by the number of dispatched operations, and index arithmetic is the same in all layers.
 """
@@ -15,8 +15,8 @@ class RopePlan:
     """Rotations and cache rows of one step.
 
     cos, sin: [T, 1, D] in the dtype of the cache, both halves filled, the first half of `sin` negated.
-    rows: [T', Hkv] int64 into the cache seen as [N * Hkv * S, D], for the tokens that are written.
-    kept: [T'] int64, the tokens that are written; None when all are.
+    rows: [T', Hkv] int64 into the cache viewed as [N * Hkv * S, D], for the tokens that are written.
+    kept: [T'] int64, the tokens that are written; None if all are.
     """
 
     cos: Tensor
@@ -27,12 +27,12 @@ class RopePlan:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decode rows of similar length that are computed together, padded to the longest of them.
+    """Decode rows of similar length that are computed together, padded to the longest.
 
-    first, last: the group's rows among the plan's ordered rows.
-    key_rows: [b * Hkv * pages] int32 into the cache seen as [N * Hkv, S * D].
-    hidden: [b, 1, 1, L] bool, positions that are not attended to.
-    value_rows: [b * Hkv * L] int32 into the cache seen as [N * Hkv * S, D].
+    first, last: the group's range in the plan's ordered rows.
+    key_rows: [b * Hkv * pages] int32 into the cache viewed as [N * Hkv, S * D].
+    hidden: [b, 1, 1, L] bool, masked positions.
+    value_rows: [b * Hkv * L] int32 into the cache viewed as [N * Hkv * S, D].
     """
 
     first: int
@@ -43,13 +43,14 @@ class DecodeGroup:
 
 
 class DecodePlan:
-    """Of the decode rows of a step. What is in it is its back end's own affair."""
+    """Base class for plans of a step's decode rows. The contents are private to the back end."""
 
 
 @dataclass(frozen=True)
 class DecodeGroups(DecodePlan):
-    """Groups in ascending length. order and restore: [B] int64 permutations there and back; None when they change
-    nothing.
+    """Groups in ascending length.
+
+    order, restore: [B] int64, the permutation to sorted order and its inverse; None for the identity.
     """
 
     groups: tuple[DecodeGroup, ...]
@@ -59,20 +60,22 @@ class DecodeGroups(DecodePlan):
 
 @dataclass(frozen=True)
 class DecodeTiles(DecodePlan):
-    """tiles[B, 4] int32: each row as a chunk of one query, see `kernels.query_tiles`; of none without a context."""
+    """Decode rows as prefill tiles.
+
+    tiles: [B, 4] int32, each row as a chunk of one query (see `kernels.query_tiles`), or of none without a context.
+    """
 
     tiles: Tensor
 
 
 @dataclass(frozen=True)
 class DecodeTasks(DecodePlan):
-    """The splits of all contexts, for every key/value head.
+    """Splits of all contexts, for every key/value head.
 
-    tasks: [5, B * splits] int32, of each the row, the split, the first position that is seen, the context and the size
-    of a split; num_tasks: [1] int32, how many there are.
-    arrived: [B, Hkv] int32 zeros: of a row and key/value head, how many splits are reduced. Each layer leaves zeros
-    behind.
-    splits: the most that a row can have. has_blocks: whether one can be more than one block.
+    tasks: [5, B * splits] int32: row, split, first visible position, context length and split size of each task.
+    num_tasks: [1] int32, number of tasks.
+    arrived: [B, Hkv] int32 zeros: number of reduced splits per row and key/value head. Each layer restores the zeros.
+    splits: maximum number of splits of a row. has_blocks: whether a split can exceed one block.
     """
 
     tasks: Tensor

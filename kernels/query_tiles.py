@@ -1,18 +1,21 @@
-"""How the queries of prompts are cut into the tiles that attention computes: a table that lies on the device."""
+"""Partition of prompt queries into attention tiles, listed in a table on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-QUERIES = 64  # of a tile at most
-COLUMNS = 4  # of the table: row of the page table, first query row, number of queries, position of the first query
+QUERIES = 64  # maximum per tile
+COLUMNS = 4  # row of the page table, first query row, number of queries, position of the first query
 
 Tile = tuple[int, int, int, int]
 
 
 def query_tiles(chunks: Iterable[Tile]) -> list[Tile]:
-    """Chunks, written as if each were a tile of any size -> their tiles. Those with most to look at come first:
-    programs begin in order, and a long one that began last would have the GPU to itself."""
+    """Split chunks, each given as one tile of any size, into tiles of at most QUERIES queries.
+
+    Tiles with the longest contexts come first: programs start in order, and a long one that started last would run
+    alone.
+    """
     tiles = [
         (table_row, row + done, min(QUERIES, queries - done), position + done)
         for table_row, row, queries, position in chunks

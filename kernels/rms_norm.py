@@ -1,6 +1,6 @@
 """Root mean square normalisation of rows. One program per row."""
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -26,7 +26,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Normalises one row, held whole in registers."""
+    """Normalise one row, held entirely in registers."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < H
@@ -39,7 +39,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x[T, H], weight[H] -> [T, H]."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight: x[T, H], weight[H] -> [T, H]."""
     assert x.is_contiguous()
     T, H = x.shape
     out = torch.empty_like(x)

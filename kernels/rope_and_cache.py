@@ -1,8 +1,9 @@
-"""QK-norm, rotary embedding and the write to the paged cache in one kernel. One program per token: its heads share the
-angles, and are enough for whole words to be read and written.
+"""QK-norm, rotary embedding and the write to the paged cache in one kernel.
+
+One program per token: its heads share the angles and suffice for wide loads and stores.
 """
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -18,7 +19,7 @@ from kernels.paging import page_rows
 from kernels.plans import RopePlan
 
 NUM_WARPS = 4
-NUM_WARPS_OF_HEAD = 1  # at most a few hundred values
+NUM_WARPS_OF_HEAD = 1  # a head has at most a few hundred values
 
 
 @triton.jit
@@ -27,7 +28,7 @@ def _halves(
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
 ):
-    """Both, [HALF_BLOCK] float32 each."""
+    """Return both halves of a vector, [HALF_BLOCK] float32 each."""
     HALF: tl.constexpr = HEAD_DIM // 2
     halves = tl.arange(0, HALF_BLOCK)
     first = tl.load(vector + halves, mask=halves < HALF, other=0.0).to(tl.float32)
@@ -37,9 +38,9 @@ def _halves(
 
 @triton.jit
 def _rotated(
-    first,  # [heads, HALF_BLOCK] any float, as is `second`
-    second,
-    cos,  # [HALF_BLOCK] float32, as are the other three
+    first,  # [heads, HALF_BLOCK] any float
+    second,  # like `first`
+    cos,  # [HALF_BLOCK] float32, like the next three
     sin,
     first_gain,
     second_gain,
@@ -47,7 +48,7 @@ def _rotated(
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Both halves of heads in float32, through the norm of a head and rotated."""
+    """Return both halves of the heads in float32, normalised per head (with NORM) and rotated."""
     first, second = first.to(tl.float32), second.to(tl.float32)
     if NORM:
         square_sums = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
@@ -73,7 +74,7 @@ def _rope_and_cache_kernel(
     q_stride,
     k_stride,
     v_stride,
-    page_rows,  # of D numbers, from one page to the next
+    page_rows,  # rows of D values from one page to the next
     eps,
     QUERY_HEADS: tl.constexpr,
     QUERY_BLOCK: tl.constexpr,  # Hq rounded up to a power of two
@@ -86,10 +87,10 @@ def _rope_and_cache_kernel(
     K_NORM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Rotates the query heads of one token, rotates its key heads and stores them with its value heads.
+    """Rotate the query and key heads of one token, and store its keys and values in the cache.
 
-    One program has nobody beside it to wait with: what the step knew before is read before its turn, and all of the
-    token before anything of it is stored.
+    A single program cannot hide latency behind others. So it reads the step's inputs before its turn (early launch),
+    and loads everything of the token before it stores anything.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -97,7 +98,7 @@ def _rope_and_cache_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     slot = tl.load(slots + token)
     cos, sin = _halves(cos_sin + tl.load(positions + token) * HEAD_DIM, HEAD_DIM, HALF_BLOCK)
-    q_gain, q_second_gain = cos, sin  # not looked at without a norm
+    q_gain, q_second_gain = cos, sin  # placeholders, unused without a norm
     k_gain, k_second_gain = cos, sin
     if Q_NORM:
         q_gain, q_second_gain = _halves(q_norm, HEAD_DIM, HALF_BLOCK)
@@ -108,26 +109,28 @@ def _rope_and_cache_kernel(
     halves, heads, kv_heads = tl.arange(0, HALF_BLOCK), tl.arange(0, QUERY_BLOCK), tl.arange(0, KV_BLOCK)
     query_inside = (heads < QUERY_HEADS)[:, None] & (halves < HALF)[None, :]
     inside = (kv_heads < KV_HEADS)[:, None] & (halves < HALF)[None, :]
-    query_places = heads[:, None] * HEAD_DIM + halves[None, :]
-    places = kv_heads[:, None] * HEAD_DIM + halves[None, :]
+    query_offsets = heads[:, None] * HEAD_DIM + halves[None, :]
+    kv_offsets = kv_heads[:, None] * HEAD_DIM + halves[None, :]
     query, key, value = (
-        q + token * q_stride + query_places,
-        k + token * k_stride + places,
-        v + token * v_stride + places,
+        q + token * q_stride + query_offsets,
+        k + token * k_stride + kv_offsets,
+        v + token * v_stride + kv_offsets,
     )
     first, second = tl.load(query, mask=query_inside, other=0.0), tl.load(query + HALF, mask=query_inside, other=0.0)
     key_first, key_second = tl.load(key, mask=inside, other=0.0), tl.load(key + HALF, mask=inside, other=0.0)
     value_first, value_second = tl.load(value, mask=inside, other=0.0), tl.load(value + HALF, mask=inside, other=0.0)
     first, second = _rotated(first, second, cos, sin, q_gain, q_second_gain, eps, HEAD_DIM, Q_NORM)
-    target = q_out + token * QUERY_HEADS * HEAD_DIM + query_places
+    target = q_out + token * QUERY_HEADS * HEAD_DIM + query_offsets
     tl.store(target, first.to(q_out.dtype.element_ty), mask=query_inside)
     tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=query_inside)
     if slot >= 0:
-        turned, turned_second = _rotated(key_first, key_second, cos, sin, k_gain, k_second_gain, eps, HEAD_DIM, K_NORM)
+        key_first_out, key_second_out = _rotated(
+            key_first, key_second, cos, sin, k_gain, k_second_gain, eps, HEAD_DIM, K_NORM
+        )
         rows = slot // PAGE_SIZE * page_rows + kv_heads * PAGE_SIZE + slot % PAGE_SIZE
         cached = rows[:, None] * HEAD_DIM + halves[None, :]
-        tl.store(k_cache + cached, turned.to(k_cache.dtype.element_ty), mask=inside)
-        tl.store(k_cache + cached + HALF, turned_second.to(k_cache.dtype.element_ty), mask=inside)
+        tl.store(k_cache + cached, key_first_out.to(k_cache.dtype.element_ty), mask=inside)
+        tl.store(k_cache + cached + HALF, key_second_out.to(k_cache.dtype.element_ty), mask=inside)
         tl.store(v_cache + cached, value_first, mask=inside)
         tl.store(v_cache + cached + HALF, value_second, mask=inside)
 
@@ -141,12 +144,12 @@ def _write_cache_kernel(
     v_cache,  # [N, Hkv, S, D]
     k_stride,
     v_stride,
-    page_rows,  # of D numbers, from one page to the next
+    page_rows,  # rows of D values from one page to the next
     HEAD_DIM: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """Copies one head of one token."""
+    """Copy one key head and one value head of one token to the cache."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     dims = tl.arange(0, HEAD_BLOCK)
@@ -174,7 +177,10 @@ def rope_and_cache(
     eps: float,
     plan: RopePlan | None = None,
 ) -> Tensor:
-    """q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, D] -> rotated q; see `kernels.interface.Kernels.rope_and_cache`."""
+    """Rotate q[T, Hq, D] and k[T, Hkv, D], cache k and v[T, Hkv, D], and return the rotated q[T, Hq, D].
+
+    See `kernels.interface.Kernels.rope_and_cache`.
+    """
     T, query_heads, head_dim = q.shape
     kv_heads = k.shape[1]
     assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (q, k, v))
@@ -212,7 +218,7 @@ def rope_and_cache(
 
 
 def write_cache(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """k[T, Hkv, D] and v[T, Hkv, D] into slots[T] int64; -1: do not write."""
+    """Write k[T, Hkv, D] and v[T, Hkv, D] to the cache positions slots[T] int64; -1 skips a token."""
     T, kv_heads, head_dim = k.shape
     assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (k, v))
     _write_cache_kernel[(T, kv_heads)](

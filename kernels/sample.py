@@ -1,11 +1,11 @@
-"""The sampler: temperature, min_p, top_k, top_p, Gumbel noise, argmax. Nothing is sorted, no softmax is written.
+"""Sampler: temperature, min_p, top_k, top_p, Gumbel noise, argmax, without sorting and without storing a softmax.
 
-A row is read by several programs, since one multiprocessor alone reads a vocabulary slowly; the best of what each of
-them found is its token. Each filter is a threshold on the row's logits, which `kernels.filters` finds. A row's result
-depends on nothing but the row.
+Several programs read each row, because a single multiprocessor reads a vocabulary slowly; the row's token is the best
+candidate of its programs. Each filter is a threshold on the row's logits, found by `kernels.filters`. A row's result
+depends on that row only.
 """
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -43,7 +43,7 @@ from kernels.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
 from kernels.reference import sample as reference
 from kernels.slots import SlotTensors
 
-SLICE = tl.constexpr(4096)  # columns of one program, where there are no filters
+SLICE = tl.constexpr(4096)  # columns per program for rows without filters
 BROKEN = tl.constexpr(reference.BROKEN)
 NO_COLUMN = tl.constexpr(2147483647)
 SLICE_WARPS = 8
@@ -51,19 +51,19 @@ SLICE_WARPS = 8
 
 @triton.jit
 def _is_plain(greedy, k, p, least, V):
-    """Whether every column of a row may be sampled, or the largest is. least: its min_p."""
+    """Return whether the row is greedy or has no filters. least: the row's min_p."""
     return greedy | (((k <= 0) | (k >= V)) & (p >= 1.0) & (least <= 0.0))
 
 
 @triton.jit
 def _noise_keys(seed, position, choice):
-    """The two that a token's noise is drawn with."""
+    """Return the two uint32 keys of a row's noise."""
     return row_key(KEY_START_A, seed, position, choice), row_key(KEY_START_B, seed, position, choice)
 
 
 @triton.jit
 def _store_best(best, best_column, scores, columns):
-    """The largest of scores[N] and the lowest of columns[N] that has it; NaN where one of them is."""
+    """Store the largest of scores[N] (NaN if any score is NaN) and the lowest of columns[N] with that score."""
     top = tl.max(scores, axis=0)
     tl.store(best, tl.where(has_nan(scores), float("nan"), top))
     tl.store(best_column, tl.min(tl.where(scores == top, columns, NO_COLUMN), axis=0))
@@ -71,7 +71,7 @@ def _store_best(best, best_column, scores, columns):
 
 @triton.jit
 def _store_nothing(best, best_column):
-    """Less than any, and the token of a row in which nothing can be sampled."""
+    """Store -inf and column 0, the token of a row without any candidate."""
     tl.store(best, float("-inf"))
     tl.store(best_column, 0)
 
@@ -79,7 +79,7 @@ def _store_nothing(best, best_column):
 @triton.jit(do_not_specialize=["entries"])
 def _slice_kernel(
     logits,  # [R, V] any float
-    which,  # [R] int64, each row's slot
+    which,  # [R] int64, slot of each row
     temperature,  # [slots] float32
     top_k,  # [slots] int32
     top_p,  # [slots] float32
@@ -95,8 +95,10 @@ def _slice_kernel(
     entries,
     EARLY: tl.constexpr,
 ):
-    """The best of one slice of one row without filters. Of another row the largest value of each of the slice's groups,
-    NaN if there is one in the slice; and a share of its tallies is set to zero.
+    """Process one slice of one row.
+
+    Without filters, store the slice's best score and column. With filters, store the largest value of each group of
+    the slice (NaN if the slice contains one) and zero a share of the row's tallies.
     """
     take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -104,21 +106,21 @@ def _slice_kernel(
     part = tl.program_id(1)
     scores += row * entries + part
     columns += row * entries + part
-    given = tl.load(temperature + slot)
-    greedy = given < GREEDY_BELOW
+    divisor = tl.load(temperature + slot)
+    greedy = divisor < GREEDY_BELOW
     k, p = tl.load(top_k + slot), tl.load(top_p + slot)
     covered = part * SLICE + tl.arange(0, SLICE)
     values = load_block(logits + row * V, covered, V)
     if _is_plain(greedy, k, p, tl.load(min_p + slot), V):
         if not greedy:
             key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
-            # No filter looks at these values, so they may be a unit in the last place from a quotient.
-            values = values * tl.div_rn(1.0, given) + gumbel(column_hash(covered, key_a, key_b))
+            # No filter compares these values, so an error of one unit in the last place is acceptable.
+            values = values * tl.div_rn(1.0, divisor) + gumbel(column_hash(covered, key_a, key_b))
         _store_best(scores, columns, values, covered)
     else:
         _store_nothing(scores, columns)
         GROUPS: tl.constexpr = SLICE // GROUP
-        largest = tl.max(tl.reshape(tl.div_rn(values, given), [GROUPS, GROUP]), axis=1)
+        largest = tl.max(tl.reshape(tl.div_rn(values, divisor), [GROUPS, GROUP]), axis=1)
         largest = tl.where(has_nan(values), float("nan"), largest)
         tl.store(maxima + (row * tl.num_programs(1) + part) * GROUPS + tl.arange(0, GROUPS), largest)
         for tally in range(part, SEARCHES * STEPS, tl.num_programs(1)):
@@ -130,7 +132,7 @@ def _slice_kernel(
 @triton.jit(do_not_specialize=["entries", "blocks"])
 def _kept_kernel(
     logits,  # [R, V] any float
-    which,  # [R] int64, each row's slot
+    which,  # [R] int64, slot of each row
     temperature,  # [slots] float32
     top_k,  # [slots] int32
     top_p,  # [slots] float32
@@ -150,14 +152,14 @@ def _kept_kernel(
     GROUPS: tl.constexpr,  # a power of two
     EARLY: tl.constexpr,
 ):
-    """The best of what the filters keep in `blocks` blocks of one row; nothing where the row has none."""
+    """Store the best candidate that the filters keep in `blocks` blocks of one row; -inf for a row without filters."""
     take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
     divisor = tl.load(temperature + slot)
     k, p, least = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
-    out = row * entries + entries - tl.num_programs(1) + part  # behind those of slices
+    out = row * entries + entries - tl.num_programs(1) + part  # after the entries of slices
     scores += out
     columns += out
     if _is_plain(divisor < GREEDY_BELOW, k, p, least, V):
@@ -170,7 +172,7 @@ def _kept_kernel(
         return
     tallies += row * SEARCHES * STEPS * BINS
     found += row * SEARCHES * (STEPS - 1) * 2
-    if p < 1.0:  # found among what the others keep
+    if p < 1.0:  # the top_p threshold is computed among the columns that the other filters keep
         floor = narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
     else:
         floor = smallest_key(tallies, found, largest, k, least, V)
@@ -196,7 +198,7 @@ def _sample_kernel(
     scores,  # [R, entries] float32: the best of each part
     columns,  # [R, entries] int32
     ids,  # [R] int64
-    which,  # [R] int64, each row's slot; this and what follows is used when ADVANCE
+    which,  # [R] int64, slot of each row; used with ADVANCE, like the next two
     last_tokens,  # [slots] int64
     lengths,  # [slots] int64
     entries,
@@ -205,16 +207,17 @@ def _sample_kernel(
     MOST: tl.constexpr,  # a power of two
     EARLY: tl.constexpr,
 ):
-    """The best of one row, of equal ones the lowest column; BROKEN if one is. Its slot is one token longer, unless
-    it is nobody's.
+    """Store the token of one row: the best entry, the lowest column among equals, BROKEN if an entry is NaN.
+
+    With ADVANCE, append the token to the row's slot unless the row is padding.
     """
     take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, MOST)
     inside = parts < entries
     found = tl.load(scores + row * entries + parts, mask=inside, other=float("-inf"))
-    where = tl.load(columns + row * entries + parts, mask=inside, other=NO_COLUMN)
-    lowest = tl.min(tl.where(found == tl.max(found, axis=0), where, NO_COLUMN), axis=0)
+    candidates = tl.load(columns + row * entries + parts, mask=inside, other=NO_COLUMN)
+    lowest = tl.min(tl.where(found == tl.max(found, axis=0), candidates, NO_COLUMN), axis=0)
     column = tl.where(has_nan(found), BROKEN, lowest).to(tl.int64)
     tl.store(ids + row, column)
     if ADVANCE:
@@ -226,8 +229,10 @@ def _sample_kernel(
 
 @dataclass(frozen=True)
 class Search:
-    """A launched search. best: scores float32 and columns int32 [R, entries], one for each slice and, with filters, for
-    each program that looks for what they keep. searched: maxima, tallies and found, as the kernels say.
+    """Buffers of a launched search.
+
+    best: scores float32 and columns int32, both [R, entries]: one entry per slice and, with filters, one per program
+    of `_kept_kernel`. searched: maxima, tallies and found, with the shapes listed in the kernels.
     """
 
     best: tuple[Tensor, Tensor]
@@ -235,11 +240,10 @@ class Search:
 
 
 def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool) -> Search:
-    """Samples the slices of rows without filters and finds the thresholds of the others, unless there are none.
-    filters: which, temperature, top_k, top_p and min_p; noise: seed, position and choice; as the kernels say.
+    """Sample the slices of rows without filters and, if `filtered`, find the thresholds of the other rows.
 
-    What is launched does not depend on which rows ask for what, which only the device knows: a program whose row has no
-    use for it returns at once.
+    filters: which, temperature, top_k, top_p and min_p; noise: seed, position and choice; shapes as in the kernels.
+    The launches do not depend on the rows' parameters, which are on the device; unneeded programs return at once.
     """
     R, V = logits.shape
     slices = triton.cdiv(V, SLICE.value)
@@ -251,12 +255,12 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
         torch.empty((R, SEARCHES.value, *shape), dtype=torch.int64, device=logits.device)
         for shape in ((STEPS.value, BINS.value), (STEPS.value - 1, 2))
     )
-    made = Search((scores, columns), (maxima, tallies, found))
+    search_result = Search((scores, columns), (maxima, tallies, found))
     _slice_kernel[(R, slices)](
         logits,
         *filters,
         *noise,
-        *made.best,
+        *search_result.best,
         maxima,
         tallies,
         V,
@@ -265,42 +269,42 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
         **early(logits.device),
     )
     if filtered:
-        weigh(logits, filters, made.searched)
-    return made
+        weigh(logits, filters, search_result.searched)
+    return search_result
 
 
 def _best_parts(
     logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool
 ) -> tuple[Tensor, Tensor]:
-    """-> scores float32 and columns int32 [R, entries]: the best of each part of a row."""
+    """Return scores float32 and columns int32, both [R, entries]: the best candidate of each part of a row."""
     R, V = logits.shape
-    made = search(logits, filters, noise, filtered)
+    search_result = search(logits, filters, noise, filtered)
     if not filtered:
-        return made.best
-    groups, programs = made.searched[0].shape[1], programs_each(R, V)
+        return search_result.best
+    groups, programs = search_result.searched[0].shape[1], programs_each(R, V)
     _kept_kernel[(R, programs)](
         logits,
         *filters,
         *noise,
-        *made.searched,
-        *made.best,
+        *search_result.searched,
+        *search_result.best,
         V,
-        made.best[0].shape[1],
+        search_result.best[0].shape[1],
         groups,
         triton.cdiv(V, programs * BLOCK.value),
         GROUPS=triton.next_power_of_2(groups),
         num_warps=NUM_WARPS,
         **early(logits.device),
     )
-    return made.best
+    return search_result.best
 
 
 def _finish(
     best: tuple[Tensor, Tensor], V: int, ids: Tensor, which: Tensor | None = None, slots: SlotTensors | None = None
 ) -> None:
-    """Writes ids[R], and with `slots` the state of those of which[R]."""
+    """Write ids[R] and, with `slots`, advance the state of the slots which[R]."""
     entries = best[0].shape[1]
-    most = triton.cdiv(V, SLICE.value) + triton.cdiv(V, BLOCK.value)  # of any number of rows
+    max_entries = triton.cdiv(V, SLICE.value) + triton.cdiv(V, BLOCK.value)  # for any number of rows
     state = (which, slots.last_tokens, slots.lengths) if slots else (None, None, None)
     _sample_kernel[(len(ids),)](
         *best,
@@ -309,7 +313,7 @@ def _finish(
         entries,
         slots.nobody if slots else -1,
         ADVANCE=slots is not None,
-        MOST=triton.next_power_of_2(most),
+        MOST=triton.next_power_of_2(max_entries),
         num_warps=1,
         **early(ids.device),
     )
@@ -325,7 +329,10 @@ def sample(
     position: Tensor,
     choice: Tensor,
 ) -> Tensor:
-    """logits[R, V] any float and one parameter per row -> ids[R] int64; see `kernels.interface.Kernels.sample`."""
+    """Sample a token per row: logits[R, V] any float and one parameter per row -> ids[R] int64.
+
+    See `kernels.interface.Kernels.sample`.
+    """
     R, V = logits.shape
     each = torch.arange(R, device=logits.device)
     best = _best_parts(logits, (each, temperature, top_k, top_p, min_p), (seed, position, choice), True)
@@ -335,7 +342,10 @@ def sample(
 
 
 def sample_slots(logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-    """logits[B, V] any float, which[B] int64, ids[B] int64; see `kernels.interface.Kernels.sample_slots`."""
+    """Sample logits[B, V] any float with the parameters of the slots which[B] int64 into ids[B] int64.
+
+    See `kernels.interface.Kernels.sample_slots`.
+    """
     filters = (which, slots.temperature, slots.top_k, slots.top_p, slots.min_p)
     best = _best_parts(logits, filters, (slots.seed, slots.lengths, slots.choice), filtered)
     _finish(best, logits.shape[1], ids, which, slots)

@@ -1,6 +1,6 @@
-"""The gate of a SwiGLU feed-forward layer. One program per row and block of columns."""
+"""Gate of a SwiGLU feed-forward layer. One program per row and block of columns."""
 
-# Pointers of a kernel have no Python type; a comment beside each says what it points to.
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ANN202
 
@@ -24,7 +24,7 @@ def _silu_mul_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """silu(gate) * up for BLOCK columns of one row, in float32."""
+    """Compute silu(gate) * up for BLOCK columns of one row, in float32."""
     take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -37,7 +37,7 @@ def _silu_mul_kernel(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up[T, 2I] -> [T, I]."""
+    """Compute silu(first half) * second half: gate_up[T, 2I] -> [T, I]."""
     assert gate_up.is_contiguous()
     T, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((T, width))

@@ -1,4 +1,7 @@
-"""What a step knows of each slot, where it is computed: data that one kernel can read and advance."""
+"""Per-slot state on the device (or in host memory for CPU steps) that a step reads and advances.
+
+A slot here is a batch slot: the row of one running sequence.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SlotTensors:
-    """One row for each slot, and behind them one for nobody, of which nothing ever changes.
+    """State of all slots, one row each, followed by a constant row for padding.
 
-    last_tokens, lengths, seed, choice: [slots + 1] int64; a length counts the last token. page_table: [slots + 1, P]
+    last_tokens, lengths, seed, choice: [slots + 1] int64; a length includes the last token. page_table: [slots + 1, P]
     int32. temperature, top_p, min_p: [slots + 1] float32. top_k: [slots + 1] int32.
     """
 
@@ -30,13 +33,16 @@ class SlotTensors:
 
     @property
     def nobody(self) -> int:
+        """Return the index of the padding row."""
         return len(self.lengths) - 1
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Which of B rows are tokens of prompts. positions: [B] int64 in their sequences; -1: it is not one, but its slot's
-    last token. token_ids: [B] int64, read where there is a position.
+    """Prompt tokens among the B rows of a step.
+
+    positions: [B] int64, position in the sequence, or -1 for a row that decodes its slot's last token.
+    token_ids: [B] int64, read only where `positions` is not -1.
     """
 
     positions: Tensor
@@ -45,9 +51,11 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class StepRows:
-    """One token for each of B rows. token_ids, positions: [B] int64. places: [B] int64, where its keys and values go
-    (page * page size + offset), -1 for nobody. page_table: [B, width] int32. context_lens: [B] int32, what decode
-    attention looks at: 0 for tokens of prompts, which others attend for.
+    """Model inputs of B rows, one token each.
+
+    token_ids, positions: [B] int64. places: [B] int64, the cache position to write keys and values to
+    (page * page size + offset), -1 for padding. page_table: [B, width] int32. context_lens: [B] int32, the context of
+    decode attention: 0 for prompt tokens, which prefill attention handles.
     """
 
     token_ids: Tensor
@@ -58,11 +66,11 @@ class StepRows:
 
 
 class HostSlots(Protocol):
-    """Arrays with one row for each slot, in C's order.
+    """C-contiguous host arrays with one row per slot.
 
-    tokens: [slots, L] int64, those that were known when a sequence joined. lengths, seed, choice: [slots] int64; a
-    length counts the last token. page_table: [slots, P] int32. temperature, top_p, min_p: [slots] float32. top_k:
-    [slots] int32.
+    tokens: [slots, L] int64, the tokens known when the sequence joined. lengths, seed, choice: [slots] int64; a length
+    includes the last token. page_table: [slots, P] int32. temperature, top_p, min_p: [slots] float32. top_k: [slots]
+    int32.
     """
 
     @property
@@ -87,9 +95,9 @@ class HostSlots(Protocol):
 
 @dataclass(frozen=True)
 class StepState:
-    """What steps on a CPU read, in memory that stays where it is; they write lengths, last tokens, keys and values.
+    """State of CPU steps, at fixed addresses. Steps read it and write lengths, last tokens, keys and values.
 
-    last_tokens: each slot's, [slots or more] int64. k, v: the cache, per layer [N, Hkv, S, D].
+    last_tokens: [slots or more] int64. k, v: the cache, per layer [N, Hkv, S, D].
     """
 
     slots: HostSlots
@@ -99,7 +107,7 @@ class StepState:
 
 
 class PromptChunk(Protocol):
-    """Positions start to start + length - 1 of a slot's tokens. samples: the next token is wanted."""
+    """Prefill chunk: positions start to start + length - 1 of a slot's tokens. samples: sample the next token."""
 
     @property
     def slot(self) -> int: ...

@@ -1,11 +1,11 @@
 """Output tokens per second and latencies of this server and its peers on a CPU, in one interleaved run.
 
 The peers (vLLM's CPU build, llama-server, transformers serve, transformers generate in static batches) serve the same
-random bfloat16 weights and get the same token ids over HTTP: prompts of 64 tokens or --prompt, answers of 32-96, all
-streams at once. Whatever is not being measured is frozen. The bound is the linear layers alone.
+random bfloat16 weights and get the same token IDs over HTTP: prompts of 64 tokens or --prompt, answers of 32-96, all
+streams at once. Peers that are not being measured are frozen. The bound is the linear layers alone.
 
-    python -m benchmarks.peers                      # 5 interleaved runs; sets up what is missing first
-    python -m benchmarks.peers --setup              # only that
+    python -m benchmarks.peers                      # 5 interleaved runs; sets up missing peers first
+    python -m benchmarks.peers --setup              # set up missing peers only
     python -m benchmarks.peers --model qwen3-0.6b   # at 1 and 8 streams
     python -m benchmarks.peers --prompt 1024 --streams 1,4,8
     python -m benchmarks.peers --workload lognormal # closed loop, 32 clients, lengths like ShareGPT's
@@ -33,21 +33,21 @@ from benchmarks.peers.servers import PEERS, Peer, PeerFailed, Watch, context
 from benchmarks.results import FOLDER, save, spread
 
 STREAMS = {"llama-115m": "1,4,8,16,32", "qwen3-0.6b": "1,8"}
-FIRST = 8  # tokens of an answer that are compared between peers
+FIRST = 8  # number of first tokens that are compared between peers
 LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "largest_gap_ms")
 FIGURES = ("tokens_per_s", "requests_per_s", *LATENCIES, "tokens_per_event", "other_cores")
-REST = 0.5  # seconds between thawing and the run: a server is seldom asked in the moment in which it was stopped
-DISTURBED = 0.1  # cores taken by what is no part of this
+REST = 0.5  # seconds between thawing and the run, so that a server is not measured right after it was stopped
+DISTURBED = 0.1  # cores used by unrelated processes above which a warning is printed
 HTTP = ("carousel", "vllm", "llama-server", "transformers serve")
 WORKLOADS = ("together", "lognormal", "poisson")
 
 
 class Comparison:
-    """The peers that are left, and what was measured. A peer that fails is dropped, loudly, and the rest goes on."""
+    """Running peers and their measurements. A failing peer is dropped with a warning, and the others continue."""
 
     def __init__(self, vocabulary: int, prompt: int, workload: str = "together", capacity: float | None = None) -> None:
-        """prompt: tokens of each, where all streams start together. capacity: requests a second, for Poisson arrivals;
-        None is measured in a closed loop of the first peer."""
+        """prompt: tokens per prompt when all streams start together. capacity: requests per second for Poisson
+        arrivals; None: measure it in a closed loop of the first peer."""
         self.vocabulary = vocabulary
         self.prompt = prompt
         self.workload = workload
@@ -58,16 +58,16 @@ class Comparison:
         self.agreement: dict[str, list[int]] = {}
 
     def drop(self, name: str, reason: str) -> None:
-        """Leave a peer out from here on."""
-        print(f"!!! {name} is left out: {reason}", flush=True)
+        """Stop a peer and exclude it from further measurements."""
+        print(f"!!! {name} is excluded: {reason}", flush=True)
         self.dropped[name] = reason
         if name in self.peers:
             self.peers.pop(name).process.stop()
 
     def start(self, home: Path, model: Path, names: list[str], options: dict[str, list[str]]) -> None:
-        """Start one after another; each is frozen as soon as it is ready."""
+        """Start the peers one after another; each is frozen as soon as it is ready."""
         for name in names:
-            print(f"starting {name} ...", flush=True)
+            print(f"starting {name}", flush=True)
             try:
                 log = home / "logs" / f"{name.replace(' ', '_')}.log"
                 self.peers[name] = PEERS[name][1](home, model, log, self._context, options.get(name, []))
@@ -77,7 +77,7 @@ class Comparison:
                 self.drop(name, str(error))
 
     def measure(self, streams: int, runs: int) -> None:
-        """A warm-up of each peer, in which their tokens are compared; then the runs, each of all peers in turn."""
+        """Warm up each peer and compare their tokens; then measure the runs, each with all peers in turn."""
         if load := self._warm_up(streams):
             warm_up = {name: self._measure(name, load) for name in list(self.peers)}
             self._compare({name: measured[1] for name, measured in warm_up.items() if measured})
@@ -89,27 +89,30 @@ class Comparison:
                     print(f"{streams} streams, run {run}: {name} {measured[0]['tokens_per_s']:.1f}", flush=True)
 
     def stop(self) -> None:
-        """End all processes."""
+        """Stop all peers."""
         for peer in self.peers.values():
             peer.process.stop()
 
     def measure_capacity(self) -> None:
-        """Take the request rate of the first peer's closed loop as the capacity, unless one was given."""
+        """Use the request rate of the first peer's closed loop as the capacity, unless it was specified."""
         if self.workload != "poisson" or self.capacity is not None or not self.peers:
             return
         measured = self._measure(next(iter(self.peers)), LognormalLoad(CLIENTS, -2, self.vocabulary))
         if measured is None:
-            raise PeerFailed("the capacity could not be measured; state it with --capacity")
+            raise PeerFailed("the capacity could not be measured; specify it with --capacity")
         self.capacity = measured[0]["requests_per_s"]
-        print(f"capacity: {self.capacity:.2f} requests a second", flush=True)
+        print(f"capacity: {self.capacity:.2f} requests per second", flush=True)
 
     @property
     def _context(self) -> int:
         return context(self.prompt if self.workload == "together" else MAX_PROMPT + MAX_OUTPUT)
 
     def _warm_up(self, streams: int) -> Load | None:
-        """Return the load of a level's warm-up. Staggered requests have one, a burst, before the first level: a run of
-        them takes minutes, and its levels differ in nothing that a server would have to get used to."""
+        """Return the warm-up load of a level.
+
+        Staggered workloads are warmed up once, by a burst before the first level: a run takes minutes, and levels do
+        not differ in anything that needs a warm-up.
+        """
         if self.workload == "together":
             return self._load(streams, -1)
         return None if self.agreement else LognormalLoad(CLIENTS, -1, self.vocabulary, requests_per_client=1)
@@ -130,26 +133,26 @@ class Comparison:
         watch = Watch(process)
         try:
             measured, words = self.peers[name].measure(load)
-        except (PeerFailed, RuntimeError, OSError) as error:  # a time limit is an OSError
+        except (PeerFailed, RuntimeError, OSError) as error:  # TimeoutError is an OSError
             self.drop(name, f"{type(error).__name__} at {load.streams} streams: {error}")
             return None
         else:
             others = watch.others()
             if others > DISTURBED:
-                print(f"!!! {name} was disturbed: other processes took {others:.2f} cores meanwhile", flush=True)
+                print(f"!!! {name} was disturbed: other processes used {others:.2f} cores meanwhile", flush=True)
             return measured | {"other_cores": others}, words
         finally:
             process.freeze()
 
     def _compare(self, words: dict[str, list[list[str]]]) -> None:
-        """How many of an answer's first tokens are this server's. Near-ties of random weights part them in the end."""
+        """Record how many first tokens of each answer equal this server's. Near-ties of random logits end agreement."""
         for name, answers in words.items():
             for ours, theirs in zip(words.get("carousel", []), answers, strict=False):
                 same = [a == b for a, b in zip(ours[:FIRST], theirs[:FIRST], strict=True)]
                 self.agreement.setdefault(name, []).append([*same, False].index(False))
 
     def summary(self) -> dict[str, Any]:
-        """By number of streams and peer: median and range."""
+        """Return median and range of all figures, by number of streams and peer."""
         out: dict[str, Any] = {}
         for streams in sorted({row["streams"] for row in self.rows}):
             for name in PEERS:
@@ -161,7 +164,7 @@ class Comparison:
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The medians as Markdown, with the range of tokens per second."""
+    """Return the medians as a Markdown table, with the range of tokens per second."""
     lines = [
         "| Streams, or % of capacity | | tokens/s (range) | of the bound | TTFT p50 ms | TTFT p99 ms | ITL p50 ms "
         "| ITL p99 ms | largest gap ms |",
@@ -179,7 +182,7 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def pool(files: list[Path]) -> None:
-    """Print the ratios of every run of several files: to the bound and to the best peer of the same round."""
+    """Print ratios over all runs of several files: to the bound, and to the best peer of the same run."""
     rows = [(at, row) for at, file in enumerate(files) for row in json.loads(file.read_text())["rows"]]
     for streams in sorted({row["streams"] for _, row in rows}):
         of_bound, over_best = [], []
@@ -200,7 +203,7 @@ def pool(files: list[Path]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default="llama-115m")
     parser.add_argument("--workload", choices=WORKLOADS, default="together", help="default: %(default)s")
@@ -210,21 +213,26 @@ def arguments() -> argparse.Namespace:
         f"poisson {','.join(map(str, PERCENT_OF_CAPACITY))}".replace("%", "%%"),
     )
     parser.add_argument(
-        "--capacity", type=float, metavar="R", help="requests a second for poisson; default: measured, first peer"
+        "--capacity", type=float, metavar="R", help="requests per second for poisson; default: measured, first peer"
     )
     parser.add_argument(
-        "--prompt", type=int, default=PROMPT, metavar="TOKENS", help="of each stream (default: %(default)s)"
+        "--prompt", type=int, default=PROMPT, metavar="TOKENS", help="prompt tokens per stream (default: %(default)s)"
     )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
-        "--peers", help=f"which to measure; default: {','.join(PEERS)}, those with HTTP unless together"
+        "--peers", help=f"peers to measure; default: {','.join(PEERS)}, for staggered workloads those with HTTP"
     )
     parser.add_argument("--home", type=Path, default=Path.home() / ".cache/carousel/peers")
-    parser.add_argument("--setup", action="store_true", help="set up what is missing, and stop")
+    parser.add_argument("--setup", action="store_true", help="set up missing peers and exit")
     parser.add_argument(
-        "--options", nargs=2, action="append", default=[], metavar=("PEER", "ARGUMENTS"), help="added to its command"
+        "--options",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PEER", "ARGUMENTS"),
+        help="add arguments to its command",
     )
-    parser.add_argument("--pool", nargs="+", type=Path, metavar="FILE", help="measure nothing; put results together")
+    parser.add_argument("--pool", nargs="+", type=Path, metavar="FILE", help="combine result files without measuring")
     options = parser.parse_args()
     is_together = options.workload == "together"
     options.peers = options.peers.split(",") if options.peers else list(PEERS if is_together else HTTP)
@@ -234,13 +242,13 @@ def arguments() -> argparse.Namespace:
     if not is_together and options.prompt != PROMPT:
         parser.error(f"--prompt applies to --workload together; {options.workload} draws prompt lengths")
     if options.capacity is not None and (options.workload != "poisson" or not options.capacity > 0):
-        parser.error("--capacity must be a positive number of requests a second, and requires --workload poisson")
+        parser.error("--capacity must be a positive number of requests per second, and requires --workload poisson")
     if options.prompt < 1:
-        parser.error(f"--prompt must be a number of tokens, not {options.prompt}")
+        parser.error(f"--prompt must be at least 1 token, got {options.prompt}")
     if unknown := set(options.peers) - set(PEERS):
-        parser.error(f"no such peers: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown peers in --peers: {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")
     if unknown := {name for name, _ in options.options} - set(HTTP):
-        parser.error(f"--options is for {', '.join(HTTP)}, not for {', '.join(sorted(unknown))}")
+        parser.error(f"--options supports {', '.join(HTTP)}, got {', '.join(sorted(unknown))}")
     return options
 
 
@@ -251,12 +259,12 @@ def _default_streams(options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Set up, measure, print, keep."""
+    """Set up the peers, measure, print and save."""
     options = arguments()
     if options.pool:
         pool(options.pool)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the peers are stopped then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that SIGTERM stops the peers too
     versions, failed = set_up(options.home, {PEERS[name][0] or "" for name in options.peers})
     comparison = Comparison(SHAPES[options.model]["vocab_size"], options.prompt, options.workload, options.capacity)
     for name in options.peers:
@@ -284,7 +292,7 @@ def report(
     comparison: Comparison,
     versions: dict[str, dict[str, str]],
 ) -> None:
-    """Print the table, keep the rows, draw the plot."""
+    """Print the table, save the rows and draw the plot."""
     summary = comparison.summary()
     agreement = {name: statistics.mean(values) for name, values in comparison.agreement.items()}
     settings = {
@@ -299,17 +307,17 @@ def report(
         f"of_{FIRST}_first_tokens_as_carousel": agreement,
     }
     print(table(summary))
-    print(f"first {FIRST} tokens as carousel's, mean:", json.dumps(agreement))
+    print(f"mean number of first {FIRST} tokens equal to carousel's:", json.dumps(agreement))
     for name, reason in comparison.dropped.items():
-        print(f"!!! {name} was left out: {reason}")
+        print(f"!!! {name} was excluded: {reason}")
     name = "peers" if options.model == "llama-115m" else f"peers_{options.model}"
     if options.prompt != PROMPT:
         name += f"_prompts_of_{options.prompt}"
     if options.workload != "together":
-        print("kept in", save(f"{name}_{options.workload}", settings, comparison.rows, summary))
+        print("Saved to", save(f"{name}_{options.workload}", settings, comparison.rows, summary))
         return
-    print("kept in", save(name, settings, comparison.rows, summary))
-    print("drawn in", draw(summary, options.model, FOLDER / f"{name}.svg"))
+    print("Saved to", save(name, settings, comparison.rows, summary))
+    print("Plot saved to", draw(summary, options.model, FOLDER / f"{name}.svg"))
 
 
 if __name__ == "__main__":

@@ -18,40 +18,40 @@ PERCENT_OF_CAPACITY = (20, 40, 60, 80, 100, 120)
 
 @dataclass(frozen=True)
 class LognormalLoad(Load):
-    """Closed loop: `streams` clients, each of which sends its next request when an answer has ended."""
+    """Closed loop: `streams` clients, each of which sends its next request when its answer has ended."""
 
     requests_per_client: int = REQUESTS_PER_CLIENT
 
     @property
     def requests(self) -> int:
-        """Number of requests of the run."""
+        """Return the number of requests of the run."""
         return self.streams * self.requests_per_client
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Lognormal, the same in every run."""
+        """Return the prompt tokens of each request: lognormal, the same in every run."""
         return _lognormal("prompts", self.requests, MEAN_PROMPT, PROMPT_SIGMA, MAX_PROMPT)
 
     @property
     def lengths(self) -> list[int]:
-        """Output tokens of each request: lognormal, the same in every run."""
+        """Return the output tokens of each request: lognormal, the same in every run."""
         return _lognormal("outputs", self.requests, MEAN_OUTPUT, OUTPUT_SIGMA, MAX_OUTPUT)
 
     @property
     def clients(self) -> int | None:
-        """Requests in flight."""
+        """Return the maximum number of requests in flight."""
         return self.streams
 
 
 @dataclass(frozen=True)
 class PoissonLoad(LognormalLoad):
-    """Open loop: requests arrive at `rate` a second whether or not others have been answered."""
+    """Open loop: requests arrive at `rate` per second, regardless of earlier answers."""
 
     rate: float = 1.0
 
     @property
     def starts(self) -> list[float]:
-        """Arrival times in seconds, the same for every peer of a run."""
+        """Return arrival times in seconds, the same for every peer of a run."""
         dice, now, times = random.Random(f"poisson {self.run}"), 0.0, []
         for _ in range(self.requests):
             now += dice.expovariate(self.rate)
@@ -60,7 +60,7 @@ class PoissonLoad(LognormalLoad):
 
     @property
     def clients(self) -> int | None:
-        """No limit on requests in flight."""
+        """Return None: requests in flight are not limited."""
         return None
 
 

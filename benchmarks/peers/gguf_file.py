@@ -1,8 +1,8 @@
-"""Rewrite a model folder of model.py as a GGUF file in bfloat16. Runs in llama-server's environment, alone:
+"""Convert a model folder of model.py to a bfloat16 GGUF file. Standalone script for llama-server's environment:
 
     python gguf_file.py MODEL_FOLDER OUT.gguf
 
-It writes the file by itself, as llama.cpp's own converter refuses a tokenizer whose name it does not know.
+It does not use llama.cpp's converter, which refuses tokenizers with unknown names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf  # type: ignore[import-not-found]  # is only in that environment
+import gguf  # type: ignore[import-not-found]  # installed only in that environment
 import numpy as np
 
 NAMES = {
@@ -34,7 +34,7 @@ NAMES = {
 
 
 def bfloat16_bits(path: Path) -> Iterator[tuple[str, Any]]:
-    """Names and tensors of a safetensors file, bfloat16 as uint16: NumPy has no such type, and torch is not here."""
+    """Yield names and tensors of a safetensors file, bfloat16 as uint16: NumPy lacks it, and torch is not installed."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")
     for name, entry in json.loads(raw[8:begin].tobytes()).items():
@@ -44,7 +44,7 @@ def bfloat16_bits(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def renamed(name: str) -> str:
-    """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight."""
+    """Translate a tensor name: model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight."""
     stem = name.removeprefix("model.").removesuffix(".weight")
     if not stem.startswith("layers."):
         return f"{NAMES[stem]}.weight"
@@ -53,13 +53,13 @@ def renamed(name: str) -> str:
 
 
 def interleaved(weight: Any, heads: int) -> Any:
-    """Rows of a head reordered from two halves to pairs: llama.cpp rotates neighbours in its `llama` architecture."""
+    """Reorder the rows of each head from halves to pairs: llama.cpp's `llama` architecture rotates adjacent rows."""
     rows, inputs = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, inputs).swapaxes(1, 2).reshape(rows, inputs)
 
 
 def write_settings(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
-    """The header: shapes and vocabulary."""
+    """Write the header: shapes and vocabulary."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -79,20 +79,20 @@ def write_settings(writer: gguf.GGUFWriter, config: dict[str, Any], tokenizer: d
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(words))
-    writer.add_token_merges([f"{words[0]} {words[1]}"])  # llama.cpp wants one; no prompt is sent as text
+    writer.add_token_merges([f"{words[0]} {words[1]}"])  # llama.cpp requires one; prompts are never sent as text
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
 
 
 def main(folder: Path, out: Path) -> None:
-    """Write `out`."""
+    """Convert the model in `folder` and write `out`."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, config["model_type"])
     write_settings(writer, config, json.loads((folder / "tokenizer.json").read_text()))
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, bits in bfloat16_bits(folder / "model.safetensors"):
-        if bits.ndim == 1:  # norms are float32 in GGUF; bfloat16 is its upper half
+        if bits.ndim == 1:  # norms are float32 in GGUF; bfloat16 is the upper half of a float32
             writer.add_tensor(renamed(name), (bits.astype(np.uint32) << 16).view(np.float32))
             continue
         part = name.split(".")[-2]

@@ -1,4 +1,4 @@
-"""The load and its figures: prompts and lengths from fixed seeds, streams over HTTP, and what is read off them."""
+"""Load of the peers and its figures: prompts and lengths from fixed seeds, streams over HTTP, and their evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 900.0  # seconds for one measured run
 
 @dataclass(frozen=True)
 class Load:
-    """Streams that start together. Prompts differ from run to run, so that no prefix cache can help; lengths do not."""
+    """Streams that start together. Prompts differ between runs, so that no prefix cache helps; lengths are the same."""
 
     streams: int
     run: int
@@ -29,34 +29,34 @@ class Load:
 
     @property
     def prompts(self) -> list[list[int]]:
-        """Token ids; bytes are left out, see model.py."""
+        """Return the token IDs of each prompt, without byte tokens, see model.py."""
         chance = random.Random(f"{self.run} {self.streams}")
         return [[chance.randrange(BYTES, self.vocabulary) for _ in range(length)] for length in self.prompt_lengths]
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Prompt tokens of each stream."""
+        """Return the prompt tokens of each stream."""
         return [self.prompt] * self.streams
 
     @property
     def starts(self) -> list[float]:
-        """Seconds after the beginning of the run at which each request is sent."""
+        """Return the send time of each request, in seconds after the start of the run."""
         return [0.0] * len(self.lengths)
 
     @property
     def clients(self) -> int | None:
-        """Maximum number of requests in flight; None is no limit."""
+        """Return the maximum number of requests in flight; None: no limit."""
         return None
 
     @property
     def lengths(self) -> list[int]:
-        """Output tokens of each stream."""
+        """Return the output tokens of each stream."""
         return [random.Random(stream).randint(SHORTEST, LONGEST) for stream in range(self.streams)]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer: the moments (seconds after the start) of its events with text, and how many tokens they carried."""
+    """One answer: arrival times (seconds after the start) of its events with text, and its number of tokens."""
 
     moments: list[float]
     tokens: int
@@ -65,7 +65,7 @@ class Stream:
 
 
 def figures(streams: list[Stream]) -> dict[str, Any]:
-    """Tokens a second until the last token, and latencies in milliseconds. A gap lies between two events."""
+    """Return tokens per second until the last token, and latencies in milliseconds. Gaps are between events."""
     tokens = sum(stream.tokens for stream in streams)
     gaps = sorted(b - a for s in streams for a, b in zip(s.moments, s.moments[1:], strict=False))
     first = sorted(stream.moments[0] - stream.sent for stream in streams)
@@ -85,8 +85,11 @@ def figures(streams: list[Stream]) -> dict[str, Any]:
 def over_http(
     port: int, bodies: list[dict[str, Any]], starts: list[float] | None = None, clients: int | None = None
 ) -> list[Stream]:
-    """POST bodies to /v1/completions, each `starts` seconds after the beginning (all at once without), with at most
-    `clients` in flight. Raises `RuntimeError` for an answer of another length."""
+    """POST bodies to /v1/completions and return the answers.
+
+    starts: send times in seconds after the beginning; by default all at once. clients: maximum number in flight.
+    Raises `RuntimeError` for an answer of unexpected length.
+    """
 
     async def one(body: dict[str, Any], start: float, gate: asyncio.Semaphore) -> tuple[float, list[Part]]:
         if start:
@@ -103,11 +106,11 @@ def over_http(
 
     began = time.perf_counter()
     received = run(all_of_them())
-    # Read only now, as the client shares the machine with what it measures.
+    # Parse only now, because the client shares the machine with the measured server.
     answers = [_read(parts, began, sent) for sent, parts in received]
     for body, answer in zip(bodies, answers, strict=True):
         if answer.tokens != body["max_tokens"]:
-            raise RuntimeError(f"{answer.tokens} tokens came instead of {body['max_tokens']}")
+            raise RuntimeError(f"an answer had {answer.tokens} tokens instead of {body['max_tokens']}")
     return answers
 
 
@@ -118,7 +121,7 @@ async def _receive(port: int, body: dict[str, Any]) -> list[Part]:
 
 
 def _read(parts: list[Part], began: float, sent: float) -> Stream:
-    """Tokens are as the usage block has them, since an event may carry several."""
+    """Parse an answer. Tokens are taken from the usage block, because an event may carry several."""
     moments: list[float] = []
     pieces: list[str] = []
     tokens = -1
@@ -135,7 +138,7 @@ def _read(parts: list[Part], began: float, sent: float) -> Stream:
 
 
 def _events(parts: list[Part]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Each event with the moment at which its line was complete. What frames HTTP's chunks stands on other lines."""
+    """Yield each event with the time at which its line was complete. HTTP chunk framing is on other lines."""
     rest = b""
     for moment, data in parts:
         *lines, rest = (rest + data).split(b"\n")

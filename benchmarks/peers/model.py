@@ -1,7 +1,7 @@
-"""The model every peer serves: random weights, written once in Hugging Face layout, with a tokenizer of made-up words.
+"""Model that every peer serves: random weights, written once in Hugging Face layout, with a tokenizer of made-up words.
 
-The 256 byte tokens, the end-of-sequence token among them, have zero rows in the embedding and so never the largest
-logit: no answer ends early and no event waits for the rest of a character, also in peers without `ignore_eos`.
+The 256 byte tokens, including the end-of-sequence token, have zero rows in the embedding and so never the largest
+logit. No answer ends early and no event waits for the rest of a character, even in peers without `ignore_eos`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from torch import Tensor
 
-BYTES = 256  # the tokens before the first word
+BYTES = 256  # byte tokens, which precede the first word
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-12m": {  # quick steps, for benchmarks that need many
+    "llama-12m": {  # fast steps, for benchmarks that need many
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": 320,
@@ -100,7 +100,7 @@ def make_tokenizer(folder: Path, size: int, max_length: int) -> None:
 
 
 def word(token: int) -> str:
-    """What a token stands for in the vocabulary file: a byte, or a space and four letters."""
+    """Return a token's entry in the vocabulary file: a byte, or a space and four letters."""
     if token < BYTES:
         return sorted(pre_tokenizers.ByteLevel.alphabet())[token]
     letters = "".join(chr(97 + (token // 26**place) % 26) for place in (3, 2, 1, 0))
@@ -108,13 +108,13 @@ def word(token: int) -> str:
 
 
 def as_text(tokens: list[int]) -> str:
-    """A prompt for a peer that takes only text; the tokenizer makes the same words of it."""
+    """Return a prompt as text, for a peer that takes only text; the tokenizer restores the same tokens."""
     return "".join(word(token) for token in tokens).replace("Ġ", " ")
 
 
 def _tokenizer(size: int) -> Tokenizer:
     vocabulary = {word(token): token for token in range(size)}
-    # No merges, as a word is looked up whole (ignore_merges).
+    # No merges are needed, because whole words are looked up (ignore_merges).
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -122,7 +122,10 @@ def _tokenizer(size: int) -> Tokenizer:
 
 
 def _weights(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Normal with deviation 0.04, norms at one. At 0.02, the usual start of training, an answer repeats one token."""
+    """Return normal weights with standard deviation 0.04, and norms of one.
+
+    At 0.02, the usual initialisation, answers repeat one token.
+    """
     generator = torch.Generator().manual_seed(0)
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head

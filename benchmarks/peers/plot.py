@@ -1,4 +1,4 @@
-"""Tokens per second by streams, a line for each peer and the bound."""
+"""Plot of tokens per second by streams, with a line for each peer and the bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = {"bound": "linear layers alone", "transformers generate": "transformers
 
 
 def draw(summary: dict[str, Any], model: str, path: Path) -> Path:
-    """Write the plot: medians, with the range as a thin bar."""
+    """Write the plot: medians, with the range as error bars."""
     counts = [int(streams) for streams in summary]
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
     for name, (colour, marker) in STYLES.items():
@@ -50,7 +50,7 @@ def draw(summary: dict[str, Any], model: str, path: Path) -> Path:
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("streams at once")
+    axes.set_xlabel("concurrent streams")
     axes.set_ylabel("output tokens per second")
     axes.set_title(f"{model}, random weights, bfloat16 checkpoint, CPU", fontsize=10)
     axes.grid(color="#dddddd", linewidth=0.6)

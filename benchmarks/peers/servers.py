@@ -1,4 +1,4 @@
-"""What is measured, as child processes: each can be frozen, so that only one at a time has the cores."""
+"""Peers as child processes that can be frozen, so that only one at a time uses the cores."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from benchmarks.peers import environments
 from benchmarks.peers.load import LONGEST, Load, Stream, figures, over_http
 from benchmarks.peers.model import as_text, word
 
-START = 600.0  # seconds for a peer to be ready
+START = 600.0  # seconds within which a peer must be ready
 SLOTS = 32
-ROWS = (1, 2, 4, 8, 16, 17, 24, 32)  # at which the bound is measured; with the 17th a second tile of rows begins
+ROWS = (1, 2, 4, 8, 16, 17, 24, 32)  # row counts at which the bound is measured; 17 rows need a second tile
 PREFILL = 512
-CONTEXT = 256  # tokens of a stream; of longer ones a multiple of it
+CONTEXT = 256  # context sizes of streams are multiples of this, in tokens
 
 
 class PeerFailed(Exception):
-    """A peer did not start, or ended."""
+    """A peer did not start, or has ended."""
 
 
 class Process:
-    """A child with its descendants, stopped and continued together. Its output goes to a log file."""
+    """Child process with its descendants, which are stopped and continued together. Output goes to a log file."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path, pipes: bool = False) -> None:
         self.log = log
@@ -47,19 +47,19 @@ class Process:
                 stdout=subprocess.PIPE if pipes else errors,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # a Ctrl-C in the terminal is for this benchmark, which stops them all
+                start_new_session=True,  # Ctrl-C in the terminal reaches only this benchmark, which stops all peers
             )
 
     def freeze(self) -> None:
-        """No descendant runs until `thaw`: some peers busy-wait when idle."""
+        """Stop the process and its descendants until `thaw`, because some peers busy-wait when idle."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Undo `freeze`."""
+        """Continue after `freeze`."""
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End it and its descendants."""
+        """End the process and its descendants."""
         family = self._family()
         self.thaw()
         self._child.terminate()
@@ -70,7 +70,7 @@ class Process:
         self._child.wait()
 
     def seconds(self) -> float:
-        """CPU time of the family so far."""
+        """Return the CPU seconds used so far by the process and its descendants."""
         total = 0.0
         for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -78,12 +78,12 @@ class Process:
         return total
 
     def check(self) -> None:
-        """Raises `PeerFailed` when it has ended."""
+        """Raise `PeerFailed` if the process has ended."""
         if self._child.poll() is not None:
-            raise PeerFailed(f"ended with {self._child.returncode}, see {self.log}")
+            raise PeerFailed(f"the process ended with status {self._child.returncode}, see {self.log}")
 
     def exchange(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """One line each way, for a child with pipes; no message only waits for its line."""
+        """Send a message and return the answer, a line each, for a child with pipes. None: only read a line."""
         assert self._child.stdin is not None and self._child.stdout is not None
         if message is not None:
             self._child.stdin.write(json.dumps(message) + "\n")
@@ -96,7 +96,7 @@ class Process:
         return answer
 
     def _family(self) -> list[psutil.Process]:
-        # By descent, as a child of a peer may have a session and so a process group of its own.
+        # By descent, because a peer's child may have its own session and process group.
         try:
             first = psutil.Process(self._child.pid)
             return [first, *first.children(recursive=True)]
@@ -110,7 +110,7 @@ class Process:
 
 
 class Watch:
-    """What other processes of the machine take meanwhile. A peer that spins collapses when it has to share a core."""
+    """Measures the CPU time of other processes meanwhile. A peer that spins collapses when it must share a core."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -118,18 +118,18 @@ class Watch:
         self._before = self._others()
 
     def others(self) -> float:
-        """Cores taken, on average since the start."""
+        """Return the average number of cores used by other processes since the start."""
         return max(0.0, (self._others() - self._before) / (time.perf_counter() - self._began))
 
     def _others(self) -> float:
-        """Seconds of all processes so far, less those of this one and of the peer."""
+        """Return the CPU seconds of all processes so far, except this one and the peer."""
         times = psutil.cpu_times()
-        ours = self._process.seconds() + sum(psutil.Process().cpu_times()[:2])
-        return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice - ours)
+        own = self._process.seconds() + sum(psutil.Process().cpu_times()[:2])
+        return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice - own)
 
 
 class Server:
-    """A peer behind HTTP."""
+    """Peer with an HTTP server."""
 
     def __init__(
         self,
@@ -138,13 +138,13 @@ class Server:
         log: Path,
         body: Callable[[list[int], int], dict[str, Any]],
     ) -> None:
-        """`command` has PORT where the port belongs; `body` makes a request of a prompt and a length."""
+        """command: PORT in it is replaced by the port. body: builds a request from a prompt and an output length."""
         self.port = _free_port()
         self._body = body
         self.process = Process([part.replace("PORT", str(self.port)) for part in command], environment, log)
 
     def wait(self) -> None:
-        """Until it is ready. Raises `PeerFailed`."""
+        """Wait until the server is ready. Raises `PeerFailed`."""
         end = time.monotonic() + START
         while time.monotonic() < end:
             self.process.check()
@@ -152,17 +152,17 @@ class Server:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
                 return
             time.sleep(0.5)
-        raise PeerFailed(f"was not ready after {START:.0f} seconds, see {self.process.log}")
+        raise PeerFailed(f"the server was not ready after {START:.0f} seconds, see {self.process.log}")
 
     def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
-        """Figures, and the words of each stream."""
+        """Return figures, and the words of each stream."""
         bodies = [self._body(*pair) for pair in zip(load.prompts, load.lengths, strict=True)]
         streams = over_http(self.port, bodies, load.starts, load.clients)
         return figures(streams), [stream.words for stream in streams]
 
 
 class StaticBatches:
-    """transformers `generate` in its own process; see static_batches.py."""
+    """transformers `generate` in a separate process; see static_batches.py."""
 
     def __init__(self, home: Path, model: Path, log: Path) -> None:
         script = str(Path(__file__).with_name("static_batches.py"))
@@ -170,11 +170,11 @@ class StaticBatches:
         self.process = Process(command, OFFLINE, log, pipes=True)
 
     def wait(self) -> None:
-        """Until the model is loaded. Raises `PeerFailed`."""
+        """Wait until the model is loaded. Raises `PeerFailed`."""
         self.process.exchange(None)
 
     def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
-        """The time is that of the whole batch; only the tokens that were asked for count."""
+        """Return figures and words. The time is that of the whole batch; only the requested tokens count."""
         answer = self.process.exchange({"prompts": load.prompts, "steps": max(load.lengths)})
         streams = [
             Stream(answer["moments"][:length], length, [word(token).lstrip("Ġ") for token in tokens[:length]])
@@ -184,19 +184,21 @@ class StaticBatches:
 
 
 class Bound:
-    """The linear layers alone; see bound.py."""
+    """Linear layers alone; see bound.py."""
 
     def __init__(self, model: Path, log: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.peers.bound", str(model)]
         self.process = Process(command, {}, log, pipes=True)
 
     def wait(self) -> None:
-        """Until the layers are built. Raises `PeerFailed`."""
+        """Wait until the layers are built. Raises `PeerFailed`."""
         self.process.exchange(None)
 
     def measure(self, load: Load) -> tuple[dict[str, Any], list[list[str]]]:
-        """Tokens a second if nothing but the fastest way to compute the linear layers took time: all prompts, then
-        decode steps of as many rows as there are streams that have not ended."""
+        """Return tokens per second if only the linear layers took time, with the fastest candidate.
+
+        All prompts first, then decode steps with one row for each stream that has not ended.
+        """
         running = [sum(length > step for length in load.lengths) for step in range(1, max(load.lengths))]
         counts = [rows for rows in ROWS if rows < load.streams] + [load.streams]
         times: dict[str, dict[str, float]] = self.process.exchange({"rows": [*counts, PREFILL]})["milliseconds"]
@@ -207,7 +209,7 @@ class Bound:
 
 
 def _between(at: list[int], values: list[float], where: int) -> float:
-    """Linear interpolation; `at` is ascending and `where` lies within it."""
+    """Interpolate linearly; `at` is ascending and `where` lies within its range."""
     for (a, low), (b, high) in zip(zip(at, values, strict=True), zip(at[1:], values[1:], strict=True), strict=False):
         if a <= where <= b:
             return low + (high - low) * (where - a) / (b - a)
@@ -224,21 +226,22 @@ def _by_tokens(prompt: list[int], length: int) -> dict[str, Any]:
 
 
 def context(prompt: int) -> int:
-    """Tokens that a stream may have, whose prompt has so many."""
+    """Return the context size of a stream with a prompt of `prompt` tokens."""
     return -(-(prompt + LONGEST) // CONTEXT) * CONTEXT
 
 
 def carousel(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
-    """This project, as a user would start it but for the prefix cache."""
+    """Start this project with default options, except for the prefix cache."""
     options = ["--served-model-name", "model", "--max-num-seqs", str(SLOTS), "--no-enable-prefix-caching"]
     command = [sys.executable, "-m", "app", "serve", str(model), "--port", "PORT", *options, *extra]
     return Server(command, {}, log, _by_tokens)
 
 
 def vllm(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
-    """vLLM's CPU back end in bfloat16, compiled by inductor as is its default.
+    """Start vLLM's CPU back end in bfloat16, compiled by inductor, its default.
 
-    A thread on every core: left alone it was a third slower here, as it seems to keep a core for its scheduler.
+    Uses a thread on every core: with its defaults it was a third slower here, as it seems to reserve a core for its
+    scheduler.
     """
     cores = f"0-{(os.cpu_count() or 1) - 1}"
     environment = OFFLINE | {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
@@ -249,7 +252,7 @@ def vllm(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> P
 
 
 def llama(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
-    """llama-server with a slot for each stream, on all cores."""
+    """Start llama-server with a slot for each stream, on all cores."""
     file = environments.write_gguf(home, model)
     slots = ["-np", str(SLOTS), "-c", str(SLOTS * tokens), "-t", str(os.cpu_count() or 1), "--cache-ram", "0"]
     command = [str(home / "llama/build/bin/llama-server"), "-m", str(file), "--port", "PORT", *slots, *extra]
@@ -257,30 +260,30 @@ def llama(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> 
 
 
 def transformers(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
-    """`transformers serve` with continuous batching. The cache is given a size: left alone it takes 90 % of memory."""
+    """Start `transformers serve` with continuous batching and a fixed cache size; the default is 90 % of memory."""
     blocks = str(2 * SLOTS * tokens // CONTEXT)
     options = ["--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--cb-num-blocks", blocks]
     program = str(home / "transformers/bin/transformers")
     command = [program, "serve", str(model), "--port", "PORT", *options, "--cb-max-batch-tokens", "2048", *extra]
 
     def by_text(prompt: list[int], length: int) -> dict[str, Any]:
-        # It takes no token ids and refuses `ignore_eos`; the model never ends an answer, see model.py.
+        # It takes no token IDs and rejects `ignore_eos`; the model never ends an answer, see model.py.
         return {"model": str(model), "prompt": as_text(prompt), "max_tokens": length, "temperature": 0, "stream": True}
 
     return Server(command, OFFLINE, log, by_text)
 
 
 def static_batches(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
-    """`generate` in static batches of all streams, without HTTP."""
+    """Start `generate` in static batches of all streams, without HTTP."""
     return StaticBatches(home, model, log)
 
 
 def bound(home: Path, model: Path, log: Path, tokens: int, extra: list[str]) -> Peer:
-    """Not a peer, but measured as one."""
+    """Start the bound, which is measured like a peer."""
     return Bound(model, log)
 
 
-# name: (environment it needs, how to start it for streams of so many tokens)
+# name: (required environment, function that starts the peer for a context size in tokens)
 PEERS: dict[str, tuple[str | None, Callable[[Path, Path, Path, int, list[str]], Peer]]] = {
     "carousel": (None, carousel),
     "vllm": ("vllm", vllm),

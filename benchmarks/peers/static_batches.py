@@ -1,8 +1,8 @@
-"""transformers `generate` in static batches, without HTTP. Runs in transformers' environment, alone:
+"""transformers `generate` in static batches, without HTTP. Runs as a standalone script in transformers' environment:
 
-    python static_batches.py MODEL_FOLDER      # then {"prompts": [[...], ...], "steps": 96} on its standard input
+    python static_batches.py MODEL_FOLDER      # then {"prompts": [[...], ...], "steps": 96} on standard input
 
-All prompts are one batch, which runs until the longest answer ends.
+All prompts form one batch, which runs until the longest answer ends.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from transformers.generation.streamers import BaseStreamer
 
 
 class Moments(BaseStreamer):  # type: ignore[misc]
-    """When each step of a batch ended. `generate` hands it the prompts first."""
+    """Streamer that records the end time of each step of a batch. `generate` passes it the prompts first."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
 
     def put(self, value: Any) -> None:
-        """One step's tokens."""
+        """Record the time of one step's tokens."""
         self.seen.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing to flush."""
+        """Do nothing."""
 
 
 def main(folder: str) -> None:
-    """Load the model, then generate on demand."""
+    """Load the model, then generate a batch for each input line."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""The simulator against the live engine."""
+"""Check of the simulator against the live engine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CHECK_SCALE = Scale(rate=6.0, prompt=64, output=48, longest=256)
 
 
 def requests_of(name: str, count: int, scale: Scale, seed: int) -> list[tuple[float, Request]]:
-    """A workload with prompts that nobody else has."""
-    asked = [(number, one) for number, one in enumerate(workload(name, count, scale, seed))]
+    """Return arrival times and requests of a workload; every prompt is unique."""
+    workload_requests = [(number, one) for number, one in enumerate(workload(name, count, scale, seed))]
     return [
         (
             one.at,
@@ -40,13 +40,16 @@ def requests_of(name: str, count: int, scale: Scale, seed: int) -> list[tuple[fl
                 tenant=one.tenant,
             ),
         )
-        for number, one in asked
+        for number, one in workload_requests
     ]
 
 
 def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tally, list[list[float]], float]:
-    """Serve `arrivals` at their times -> what came of it, each busy step with what is done around it (a number for each
-    field of `StepCost`, and its seconds), and the seconds from the first arrival to the last token."""
+    """Serve `arrivals` at their times.
+
+    Return the tally, a row per busy step including the work around it (a number for each field of `StepCost`, and its
+    seconds), and the seconds from the first arrival to the last token.
+    """
     tally, steps, batches, clock = Tally(), [], [], time.perf_counter
     began, at, ended = clock(), 0, 0.0
     observe = engine.scheduler.observe
@@ -58,7 +61,7 @@ def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tal
     with mock.patch.object(engine.scheduler, "observe", note):
         while at < len(arrivals) or engine.has_work:
             started, woken = clock(), not engine.has_work
-            if woken:  # what it takes to be awake counts as well
+            if woken:  # the time to wake up counts as well
                 started = began + arrivals[at][0]
                 time.sleep(max(0.0, started - clock()))
             while at < len(arrivals) and arrivals[at][0] <= clock() - began:
@@ -74,11 +77,11 @@ def run_live(engine: Engine, arrivals: list[tuple[float, Request]]) -> tuple[Tal
     return tally, steps, ended - began
 
 
-FITTED = ("step", "decode", "prompt", "chunk", "context", "swapped_page", "wake")  # as `_work` has them
+FITTED = ("step", "decode", "prompt", "chunk", "context", "swapped_page", "wake")  # in the order of `_work`
 
 
 def _work(batch: Batch, contexts: dict[int, int]) -> list[float]:
-    """What a step did; whether it found an idle engine comes last."""
+    """Return the work of a step, in the order of `FITTED` without the last entry, `wake`."""
     return [
         1.0,
         len(batch.decodes),
@@ -90,9 +93,11 @@ def _work(batch: Batch, contexts: dict[int, int]) -> list[float]:
 
 
 def fit(steps: list[list[float]]) -> StepCost:
-    """Least absolute deviations, as a step that lost its core for 50 ms says nothing of what steps cost; found by least
-    squares over and over, a step counting the less the farther off it is. Costs are not negative: what comes out so is
-    left out, and the rest fitted again."""
+    """Fit step costs by least absolute deviations, because a step that lost its core for 50 ms is an outlier.
+
+    Uses iteratively reweighted least squares: the farther off a step is, the less weight it has. Costs are not
+    negative: a column with a negative result is dropped, and the others are fitted again.
+    """
     import numpy as np
 
     table, seconds = np.array(steps)[:, :-1], np.array(steps)[:, -1]
@@ -109,14 +114,16 @@ def fit(steps: list[list[float]]) -> StepCost:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Costs are fitted to one seed of a workload, and foretell another; both while the host leaves us our cores, if it
-    does in a few tries."""
+    """Fit costs to one seed of a workload and predict another.
+
+    Both are measured while the host does not steal CPU time, if that succeeds in a few attempts.
+    """
     from engine.build import build_engine
 
     config = EngineConfig(model=options.model or model(), max_num_seqs=SLOTS, max_model_len=CONTEXT).validate()
     engine = build_engine(config, lambda *_: None)
     gc.collect()
-    gc.freeze()  # as the engine's process does: the collector's walk through all of torch is no step's cost
+    gc.freeze()  # as the engine process does: walking all objects of torch is not part of a step's cost
     info, scheduler = engine.info, engine.scheduler
     scale = replace(CHECK_SCALE, rate=options.rate)
     rows: list[dict[str, Any]] = []

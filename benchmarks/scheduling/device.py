@@ -1,6 +1,7 @@
-"""People beside a backlog on a device that computes by itself, simulated: what they feel against what they feel alone,
-by how soon a step is decided and by policy. The costs are those that a GPU could have, not those of one that was
-measured; what is compared is what the rules make of them.
+"""Interactive requests next to a backlog on a simulated asynchronous device, relative to interactive requests alone.
+
+Compares policies, and steps decided early with steps decided late. The costs are plausible for a GPU but not measured;
+the comparison is about the effect of the scheduling rules.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from engine.simulation import StepCost, simulate
 from engine.types import Request, SamplingParams, ServiceClass
 
 SLOTS, PAGES, PAGE = 256, 10_240, 64
-# Of Llama-3.2-1B on an H100, at 3 TB/s and half of the rate of its matrix units.
+# Llama-3.2-1B on an H100, at 3 TB/s and half of the peak rate of its matrix units.
 GIVEN = StepCost(
     step=0.0, decode_pass=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, swapped_page=1e-6,
     host=0.0006, host_prompts=0.0015, recorded=SLOTS + PROMPT_ROWS,
 )  # fmt: skip
-SHORTEST, LONGEST = 100, 1024  # tokens of a prompt and of an answer of bulk work
+SHORTEST, LONGEST = 100, 1024  # tokens of prompts and of answers of bulk work
 PEOPLE, ANSWER = 100, 64
-BACKLOGS = {"young": (1600, 3.0), "overdue": (12_000, 125.0)}  # requests, and when people begin to come, in seconds
+BACKLOGS = {"young": (1600, 3.0), "overdue": (12_000, 125.0)}  # requests, and the start of interactive ones in seconds
 
 
 class AtOnce(Engine):
-    """A step is decided as soon as the one before has ended."""
+    """Engine that decides each step as soon as the previous one has ended."""
 
     def seconds_to_step(self) -> float | None:
-        """Never later than now while anything is under way."""
+        """Return 0 while a step is in flight, so that the next step is decided at once."""
         return 0.0 if self._flying else super().seconds_to_step()
 
 
@@ -49,7 +50,7 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[..., Engine]]] = {
 
 
 def _arrivals(tally: Tally, prompt: int, bulk: int, at: float) -> Iterator[tuple[float, Request]]:
-    """Bulk work that stands there from the beginning, and people from `at` on, one after another."""
+    """Yield bulk requests at time 0, and interactive requests from `at` on, one after another."""
     dice = random.Random(0)
 
     def ask(name: str, at: float, tokens: int, answer: int, of: ServiceClass) -> tuple[float, Request]:
@@ -76,7 +77,7 @@ def _served(way: str, prompt: int, bulk: int, at: float) -> dict[str, Any]:
 
 
 def device(options: argparse.Namespace) -> None:
-    """A row for each way, length of a person's prompt and age of the backlog."""
+    """Simulate each variant, interactive prompt length and age of the backlog, and save one row for each."""
     rows = []
     for prompt, (backlog, (bulk, at)) in product(options.prompts, BACKLOGS.items()):
         alone = _served("carousel", prompt, 0, at)["interactive"]

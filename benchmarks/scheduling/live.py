@@ -1,4 +1,4 @@
-"""People beside a backlog of bulk work, policy by policy."""
+"""Interactive requests next to a backlog of bulk work, for each policy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.scheduling.load import BULK, CONTEXT, PERSON, POLICIES, SLOTS, C
 from benchmarks.serving import Serving
 from benchmarks.windows import Turns, Window, by_chance, figures, over
 
-LOADS = {"people": (True, 0), "bulk": (False, 3 * SLOTS), "both": (True, 3 * SLOTS)}  # whether people come, and callers
+LOADS = {"people": (True, 0), "bulk": (False, 3 * SLOTS), "both": (True, 3 * SLOTS)}  # interactive requests, callers
 
 
 def live(options: argparse.Namespace) -> None:
-    """People alone, bulk work alone, and both, for each policy."""
+    """Measure interactive requests alone, bulk work alone, and both, for each policy."""
     serve = [options.model or model(), *options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
     names = options.policies
     turns = Turns([f"{name}, {part}" for name in names for part in LOADS])
@@ -30,7 +30,7 @@ def live(options: argparse.Namespace) -> None:
             return await clients[name].window(options.seconds, people=people, bulk=bulk, seed=seed)
 
         async def measured() -> None:
-            for client in clients.values():  # so that nobody counted is the first
+            for client in clients.values():  # warm-up
                 await client.window(2.0, people=True, bulk=SLOTS, seed=0)
             await turns.take(measure, options.runs)
 
@@ -39,15 +39,18 @@ def live(options: argparse.Namespace) -> None:
     for kind, windows in turns.kinds():
         summary[kind] = {part: figures(of) for part, of in windows.items()}
         for name in names:
-            ratios = by_chance(_beside, *(windows[f"{name}, {load}"] for load in LOADS))
+            ratios = by_chance(_ratios, *(windows[f"{name}, {load}"] for load in LOADS))
             summary[kind][f"{name}, both over alone"] = ratios
             shown = (f"{key} {r['ratio']:.2f} ({r['from']:.2f} to {r['to']:.2f})" for key, r in ratios.items())
             print(f"{kind}, {name}: {', '.join(shown)}")
     save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, turns.rows, summary)
 
 
-def _beside(people: list[Window], bulk: list[Window], both: list[Window]) -> dict[str, float]:
-    """What people feel beside bulk work over what they do alone; and what bulk work gets beside them, over what it does
-    alone in the time that they leave."""
+def _ratios(people: list[Window], bulk: list[Window], both: list[Window]) -> dict[str, float]:
+    """Return ratios of mixed to separate loads.
+
+    Latencies of interactive requests with bulk work over those without; and throughput of bulk work next to interactive
+    requests, over its throughput alone in the time that they leave.
+    """
     left = figures(bulk)["bulk"] * (1 - figures(people)["busy"])
     return over(both, people) | {"bulk": figures(both)["bulk"] / left}

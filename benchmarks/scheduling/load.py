@@ -1,4 +1,4 @@
-"""What the live comparisons ask of a server: people, and callers of bulk work who never stop."""
+"""Load of the live comparisons: interactive requests, and callers that send bulk requests without a pause."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLOTS, CONTEXT = 8, 512
 PERSON = {"prompt": 128, "answer": 32}
 BULK = {"prompt": 48, "answer": 96}
 MODELS = Path.home() / ".cache/carousel/peers/models"
-SHAPE = "llama-12m"  # random weights, every token of which is a word: an event is a token
+SHAPE = "llama-12m"  # random weights; every token is a word, so an event is a token
 PEOPLE_PER_SECOND = 3.0
 POLICIES: dict[str, tuple[str, ...]] = {
     "carousel": (),
@@ -32,13 +32,13 @@ POLICIES: dict[str, tuple[str, ...]] = {
 
 
 def model() -> str:
-    """The folder of the model, made by the first run."""
+    """Return the folder of the model, creating it on the first run."""
     make_model(MODELS / SHAPE, SHAPE)
     return str(MODELS / SHAPE)
 
 
 def body(kind: str, number: int, prompt: int, answer: int, vocabulary: int) -> dict[str, Any]:
-    """A request that nobody else makes, in token ids."""
+    """Return the body of a unique request, in token IDs."""
     ids = prompt_ids(Asked(0.0, prompt, answer), hash((kind == "bulk", number)) & 0xFFFFFFFF, vocabulary)
     return {
         "prompt": ids,
@@ -51,7 +51,7 @@ def body(kind: str, number: int, prompt: int, answer: int, vocabulary: int) -> d
 
 
 class Clients:
-    """One server and its clients."""
+    """Clients of one server."""
 
     def __init__(self, server: Serving, vocabulary: int) -> None:
         self.server = server
@@ -60,7 +60,7 @@ class Clients:
         self.stopping = False
 
     def books(self) -> tuple[float, float]:
-        """Busy seconds, and tokens generated for bulk work, as the server counts them."""
+        """Return the server's counters of busy seconds and of tokens generated for bulk work."""
         with urllib.request.urlopen(f"http://{self.server.host}:{self.server.port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         busy = next(line for line in lines if line.startswith("carousel:busy_seconds_total"))
@@ -68,22 +68,22 @@ class Clients:
         return float(busy.rsplit(" ", 1)[1]), sum(float(line.rsplit(" ", 1)[1]) for line in bulk)
 
     async def ask(self, kind: str, shape: dict[str, int]) -> list[float]:
-        """Moments of a request's tokens, with that of its sending first."""
+        """Send a request and return its send time followed by the arrival times of its tokens."""
         self.number += 1
-        asked = body(kind, self.number, shape["prompt"], shape["answer"], self.vocabulary)
+        request = body(kind, self.number, shape["prompt"], shape["answer"], self.vocabulary)
         began = time.perf_counter()
-        moments = await stream(self.server.host, self.server.port, "/v1/completions", asked)
+        moments = await stream(self.server.host, self.server.port, "/v1/completions", request)
         return [began, *moments[: shape["answer"]]]
 
     async def bulk(self) -> None:
-        """One caller of bulk work: the next request follows the last."""
+        """Send bulk requests one after another until `stopping` is set."""
         while not self.stopping:
             self.number += 1
-            asked = body("bulk", self.number, BULK["prompt"], BULK["answer"], self.vocabulary)
-            await stream(self.server.host, self.server.port, "/v1/completions", asked)
+            request = body("bulk", self.number, BULK["prompt"], BULK["answer"], self.vocabulary)
+            await stream(self.server.host, self.server.port, "/v1/completions", request)
 
     async def people(self, seconds: float, seed: int) -> list[list[float]]:
-        """The moments of those who come in `seconds`."""
+        """Send interactive requests for `seconds` and return the times of each, as `ask` does."""
         dice = random.Random(seed)
         tasks, end = [], time.perf_counter() + seconds
         while time.perf_counter() < end:
@@ -92,11 +92,11 @@ class Clients:
         return await asyncio.gather(*tasks)
 
     async def window(self, seconds: float, *, people: bool, bulk: int, seed: int) -> Window:
-        """`seconds` of people, of `bulk` callers of bulk work, or of both."""
+        """Measure `seconds` of interactive requests, of `bulk` callers with bulk work, or of both."""
         self.stopping = False
         callers = [asyncio.create_task(self.bulk()) for _ in range(bulk)]
         if bulk:
-            await asyncio.sleep(2.0)  # until every slot is taken
+            await asyncio.sleep(2.0)  # until every slot is occupied
         before, began, had = await asyncio.to_thread(self.books), time.perf_counter(), stolen()
         answers: list[list[float]] = []
         if people:
@@ -112,7 +112,7 @@ class Clients:
 
 
 def felt(answers: list[list[float]], lost: float, busy: float = 0.0, bulk: float = 0.0) -> Window:
-    """Of requests' moments, that of their sending first."""
+    """Return the window of requests, each given as its send time followed by the arrival times of its tokens."""
     return Window(
         firsts=[a[1] - a[0] for a in answers],
         gaps=[b - a for moments in answers for a, b in pairwise(moments[1:])],

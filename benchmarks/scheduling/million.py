@@ -1,4 +1,4 @@
-"""Every policy through a million simulated requests."""
+"""Simulation of every policy with a million requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from engine.config import EngineConfig
 from engine.simulation import StepCost, simulate
 from engine.types import Request, SamplingParams, ServiceClass
 
-GIVEN = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapped_page=0.00002)  # of a GPU, roughly
+GIVEN = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapped_page=0.00002)  # roughly a GPU
 
 MILLION: dict[str, dict[str, Any]] = {
-    "carousel": {},  # what takes longest comes first, so that no core waits for the other at the end
+    "carousel": {},  # the slowest policy comes first, so that no core is idle at the end
     "fastserve": {"scheduling_policy": "fastserve"},
     "carousel, --stretch inf": {"stretch": float("inf")},
     "dynamic": {"scheduling_policy": "orca", "batching": "dynamic", "batch_timeout": 0.05},
@@ -34,24 +34,24 @@ MILLION: dict[str, dict[str, Any]] = {
 def simulated(
     name: str, options: dict[str, Any], requests: int, scale: Scale, cost: StepCost, slots: int, pages: int
 ) -> dict[str, Any]:
-    """One policy through one workload."""
+    """Simulate one policy on one workload and return its figures."""
     config = EngineConfig(
         model="none", max_num_seqs=slots, enable_prefix_caching=name == "prefixes", **options
     ).validate()
     tally = Tally()
 
     def arrivals():
-        for number, asked in enumerate(workload(name, requests, scale)):
-            prompt = prompt_ids(asked, number, 32_000) if asked.prefix is not None else [5] * asked.prompt_tokens
-            sampling = SamplingParams(max_tokens=asked.output_tokens)
+        for number, arrival in enumerate(workload(name, requests, scale)):
+            prompt = prompt_ids(arrival, number, 32_000) if arrival.prefix is not None else [5] * arrival.prompt_tokens
+            sampling = SamplingParams(max_tokens=arrival.output_tokens)
             yield tally.arrive(
-                asked.at,
+                arrival.at,
                 Request(
                     id=str(number),
                     prompt=tuple(prompt),
                     sampling=sampling,
-                    service_class=TIERS[asked.tier],
-                    tenant=asked.tenant,
+                    service_class=TIERS[arrival.tier],
+                    tenant=arrival.tenant,
                 ),
             )
 
@@ -60,7 +60,7 @@ def simulated(
     busy = engine.load().busy_seconds
     found = tally.figures(max(busy, 1e-9)) | {"took": time.perf_counter() - began}
     counters = engine.load().counters
-    found["occupancy"] = counters.generated_tokens / counters.steps / slots  # slots that got a token in a mean step
+    found["occupancy"] = counters.generated_tokens / counters.steps / slots  # mean share of slots with a token per step
     found["preemptions"] = sum(sum(by_class) for by_class in counters.preemptions)
     found["recomputed_tokens"] = counters.recomputed_tokens
     return found
@@ -68,14 +68,14 @@ def simulated(
 
 def _one_of_million(job: tuple[str, str, int, float]) -> dict[str, Any]:
     policy, name, requests, load = job
-    gc.disable()  # nothing here refers to itself, and looking for what does takes a tenth of the time
+    gc.disable()  # there are no reference cycles here, and searching for them takes a tenth of the time
     scale = Scale(rate=load, prompt=64, output=24, longest=256)
     row = simulated(name, MILLION[policy], requests, scale, GIVEN, slots=128, pages=1024)
     return {"policy": policy, "workload": name, "rate": load, **row}
 
 
 def million(options: argparse.Namespace) -> None:
-    """Each policy through `requests` simulated requests, on two processes, and a plot."""
+    """Simulate each policy with `requests` requests on two processes, and draw a plot."""
     jobs = [(policy, options.workload, options.requests, options.rate) for policy in MILLION]
     began = time.perf_counter()
     rows = []
@@ -90,7 +90,7 @@ def million(options: argparse.Namespace) -> None:
 
 
 def plot_million(rows: list[dict[str, Any]], path: Path) -> None:
-    """TTFT of each class and longest gaps, policy by policy."""
+    """Plot TTFT and longest gaps of each class, for each policy."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,4 +1,4 @@
-"""How soon those hear it who cannot be served."""
+"""Latency of refusals on an overloaded server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from benchmarks.serving import Serving
 from benchmarks.tally import percentile
 
 
-async def _knock(host: str, port: int, asked: dict[str, Any]) -> tuple[int, float, bool]:
-    """Status of a request, seconds until it was known, and whether it says when to come again."""
-    payload = json.dumps(asked).encode()
+async def _request(host: str, port: int, request: dict[str, Any]) -> tuple[int, float, bool]:
+    """Send a request and return its status, the seconds until the status, and whether it has a Retry-After header."""
+    payload = json.dumps(request).encode()
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection(host, port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
@@ -31,23 +31,23 @@ async def _knock(host: str, port: int, asked: dict[str, Any]) -> tuple[int, floa
 
 
 async def _overloaded(server: Serving, options: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
-    dice, knocks, number = random.Random(seed), [], seed * 1_000_000
+    dice, tasks, number = random.Random(seed), [], seed * 1_000_000
     end = time.perf_counter() + options.seconds
     due = time.perf_counter()
     while due < end:
         number += 1
-        asked = body("bulk", number, BULK["prompt"], BULK["answer"], options.vocabulary) | {"service_tier": "default"}
-        knocks.append(asyncio.create_task(_knock(server.host, server.port, asked)))
+        request = body("bulk", number, BULK["prompt"], BULK["answer"], options.vocabulary) | {"service_tier": "default"}
+        tasks.append(asyncio.create_task(_request(server.host, server.port, request)))
         due += dice.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-    answers = await asyncio.gather(*knocks)
+    answers = await asyncio.gather(*tasks)
     refused = [seconds for status, seconds, _ in answers if status in (429, 503)]
     return {
         "rate": rate,
         "asked": len(answers),
         "served": sum(status == 200 for status, _, _ in answers),
         "refused": len(refused),
-        "refused_without_retry_after": sum(s in (429, 503) and not says for s, _, says in answers),
+        "refused_without_retry_after": sum(s in (429, 503) and not has_retry for s, _, has_retry in answers),
         "other": sum(status not in (200, 429, 503) for status, _, _ in answers),
         "refusal_ms": {
             "p50": 1000 * percentile(refused, 0.5),
@@ -58,7 +58,7 @@ async def _overloaded(server: Serving, options: argparse.Namespace, rate: float,
 
 
 def overload(options: argparse.Namespace) -> None:
-    """What is served at most is measured first; then ten times as much is asked for."""
+    """Measure the capacity first, then send ten times as many requests."""
     rows = []
     serve = [
         options.model or model(),

@@ -1,4 +1,4 @@
-"""Two tenants of one class, one of which floods."""
+"""Isolation of two tenants in one class, one of which floods the server."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a floo
 
 
 async def _tenant_window(calm: Serving, flooded: Serving | None, options: argparse.Namespace, seed: int) -> Window:
-    """The calm tenant asks one server as a Poisson process; 32 callers of the other flood that one, or another."""
+    """Send the calm tenant's requests to one server as a Poisson process, while 32 callers flood `flooded`."""
     dice, stopping, number = random.Random(seed), False, seed * 1_000_000
 
     async def ask(server: Serving, key: str, shape: dict[str, int]) -> list[float]:
         nonlocal number
         number += 1
-        asked = body("person", number, shape["prompt"], shape["answer"], options.vocabulary) | {
+        request = body("person", number, shape["prompt"], shape["answer"], options.vocabulary) | {
             "service_tier": "default"
         }
         began = time.perf_counter()
-        moments = await stream(server.host, server.port, "/v1/completions", asked, key=key)
+        moments = await stream(server.host, server.port, "/v1/completions", request, key=key)
         return [began, *moments[: shape["answer"]]]
 
     async def flooding(server: Serving) -> None:
@@ -40,7 +40,7 @@ async def _tenant_window(calm: Serving, flooded: Serving | None, options: argpar
             await ask(server, FLOOD, BULK)
 
     callers = [asyncio.create_task(flooding(flooded)) for _ in range(4 * SLOTS)] if flooded else []
-    await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # so that nobody counted is the first
+    await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # warm-up
     await asyncio.sleep(2.0)
     tasks, end, had = [], time.perf_counter() + options.seconds, stolen()
     while time.perf_counter() < end:
@@ -54,9 +54,11 @@ async def _tenant_window(calm: Serving, flooded: Serving | None, options: argpar
 
 
 def tenants(options: argparse.Namespace) -> None:
-    """What the calm tenant feels beside the flood, over its fair share: half of the slots and of the cores, on which it
-    is alone. The flood then has the other half, so that the machine is as busy in both; beside an idle half it is
-    measured too."""
+    """Measure the calm tenant's latencies next to the flood, relative to its fair share.
+
+    The fair share is a server of its own with half of the slots and cores. The flood gets the other half, so that the
+    machine is equally busy in both cases; the share is also measured with the other half idle.
+    """
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
     serve = [options.model or model(), *options.serve, "--max-model-len", str(CONTEXT), "--api-key", f"{CALM},{FLOOD}"]

@@ -1,5 +1,5 @@
-"""What serves on a CPU: the operations of `kernels.interface` in C++, compiled for the processor at hand.
+"""CPU back end: the operations of `kernels.interface` in C++, compiled for the local processor.
 
-`source` holds them, `library` compiles and loads them, `backend` is what the engine sees. Where they cannot be compiled
-the torch references serve instead, slower and no less right.
+`source` holds the C++ code, `library` compiles and loads it, and `backend` implements the interface. If the code cannot
+be compiled, the torch references are used instead; they are slower but equally correct.
 """

@@ -1,4 +1,4 @@
-"""`python -m kernels.cpu`: compile now what the first start would compile. Fails with the reason where it cannot be."""
+"""`python -m kernels.cpu`: compile the CPU kernels ahead of the first start. Exits with the reason if that fails."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from kernels.cpu.library import CannotCompile, load
 try:
     load()
 except CannotCompile as error:
-    sys.exit(f"The CPU kernels cannot be compiled, so torch will compute, which is slower: {error}")
+    sys.exit(f"The CPU kernels could not be compiled; the server will fall back to torch, which is slower. {error}")

@@ -1,7 +1,7 @@
-"""The C++ operations gathered into one back end: float32 on a CPU, weights in float32 or bfloat16.
+"""Back end of the C++ operations: float32 on a CPU, with weights in float32 or bfloat16.
 
-Every operation computes a row from that row alone, in one fixed order, so a row has the same bits whatever is computed
-with it and however its sequence was cut into chunks; tests/kernels/test_invariance.py holds it to that.
+Every operation computes a row from that row alone, in one fixed order. So a row's bits depend neither on the other rows
+nor on the chunks of its sequence (tested in tests/kernels/test_invariance.py).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kernels.reference.backend import ReferenceKernels
 from kernels.reference.decode_attention import write_rows
 from kernels.slots import StepState
 
-LARGEST_HEAD = 512  # floats; see source/elementwise.cpp
+MAX_HEAD_DIM = 512  # floats; as in source/elementwise.cpp
 
 
 class CpuKernels(ReferenceKernels):
-    """`kernels.interface.Kernels`. Torch does log-probabilities, whatever is not float32, and attention with heads of a
-    size that no register tiling was made for.
+    """C++ implementation of `kernels.interface.Kernels`.
 
-    may_round: whether what weights, keys and values in bfloat16 are multiplied with may be rounded to it, where that is
-    faster. All else stays in float32. Raises `kernels.cpu.library.CannotCompile`.
+    Torch computes log probabilities, activations other than float32, and attention with head sizes that have no
+    register tiling. may_round: allow rounding the operands that bfloat16 weights, keys and values are multiplied with
+    to bfloat16, if that is faster; everything else stays in float32. Raises `kernels.cpu.library.CannotCompile`.
     """
 
     def __init__(self, may_round: bool = False) -> None:
@@ -42,7 +42,7 @@ class CpuKernels(ReferenceKernels):
         return True
 
     def set_threads(self, threads: int) -> None:
-        # What is left to torch is small, and its threads would spin on the cores that ours need.
+        # Torch computes little here, and its threads would spin on the cores that this pool needs.
         torch.set_num_threads(1)
         self._library.carousel_set_threads(threads)
 
@@ -88,7 +88,7 @@ class CpuKernels(ReferenceKernels):
         return out
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        if k_cache.dtype not in CACHES or k_cache.shape[3] > LARGEST_HEAD:
+        if k_cache.dtype not in CACHES or k_cache.shape[3] > MAX_HEAD_DIM:
             return super().plan_rope(cos_sin, positions, slots, k_cache)
         return None
 
@@ -107,7 +107,7 @@ class CpuKernels(ReferenceKernels):
         eps: float,
         plan: RopePlan | None = None,
     ) -> Tensor:
-        if q.dtype != torch.float32 or q.shape[2] > LARGEST_HEAD:
+        if q.dtype != torch.float32 or q.shape[2] > MAX_HEAD_DIM:
             return super().rope_and_cache(
                 q, k, v, cos_sin, positions, slots, k_cache, v_cache, q_norm, k_norm, eps, plan
             )
@@ -142,7 +142,7 @@ class CpuKernels(ReferenceKernels):
             return
         rows, heads, dim = k.shape
         k, v = k.contiguous(), v.contiguous()
-        places = structs.Rope(
+        destination = structs.Rope(
             k=address(k),
             v=address(v),
             k_stride=k.stride(0),
@@ -155,12 +155,12 @@ class CpuKernels(ReferenceKernels):
             page_stride=k_cache.stride(0),
             is_bf16=k_cache.dtype == torch.bfloat16,
         )
-        self._library.carousel_write_cache(places, address(slots), rows)
+        self._library.carousel_write_cache(destination, address(slots), rows)
 
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
     ) -> DecodePlan | None:
-        if self._fits(query_heads, k_cache):
+        if self._supports(query_heads, k_cache):
             return None
         return super().plan_decode(page_table, context_lens, query_heads, k_cache, window)
 
@@ -176,7 +176,7 @@ class CpuKernels(ReferenceKernels):
         plan: DecodePlan | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        if q.dtype != torch.float32 or not self._fits(q.shape[1], k_cache):
+        if q.dtype != torch.float32 or not self._supports(q.shape[1], k_cache):
             return super().decode_attention(q, k_cache, v_cache, page_table, context_lens, scale, window, plan, out)
         result = self._attend(q, k_cache, v_cache, page_table, None, context_lens.data_ptr(), scale, window)
         return result if out is None else write_rows(result, context_lens, out)
@@ -192,7 +192,7 @@ class CpuKernels(ReferenceKernels):
         scale: float,
         window: int,
     ) -> Tensor:
-        if q.dtype != torch.float32 or not self._fits(q.shape[1], k_cache):
+        if q.dtype != torch.float32 or not self._supports(q.shape[1], k_cache):
             return super().prefill_attention(q, k_cache, v_cache, page_table, query_starts, context_lens, scale, window)
         starts = (ctypes.c_int64 * len(query_starts))(*query_starts)
         contexts = (ctypes.c_int32 * len(context_lens))(*context_lens)
@@ -218,7 +218,10 @@ class CpuKernels(ReferenceKernels):
         scale: float,
         window: int,
     ) -> Tensor:
-        """query_starts: address of C + 1 int64, None for one query each. context_lens: address of C int32."""
+        """Run attention of C chunks.
+
+        query_starts: address of C + 1 int64, None for one query per chunk. context_lens: address of C int32.
+        """
         q, page_table = q.contiguous(), page_table.contiguous()
         out = torch.empty_like(q)
         _, kv_heads, page_size, dim = k_cache.shape
@@ -274,7 +277,7 @@ class CpuKernels(ReferenceKernels):
         self._library.carousel_sample(sampling)
         return ids
 
-    def _fits(self, query_heads: int, k_cache: Tensor) -> bool:
+    def _supports(self, query_heads: int, k_cache: Tensor) -> bool:
         return k_cache.dtype in CACHES and self._has_tiling(k_cache.shape[3], query_heads // k_cache.shape[1])
 
     def _has_tiling(self, head_dim: int, group: int) -> bool:

@@ -1,4 +1,4 @@
-"""A forward pass through all layers in one call, and a whole step: see source/decoder.cpp and source/step.cpp."""
+"""Forward pass through all layers, and a whole step, in one C++ call: see source/decoder.cpp and source/step.cpp."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, 
 from kernels.memory import own_pages
 from kernels.slots import PromptChunk, StepState
 
-CACHES = (torch.float32, torch.bfloat16)  # what keys and values may be kept in
+CACHES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache
 
 
 def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
-    """Whether every part of this decoder is computed in C++."""
+    """Return whether C++ supports every part of this decoder."""
     linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     fits = load().carousel_attention_fits(shape.head_dim, shape.num_heads // shape.num_kv_heads)
     narrow = weights.embedding.dtype in (torch.float32, torch.bfloat16)
@@ -29,25 +29,25 @@ def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
 
 
 class CpuForward:
-    """A `kernels.decoder.ForwardPass` over weights that are all laid out for these kernels."""
+    """`kernels.decoder.ForwardPass` over weights that are all packed for these kernels."""
 
     def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> None:
-        self._weights = weights  # the addresses below are theirs
+        self._weights = weights  # keeps the addresses below valid
         self._decoder = _decoder(shape, weights, may_round)
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
         self._scratch = own_pages((0,), torch.uint8)
-        self._cache: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # keys and values of the layers
-        self._places = _addresses(()), _addresses(())  # theirs
+        self._cache: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # keys and values per layer
+        self._cache_addresses = _addresses(()), _addresses(())
 
     def __call__(self, inputs: StepInputs, k: tuple[Tensor, ...], v: tuple[Tensor, ...]) -> Tensor:
-        """-> hidden states [T, H] float32 after the last norm."""
+        """Return the hidden states [T, H] float32 after the last norm."""
         rows = inputs.token_ids.shape[0]
         out = torch.empty((rows, self._decoder.hidden))
         if (size := self._scratch_bytes(self._decoder, rows)) > self._scratch.shape[0]:
             self._scratch = own_pages((size,), torch.uint8)
         if k is not self._cache[0] or v is not self._cache[1]:
-            self._cache, self._places = (k, v), (_addresses(k), _addresses(v))
+            self._cache, self._cache_addresses = (k, v), (_addresses(k), _addresses(v))
         starts = (ctypes.c_int64 * len(inputs.prefill_query_starts))(*inputs.prefill_query_starts)
         contexts = (ctypes.c_int32 * len(inputs.prefill_context_lens))(*inputs.prefill_context_lens)
         decode_table, chunk_table = inputs.decode_page_table.contiguous(), inputs.prefill_page_table.contiguous()
@@ -65,8 +65,8 @@ class CpuForward:
             chunks=len(contexts),
             chunk_starts=ctypes.addressof(starts),
             chunk_contexts=ctypes.addressof(contexts),
-            k=ctypes.addressof(self._places[0]),
-            v=ctypes.addressof(self._places[1]),
+            k=ctypes.addressof(self._cache_addresses[0]),
+            v=ctypes.addressof(self._cache_addresses[1]),
             cache_is_bf16=k[0].dtype == torch.bfloat16,
             page_size=k[0].shape[2],
             page_stride=k[0].stride(0),
@@ -78,15 +78,15 @@ class CpuForward:
 
 
 class CpuStep:
-    """A `kernels.decoder.StepPass` over such weights. What C++ is told of is made once; its scratch grows."""
+    """`kernels.decoder.StepPass` over packed weights. The C++ arguments are built once; scratch memory grows."""
 
     def __init__(self, shape: DecoderShape, weights: DecoderWeights, may_round: bool, state: StepState) -> None:
         slots, k = state.slots, state.k
         _check(state)
         library = load()
         self._step, self._bytes = library.carousel_step, library.carousel_step_bytes
-        self._owners = weights, state  # of the addresses below
-        self._places = _addresses(state.k), _addresses(state.v)
+        self._owners = weights, state  # keeps the addresses below valid
+        self._cache_addresses = _addresses(state.k), _addresses(state.v)
         self._decoder, self._head = _decoder(shape, weights, may_round), _linear(weights.head)
         self._slots = structs.Slots(
             tokens=slots.tokens.ctypes.data,
@@ -102,16 +102,16 @@ class CpuStep:
             seed=slots.seed.ctypes.data,
             choice=slots.choice.ctypes.data,
         )
-        most = len(slots.lengths)
-        self._decodes, self._chunks = (ctypes.c_int64 * most)(), (structs.Chunk * most)()
-        self._ids, self._broken = (ctypes.c_int64 * most)(), (ctypes.c_int64 * most)()
+        num_slots = len(slots.lengths)
+        self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
+        self._ids, self._broken = (ctypes.c_int64 * num_slots)(), (ctypes.c_int64 * num_slots)()
         self._scratch = own_pages((0,), torch.uint8)
-        self._most_rows = self._most_sampled = 0  # that it has room for
+        self._max_rows = self._max_sampled = 0  # capacity of the scratch memory
         self._work = structs.Work(
             decodes=ctypes.addressof(self._decodes),
             chunks=ctypes.addressof(self._chunks),
-            k=ctypes.addressof(self._places[0]),
-            v=ctypes.addressof(self._places[1]),
+            k=ctypes.addressof(self._cache_addresses[0]),
+            v=ctypes.addressof(self._cache_addresses[1]),
             cache_is_bf16=k[0].dtype == torch.bfloat16,
             page_size=k[0].shape[2],
             page_stride=k[0].stride(0),
@@ -120,7 +120,7 @@ class CpuStep:
         )
 
     def __call__(self, decodes: Sequence[int], chunks: Sequence[PromptChunk]) -> tuple[list[int], list[bool]]:
-        """See `kernels.decoder.StepPass`."""
+        """Run a step; see `kernels.decoder.StepPass`."""
         rows = sampled = len(decodes)
         self._decodes[:rows] = list(decodes)
         for i, chunk in enumerate(chunks):
@@ -129,36 +129,36 @@ class CpuStep:
             sampled += chunk.samples
         if not rows:
             return [], []
-        assert sampled <= len(self._ids), "a slot is there twice"
-        if rows > self._most_rows or sampled > self._most_sampled:
-            self._make_room(rows, sampled)
+        assert sampled <= len(self._ids), "a slot occurs twice in the step"
+        if rows > self._max_rows or sampled > self._max_sampled:
+            self._grow_scratch(rows, sampled)
         self._work.num_decodes, self._work.num_chunks = len(decodes), len(chunks)
         self._step(self._decoder, self._head, self._slots, self._work)
         return self._ids[:sampled], [broken != 0 for broken in self._broken[: len(chunks)]]
 
-    def _make_room(self, rows: int, sampled: int) -> None:
-        """For more than that, so that not every new record needs memory that nobody has touched yet."""
-        rows, sampled = max(rows, self._most_rows), max(sampled, self._most_sampled)
+    def _grow_scratch(self, rows: int, sampled: int) -> None:
+        """Grow the scratch memory to powers of two, so that not every new maximum needs fresh memory."""
+        rows, sampled = max(rows, self._max_rows), max(sampled, self._max_sampled)
         rows, sampled = (1 << (count - 1).bit_length() if count else 0 for count in (rows, sampled))
         self._scratch = own_pages((self._bytes(self._decoder, self._head, rows, sampled),), torch.uint8)
         self._work.scratch = address(self._scratch)
-        self._most_rows, self._most_sampled = rows, sampled
+        self._max_rows, self._max_sampled = rows, sampled
 
 
 def _check(state: StepState) -> None:
-    """C++ takes addresses and believes what they are of."""
+    """Assert the dtypes and layouts of the arrays, as C++ receives plain addresses."""
     slots = state.slots
-    words = (slots.tokens, slots.lengths, slots.seed, slots.choice)
+    int64s = (slots.tokens, slots.lengths, slots.seed, slots.choice)
     floats = (slots.temperature, slots.top_p, slots.min_p)
-    kinds = ((words, np.int64), ((slots.page_table, slots.top_k), np.int32), (floats, np.float32))
-    for arrays, kind in kinds:
-        assert all(array.dtype == kind and array.flags.c_contiguous for array in arrays), kind
+    expected = ((int64s, np.int64), ((slots.page_table, slots.top_k), np.int32), (floats, np.float32))
+    for arrays, dtype in expected:
+        assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays), dtype
     assert state.last_tokens.dtype == torch.int64 and state.last_tokens.is_contiguous()
     assert state.k[0].dtype in CACHES and state.k[0].device.type == "cpu"
 
 
 def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> structs.Decoder:
-    """Valid as long as the weights live."""
+    """Return the C++ description of a decoder, valid as long as the weights live."""
     layers = (_layer(layer, window) for layer, window in zip(weights.layers, shape.windows, strict=True))
     return structs.Decoder(
         layers=(structs.Layer * len(weights.layers))(*layers),

@@ -1,7 +1,7 @@
-"""Compiles `source` for this very processor, once, and loads it.
+"""Compile `source` once for the local processor, and load it.
 
-The result is kept in the user's cache under a name made of all that it depends on, so a changed source, compiler or
-processor is compiled anew and nobody ever loads what another machine made.
+The library is cached in the user's cache folder under a hash of everything it depends on. A changed source, compiler or
+processor triggers a new compilation, and a library built for another machine is never loaded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kernels.cpu import structs
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).parent / "source"
-# Fused multiply-adds wherever the source writes a product and a sum: one rounding, and the same one everywhere.
+# -ffp-contract=fast: every product followed by a sum becomes one fused multiply-add, with one rounding, everywhere.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-pthread")
-SEAL = ".sha256"  # ends the name of the file beside, with what a compiled one must be
+SEAL = ".sha256"  # suffix of the file with the library's checksum
 COMPILERS = ("g++", "clang++", "c++")
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -37,7 +37,7 @@ def _struct(kind: type[ctypes.Structure]) -> Any:
     return ctypes.POINTER(kind)
 
 
-# source/api.cpp: what the functions that return nothing take, and what those take that return a number.
+# Argument types of the functions in source/api.cpp: first those without a result, then those that return an int64.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "set_threads": (ctypes.c_int,),
     "count_tasks": (_pointer,),
@@ -63,22 +63,24 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 
 
 class CannotCompile(Exception):
-    """No library here; says why, in one line."""
+    """The library could not be compiled or loaded. The message is one line."""
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library: what the cache has, or what is compiled for it, or, where nothing can be kept, for this process.
-    Raises `CannotCompile`."""
+    """Return the library from the cache, compiling it if needed.
+
+    If the cache is not writable, compile it for this process only. Raises `CannotCompile`.
+    """
     try:
         library = _open(_built(_cache()))
     except OSError as error:
-        log.warning("compiled kernels cannot be kept, so every start compiles them anew: %s", error)
+        log.warning("Compiled kernels cannot be cached, so every start compiles them again: %s", error)
         try:
-            with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as passing:
-                library = _open(_built(Path(passing)))
-        except OSError as nowhere:
-            raise CannotCompile(f"there is no folder to compile in: {nowhere}") from nowhere
+            with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as temporary:
+                library = _open(_built(Path(temporary)))
+        except OSError as no_folder:
+            raise CannotCompile(f"No folder to compile in is writable: {no_folder}") from no_folder
     for names, result in ((SIGNATURES, None), (NUMBERS, _int)):
         for name, arguments in names.items():
             function = getattr(library, f"carousel_{name}")
@@ -89,8 +91,8 @@ def load() -> ctypes.CDLL:
 def _open(file: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(file))
-    except OSError as error:  # such as a folder from which nothing may be run
-        raise CannotCompile(f"what was compiled cannot be loaded: {error}") from error
+    except OSError as error:  # for example a folder mounted with noexec
+        raise CannotCompile(f"The compiled library cannot be loaded: {error}") from error
 
 
 def _cache() -> Path:
@@ -98,8 +100,10 @@ def _cache() -> Path:
 
 
 def _built(folder: Path) -> Path:
-    """The compiled file: the one in `folder`, which need not be writable then, or a new one. Raises `OSError` where
-    that cannot be written, and `CannotCompile`."""
+    """Return the compiled library in `folder`, building it if it is missing.
+
+    Only building needs a writable folder. Raises `OSError` if it is not writable, and `CannotCompile`.
+    """
     command = [*_compiler(), *FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     sources = sorted(SOURCE.glob("*.cpp"))
     digest = hashlib.sha256()
@@ -108,29 +112,29 @@ def _built(folder: Path) -> Path:
     for file in sorted(SOURCE.iterdir()):
         digest.update(file.read_bytes() + b"\0")
     target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
-    if _is_whole(target):
+    if _is_intact(target):
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        log.info("compiling kernels for this processor")
-        made = Path(scratch) / target.name
-        objects = [made.with_suffix(f".{source.stem}.o") for source in sources]
+        log.info("Compiling the CPU kernels for this processor")
+        built = Path(scratch) / target.name
+        objects = [built.with_suffix(f".{source.stem}.o") for source in sources]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            pieces = zip(sources, objects, strict=True)
-            list(pool.map(lambda piece: _run([*command, "-c", str(piece[0]), "-o", str(piece[1])]), pieces))
-        _run([*command, "-shared", "-o", str(made), *map(str, objects)])
-        seal = made.with_suffix(SEAL)
-        seal.write_bytes(_digest(made))
+            units = zip(sources, objects, strict=True)
+            list(pool.map(lambda unit: _run([*command, "-c", str(unit[0]), "-o", str(unit[1])]), units))
+        _run([*command, "-shared", "-o", str(built), *map(str, objects)])
+        seal = built.with_suffix(SEAL)
+        seal.write_bytes(_digest(built))
         seal.replace(target.with_suffix(SEAL))
-        made.replace(target)  # whole or not at all, whoever else compiles at this moment
+        built.replace(target)  # atomic, so that processes that compile concurrently never see a partial file
     return target
 
 
-def _is_whole(file: Path) -> bool:
-    """Whether it is what was compiled: of a file that a full disk or a power cut left shorter the process would die."""
+def _is_intact(file: Path) -> bool:
+    """Return whether the file has its recorded checksum. A file truncated by a full disk would crash the process."""
     try:
         return file.with_suffix(SEAL).read_bytes() == _digest(file)
-    except OSError:  # most often there is none
+    except OSError:  # usually there is no such file
         return False
 
 
@@ -142,29 +146,29 @@ def _run(command: list[str]) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if run.returncode:
         first = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr.strip()[:200])
-        raise CannotCompile(f"{command[0]} fails: {first}")
+        raise CannotCompile(f"{command[0]} failed: {first}")
 
 
 def _compiler() -> list[str]:
-    """$CXX as the user has it, or the first compiler that is there."""
+    """Return the command in $CXX, or the first installed compiler of COMPILERS."""
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
     for name in COMPILERS:
         if shutil.which(name):
             return [name]
-    raise CannotCompile(f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})")
+    raise CannotCompile(f"No C++ compiler is installed (looked for {', '.join(COMPILERS)}); install one or set CXX")
 
 
 def _version(compiler: str) -> str:
     try:
         run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise CannotCompile(f"{compiler} cannot be run: {error}") from error
+        raise CannotCompile(f"The compiler {compiler} cannot be run: {error}") from error
     return run.stdout
 
 
 def _processor() -> str:
-    """What `native` stands for here: the instruction sets, where Linux tells them."""
+    """Return a description of the `native` target: the processor and, on Linux, its instruction sets."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is laid out for the processor at hand; see source/linear.h."""
+"""Linear layers with weights packed for the local processor; see source/linear.h."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from kernels.cpu.library import load
 from kernels.cpu.structs import Layout, address
 from kernels.memory import Arena
 
-ALL_PARTS = 3  # numbers in bfloat16 that hold a float32
+ALL_PARTS = 3  # bfloat16 values that represent a float32 exactly
 WEIGHTS = Arena()
 
 
 def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
-    """Those for weights of a dtype that this processor has, the fastest first; with `may_round` also those that round
-    what they multiply with."""
+    """Return the layouts for weights of `dtype` that this processor supports, fastest first.
+
+    With `may_round`, include layouts that round the activations to bfloat16.
+    """
     if dtype == torch.float32:
         return [Layout.FLOAT_PANELS]
     assert dtype == torch.bfloat16, dtype
@@ -27,13 +29,15 @@ def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
 
 
 class CpuLinear:
-    """y = x @ weight.T + bias. `struct` is what C++ knows of it, valid as long as this object lives."""
+    """Linear layer y = x @ weight.T + bias. `struct` is its C++ description, valid as long as this object lives."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, layout: Layout | None = None, may_round: bool = False
     ) -> None:
-        """weight[N, K] float32 or bfloat16, bias[N] or None. Nothing of `weight` is kept. layout: the fastest
-        unless told otherwise. may_round: whether `x` may be rounded to bfloat16, where that is faster."""
+        """Pack weight[N, K] float32 or bfloat16, and bias[N] or None; no reference to `weight` is kept.
+
+        layout: by default the fastest. may_round: allow rounding `x` to bfloat16 if that is faster.
+        """
         library = load()
         outputs, inputs = weight.shape
         possible = layouts(weight.dtype, may_round)
@@ -50,14 +54,14 @@ class CpuLinear:
         self._outputs = outputs
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x[T, K] -> [T, N] in x's dtype, computed in float32. (Models that transformers computes ask in bfloat16.)"""
+        """Compute x[T, K] -> [T, N] in float32, returned in x's dtype (models run by transformers pass bfloat16)."""
         floats = x.float().contiguous()
         out = torch.empty((x.shape[0], self._outputs))
         self._multiply(self.struct, floats.data_ptr(), x.shape[0], out.data_ptr())
         return out.to(x.dtype)
 
     def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-        """x[T, K] float32, norm[K] float32 -> what it makes of rms_norm(x), [T, N]; see source/norm.h."""
+        """Compute the layer of rms_norm(x): x[T, K] float32, norm[K] float32 -> [T, N]; see source/norm.h."""
         out = torch.empty((x.shape[0], self._outputs))
         self._norm_and_multiply(self.struct, address(x), address(norm), eps, x.shape[0], address(out))
         return out

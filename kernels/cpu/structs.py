@@ -1,4 +1,4 @@
-"""The structures of `source`, field by field."""
+"""ctypes mirrors of the structures in `source`, field by field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class Layout(enum.IntEnum):
-    """source/linear.h"""
+    """Layout of a packed weight (source/linear.h)."""
 
     FLOAT_PANELS = 0
     BFLOAT16_PANELS = 1
@@ -19,7 +19,7 @@ class Layout(enum.IntEnum):
 
 
 class Linear(ctypes.Structure):
-    """source/linear.h"""
+    """Packed linear layer (source/linear.h)."""
 
     _fields_ = (
         *((name, _pointer) for name in ("packed", "bias")),
@@ -28,7 +28,7 @@ class Linear(ctypes.Structure):
 
 
 class Rope(ctypes.Structure):
-    """source/elementwise.h"""
+    """Arguments of rotary embedding and cache writes (source/elementwise.h)."""
 
     _fields_ = (
         *((name, _pointer) for name in ("q", "k", "v")),
@@ -40,7 +40,7 @@ class Rope(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """source/attention.h"""
+    """Arguments of attention (source/attention.h)."""
 
     _fields_ = (
         *((name, _pointer) for name in ("q", "k", "v", "page_table")),
@@ -53,7 +53,7 @@ class Attention(ctypes.Structure):
 
 
 class Sampling(ctypes.Structure):
-    """source/sample.h"""
+    """Arguments of sampling (source/sample.h)."""
 
     _fields_ = (
         ("logits", _pointer),
@@ -64,7 +64,7 @@ class Sampling(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """source/decoder.h"""
+    """Decoder layer (source/decoder.h)."""
 
     _fields_ = (
         ("input_norm", _pointer),
@@ -80,7 +80,7 @@ class Layer(ctypes.Structure):
 
 
 class Decoder(ctypes.Structure):
-    """source/decoder.h"""
+    """Decoder (source/decoder.h)."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
@@ -98,7 +98,7 @@ class Decoder(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """source/decoder.h"""
+    """Inputs of one forward pass (source/decoder.h)."""
 
     _fields_ = (
         *((name, _pointer) for name in ("tokens", "positions", "slots")),
@@ -116,7 +116,7 @@ class Step(ctypes.Structure):
 
 
 class Slots(ctypes.Structure):
-    """source/step.h"""
+    """Batch slots (source/step.h)."""
 
     _fields_ = (
         ("tokens", _pointer),
@@ -129,13 +129,13 @@ class Slots(ctypes.Structure):
 
 
 class Chunk(ctypes.Structure):
-    """source/step.h"""
+    """Prefill chunk (source/step.h)."""
 
     _fields_ = tuple((name, _int) for name in ("slot", "start", "length", "samples"))
 
 
 class Work(ctypes.Structure):
-    """source/step.h"""
+    """Contents of one step (source/step.h)."""
 
     _fields_ = (
         ("decodes", _pointer),
@@ -149,5 +149,5 @@ class Work(ctypes.Structure):
 
 
 def address(tensor: Any) -> int | None:
-    """Of a tensor's first element; None stays None."""
+    """Return the address of a tensor's first element, or None for None."""
     return None if tensor is None else tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""The torch references gathered into one back end."""
+"""Back end of the torch references."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ReferenceKernels(Composed):
         scale: float,
         window: int,
     ) -> None:
-        """Each as a chunk; asks the device for the table."""
+        """Compute each tile as a chunk. Copies the table from the device, which synchronises."""
         for table_row, row, queries, position in tiles.tolist():
             if queries:
                 rows, pages = slice(row, row + queries), page_table[table_row : table_row + 1]

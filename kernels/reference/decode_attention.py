@@ -1,7 +1,7 @@
 """Attention of one new token per sequence over its paged context.
 
-Keys and values are gathered for rows of similar length together, and multiplied as `prefill_attention` multiplies them,
-so both yield the same bits.
+Keys and values are gathered in groups of rows of similar length and multiplied as in `prefill_attention`, so both yield
+the same bits.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from kernels.plans import DecodeGroup, DecodeGroups, DecodePlan
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import first_tile_position, padded_length
 
-# Rows of unlike length are padded to the longest of their group. A group costs 40 us of dispatch and 80 us of
-# planning in a step, padding 130 to 250 us per MiB of keys (2 threads and 1 thread of a Xeon with AVX-512). Cutting
-# long gathers to the size of a second-level cache gained 5 to 30 % with 2 threads and lost as much with 1, so the
-# second bound is for memory only.
+# Rows are padded to the longest of their group. A group costs 40 us of dispatch and 80 us of planning per step, padding
+# 130 to 250 us per MiB of keys (2 threads and 1 thread of a Xeon with AVX-512). Cutting long gathers to the size of the
+# L2 cache gained 5 to 30 % with 2 threads and lost as much with 1, so the second bound only limits memory.
 PADDING_BYTES_PER_GROUP = 512 << 10
 KEY_BYTES_PER_GROUP = 8 << 20
 
@@ -33,8 +32,10 @@ def decode_attention(
     plan: DecodePlan | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D]; see
-    `kernels.interface.Kernels`."""
+    """Attend from one query per sequence, see `kernels.interface.Kernels.decode_attention`.
+
+    q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
+    """
     if not isinstance(plan, DecodeGroups):
         plan = plan_decode(page_table, context_lens, k_cache, window)
     if plan.order is not None:
@@ -46,13 +47,13 @@ def decode_attention(
 
 
 def write_rows(result: Tensor, context_lens: Tensor, out: Tensor) -> Tensor:
-    """result[B, Hq, D] of the rows that have a context, in `out`."""
+    """Copy the rows of result[B, Hq, D] that have a context to `out`, and return it."""
     rows = context_lens.nonzero().squeeze(1)
     return out.index_copy_(0, rows, result.index_select(0, rows))
 
 
 def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
-    """q[b, Hq, D] of one group -> [b, Hq, D]."""
+    """Attend from the rows of one group: q[b, Hq, D] -> [b, Hq, D]."""
     b, query_heads, head_dim = q.shape
     kv_heads = k_cache.shape[1]
     pages = as_rows(k_cache, k_cache.shape[2] * head_dim)
@@ -60,13 +61,13 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, sca
     heads = (b, kv_heads, query_heads // kv_heads)
     weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
     shape = keys.shape
-    del keys  # their memory is what the values go to; fresh memory takes longer than the product
+    del keys  # so that the values reuse this memory; allocating fresh memory takes longer than the product
     values = as_rows(v_cache, head_dim).index_select(0, group.value_rows).view(shape)
     return weighted_sum(weights, values).reshape(q.shape).contiguous()  # without padding
 
 
 def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeGroups:
-    """page_table[B, P] int32, context_lens[B] int32 -> groups of rows of similar length and their indices."""
+    """Return groups of rows of similar length with cache indices: page_table[B, P] int32, context_lens[B] int32."""
     lengths = context_lens.tolist()
     position_bytes = k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -82,9 +83,9 @@ def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, windo
 
 
 def _group_bounds(lengths: list[int], position_bytes: int) -> list[tuple[int, int]]:
-    """Ascending lengths -> (first, last) of each group, filled greedily within the two budgets above."""
+    """Return (first, last) of each group of ascending lengths, filled greedily within the two limits above."""
     bounds = []
-    first, filled = 0, 0  # the group that is being filled: its first row, and its rows' lengths together
+    first, filled = 0, 0  # the current group's first row, and the sum of its rows' lengths
     for row, longest in enumerate(lengths):
         rows = row + 1 - first
         padding = rows * longest - (filled + longest)
@@ -106,23 +107,23 @@ def _group(
     window: int,
     first: int,
 ) -> DecodeGroup:
-    """page_table[b, P], context_lens[b] and the same as `lengths` -> the indices of one group."""
+    """Return the indices of one group: page_table[b, P], context_lens[b], and the same lengths as a list."""
     _, kv_heads, page_size, _ = k_cache.shape
-    between = page_rows(k_cache)
+    page_stride = page_rows(k_cache)
     start = first_tile_position(max(0, min(lengths) - window), page_size) if window else 0
     end = padded_length(max(1, *lengths), page_size)
     positions = torch.arange(start, end, dtype=torch.int32, device=page_table.device)
     ends = context_lens.unsqueeze(1)
     starts = (ends - window).clamp_(min=0) if window else torch.zeros_like(ends)
     hidden = (positions >= ends) | (positions < starts)
-    # Whatever stands outside a context is another sequence's business and may be NaN, which a weight of zero does not
-    # silence: hidden positions read the row's own first or last position instead.
-    own = positions.clamp(starts, ends - 1).clamp_(min=0)  # of a row without context its first
+    # Positions outside the context may hold another sequence's NaN, which a weight of zero does not cancel. So hidden
+    # positions read the row's own first or last position instead.
+    own = positions.clamp(starts, ends - 1).clamp_(min=0)  # a row without context reads position 0
     pages = page_table.gather(1, (own // page_size).to(torch.int64))
     heads = torch.arange(kv_heads, dtype=torch.int32, device=page_table.device).view(1, -1, 1)
-    value_rows = (pages * between + own % page_size).unsqueeze(1) + heads * page_size
-    # The last position of a page lies in its page or, for pages outside the context, in the nearest one inside.
-    key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * (between // page_size) + heads
+    value_rows = (pages * page_stride + own % page_size).unsqueeze(1) + heads * page_size
+    # The last position of a page maps to that page or, for pages outside the context, to the nearest one inside.
+    key_rows = pages[:, page_size - 1 :: page_size].unsqueeze(1) * (page_stride // page_size) + heads
     return DecodeGroup(
         first=first,
         last=first + len(lengths),

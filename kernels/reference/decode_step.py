@@ -1,4 +1,4 @@
-"""What surrounds the model in a decode step: reading the slots, and taking in what was sampled for them."""
+"""Start and end of a decode step: gathering model inputs from the slots, and storing sampled tokens in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.slots import PromptRows, SlotTensors, StepRows
 
 
 def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, width: int, page_size: int) -> StepRows:
-    """which[B] int64 -> their rows; see `kernels.interface.Kernels.gather_slots`."""
+    """Return the model inputs of the slots which[B] int64; see `kernels.interface.Kernels.gather_slots`."""
     lengths = slots.lengths.index_select(0, which)
     token_ids, positions = slots.last_tokens.index_select(0, which), lengths - 1
     if prompts is not None:
@@ -32,9 +32,9 @@ def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, 
 
 
 def sample_slots(sample: Callable[..., Tensor], logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor) -> None:
-    """With the `sample` of a back end; see `kernels.interface.Kernels.sample_slots`."""
+    """Sample with a back end's `sample` and advance the slots; see `kernels.interface.Kernels.sample_slots`."""
     parameters = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.lengths, slots.choice)
     ids.copy_(sample(logits, *(parameter.index_select(0, which) for parameter in parameters)))
-    somebody = which != slots.nobody
-    slots.last_tokens.index_copy_(0, which, torch.where(somebody, ids.clamp(min=0), slots.last_tokens[slots.nobody]))
-    slots.lengths.index_add_(0, which, somebody.to(torch.int64))
+    is_sequence = which != slots.nobody
+    slots.last_tokens.index_copy_(0, which, torch.where(is_sequence, ids.clamp(min=0), slots.last_tokens[slots.nobody]))
+    slots.lengths.index_add_(0, which, is_sequence.to(torch.int64))

@@ -1,6 +1,4 @@
-"""Causal attention of prefill chunks over their paged contexts, a tile of queries at a time so that memory stays
-bounded.
-"""
+"""Causal attention of prefill chunks over their paged contexts, one tile of queries at a time to bound memory."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from kernels.paging import as_rows, page_rows
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import LANES, TILE, first_tile_position, padded_length
 
-QUERY_TILE = 64  # scores of one tile: Hq * 64 * context floats; 16 to 256 take the same time within the noise
+QUERY_TILE = 64  # a tile has Hq * 64 * context scores; tiles of 16 to 256 take the same time within the noise
 
 
 def prefill_attention(
@@ -24,15 +22,18 @@ def prefill_attention(
     scale: float,
     window: int,
 ) -> Tensor:
-    """q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D]; see `kernels.interface.Kernels`."""
+    """Attend from prefill chunks: q[T, Hq, D], caches [N, Hkv, S, D], page_table[C, P] int32 -> [T, Hq, D].
+
+    See `kernels.interface.Kernels.prefill_attention`.
+    """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for chunk, context in enumerate(context_lens):
         first, last = query_starts[chunk], query_starts[chunk + 1]
-        position = context - (last - first)  # of the first query
+        position = context - (last - first)  # position of the first query
         start = first_tile_position(max(0, position + 1 - window), k_cache.shape[2]) if window else 0
         keys = _gather(k_cache, page_table[chunk], start, context)
         values = _gather(v_cache, page_table[chunk], start, context)
-        # Behind the context the page may hold another sequence's NaN, which a weight of zero does not silence.
+        # Past the context the page may hold another sequence's NaN, which a weight of zero does not cancel.
         values[:, context - start :].zero_()
         for a in range(first, last, QUERY_TILE):
             b = min(a + QUERY_TILE, last)
@@ -41,15 +42,16 @@ def prefill_attention(
 
 
 def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
-    """Positions start to `context`, padded to whole lanes, of one sequence: cache [N, Hkv, S, D], pages[P] -> [Hkv,
-    L, D].
+    """Gather positions `start` to `context` of one sequence, padded to whole lanes.
+
+    cache [N, Hkv, S, D], pages[P] -> [Hkv, L, D].
     """
     _, heads, page_size, head_dim = cache.shape
-    wanted = padded_length(context, page_size) // page_size
+    padded_pages = padded_length(context, page_size) // page_size
     used = pages[start // page_size : -(-context // page_size)]
-    if wanted * page_size - start > used.shape[0] * page_size:
-        # Lanes are padded with the last page: its positions are outside the context and hidden.
-        missing = wanted - start // page_size - used.shape[0]
+    if padded_pages * page_size - start > used.shape[0] * page_size:
+        # Pad lanes with the last page: the extra positions are outside the context and hidden.
+        missing = padded_pages - start // page_size - used.shape[0]
         used = torch.cat((used, used[-1:].expand(missing)))
     first = used * (page_rows(cache) // page_size)
     rows = first + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(1)
@@ -57,7 +59,7 @@ def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, start: int, scale: float, window: int) -> Tensor:
-    """q[t, Hq, D] at `position` onwards, keys and values [Hkv, L, D] from position `start` onwards -> [t, Hq, D]."""
+    """Attend from q[t, Hq, D] at `position` onwards to keys and values [Hkv, L, D] at `start` onwards -> [t, Hq, D]."""
     t, query_heads, head_dim = q.shape
     kv_heads = keys.shape[0]
     begin = max(0, first_tile_position(max(0, position + 1 - window), TILE) - start) if window else 0

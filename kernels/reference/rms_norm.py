@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x[..., H], weight[H] -> [..., H] in the dtype of x; torch accumulates half-precision inputs in float32."""
+    """Normalise x[..., H], weight[H] -> [..., H] in the dtype of x; torch accumulates half precision in float32."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)

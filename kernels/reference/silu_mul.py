@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer (Shazeer, 2020)."""
+"""Gate of a SwiGLU feed-forward layer (Shazeer, 2020)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up[T, 2I] -> [T, I]: silu(gate) * up."""
+    """Compute silu(first half) * second half: gate_up[T, 2I] -> [T, I]."""
     half = gate_up.shape[-1] // 2
     return F.silu(gate_up[:, :half]).mul_(gate_up[:, half:])

@@ -127,7 +127,7 @@ def test_an_engine_that_cannot_be_built_at_all_costs_no_time_again(device: Devic
         marks.engine(BUILD, marks.of_engines.lone_prompt, tokens, 2)
     marks.run()
     assert len(tried) == len(set(tried)) == 3 and len(sections.left_out) == 3
-    assert all("recorded=False is given up: ValueError: no memory" in why for why in sections.left_out.values())
+    assert all("recorded=False is no longer used: ValueError: no memory" in why for why in sections.left_out.values())
 
 
 def test_a_device_that_is_lost_builds_nothing_else(device: Device, monkeypatch: pytest.MonkeyPatch):

@@ -112,7 +112,7 @@ def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, mon
     """A step of fewer rows than it says is refused."""
     monkeypatch.setattr(gpu_engine, "SPARE_TOKENS", -5)
     marks = EngineMarks(device, lambda what, **row: None)
-    with pytest.raises(RuntimeError, match="of 3 rows 0 were left"):
+    with pytest.raises(RuntimeError, match="only 0 of 3 rows are left"):
         marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 4, runs=2)
 
 
@@ -223,7 +223,7 @@ def test_sections_are_run_by_their_names(device: Device):
     sections = endless()
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
-    with pytest.raises(LookupError, match=r"'nonsense' is found in none of these names:(?s:.*)\nelementwise tiny 3\n"):
+    with pytest.raises(LookupError, match=r"'nonsense' matches none of these names:(?s:.*)\nelementwise tiny 3\n"):
         marks.select("nonsense")
     marks.select("^(elementwise|lone_prompt).*tiny")
     marks.run()
@@ -232,7 +232,7 @@ def test_sections_are_run_by_their_names(device: Device):
 
 def test_a_selection_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """As what is no expression is."""
-    for only, why in (("nonsense", "found in none of these names:\ndecode_attention"), ("(", "unterminated")):
+    for only, why in (("nonsense", "matches none of these names:\ndecode_attention"), ("(", "unterminated")):
         monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--only", only])
         with pytest.raises(SystemExit) as ended:
             gpu.main()
@@ -245,7 +245,7 @@ def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
     gpu.on_gpu(marks)
     for build in ("Llama-3.2-1B", "Llama-3.2-1B batch_invariant=True"):
         assert any(name.startswith(f"decode_step {build} 32 512") for name in marks.planned)
-    with pytest.raises(ValueError, match="two sections"):
+    with pytest.raises(ValueError, match="Two sections"):
         gpu.on_gpu(marks)
 
 

@@ -84,7 +84,7 @@ def test_no_section_begins_after_its_time():
     sections = Sections(lambda so_far: None, 60.0, clock=lambda: now)
     for name in ("first", "second", "third"):
         sections.run(name, slow)
-    assert now == 80.0 and sections.left_out == {"third": "the time is up"} and not sections.failed
+    assert now == 80.0 and sections.left_out == {"third": "the time limit is reached"} and not sections.failed
 
 
 def test_no_section_begins_on_a_device_that_has_failed():
@@ -101,7 +101,7 @@ def test_no_section_begins_on_a_device_that_has_failed():
     sections.run("second", broken)
     sections.run("third", fault)
     sections.run("fourth", lambda: sections.add("speed", us=2.0))
-    assert sections.left_out == {"fourth": "the device computes nothing after third"}
+    assert sections.left_out == {"fourth": "the device has failed in third"}
     assert list(sections.failed) == ["second", "third"]
     assert kept == 4 * [[{"what": "speed", "us": 1.0}]]
 
@@ -127,7 +127,7 @@ def test_another_process_goes_on_behind_a_section_that_ends_one(tmp_path: Path, 
     assert told == ["process", "of a", "process", "process", "of d", "process", "of f"]
     ended = "the process ended in it"
     assert found["failed"] == {"b": ended, "c": "the device failed in it", "e": ended}
-    assert found["left_out"] == {"more of c": "kernel is given up: the device failed in c"}
+    assert found["left_out"] == {"more of c": "kernel is no longer used: the device failed in c"}
     assert found["given_up"] == {"killer": "the process ended in b", "kernel": "the device failed in c"}
 
 

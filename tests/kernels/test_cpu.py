@@ -412,7 +412,7 @@ def test_what_can_be_kept_nowhere_leaves_nothing_behind(tmp_path: Path):
     command = [sys.executable, "-c", code, str(tmp_path / "source")]
     ran = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False)
     assert "CDLL" in ran.stdout, ran.stderr
-    assert "every start compiles them anew" in ran.stderr
+    assert "every start compiles them again" in ran.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "source"]
 
 

@@ -1,4 +1,4 @@
-// What Python calls; kernels/cpu/library.py has the same list.
+// Functions called from Python; keep in sync with kernels/cpu/library.py.
 #include "attention.h"
 #include "decoder.h"
 #include "elementwise.h"

@@ -1,10 +1,10 @@
 // Attention over a paged cache, decode rows and prefill chunks alike: causal, grouped heads, an optional window.
 //
-// A context is cut into segments of 256 positions, counted from its beginning; each segment yields a maximum, a sum and a
-// weighted sum of values, which are joined in ascending order (the online softmax of Milakov and Gimelshein, 2018). How
-// they are multiplied depends on the query's position: near the beginning in vectors of floats, further on by the matrix unit
-// of processors that have one, or where they may be rounded in pairs, on processors that multiply those faster. A query's
-// result is thus a function of its own position and context alone: the same bits as a decode row, in any chunk, in any batch.
+// A context is cut into segments of 256 positions, counted from its beginning. Each segment yields a maximum, a sum and a
+// weighted sum of values, which are joined in ascending order (the online softmax of Milakov and Gimelshein, 2018). The
+// multiplication method depends on the query's position: vectors of floats near the beginning, then the matrix unit if the
+// processor has one, or bfloat16 pairs if rounding is allowed and the processor multiplies those faster. A query's result
+// is thus a function of its own position and context alone: the same bits as a decode row, in any chunk, in any batch.
 #include "attention.h"
 
 #include <algorithm>
@@ -18,18 +18,18 @@
 
 namespace {
 
-// From this position on the unit computes, or pairs are multiplied. Both are up to twice as fast with prompts, and no faster
-// with the few rows of a decode, which wait for memory; near the beginning, prompts have little to attend to.
+// From this position on, the matrix unit or bfloat16 pairs are used. Both are up to twice as fast for prompts and no faster
+// for the few rows of a decode step, which are bound by memory. Near the beginning, prompts have little to attend to.
 constexpr int FAR = 256;
-constexpr int MOST_DIM = 256;
-constexpr float NONE = -__builtin_inff();
+constexpr int MAX_DIM = 256;
+constexpr float MINUS_INFINITY = -__builtin_inff();
 
-// What one segment adds to one row that has seen `most`, `mass` and `out` so far.
+// Merge one segment's result into the running maximum `most`, mass `mass` and weighted sum `out` of a row.
 template <int V>
 inline void join(float segment_most, float segment_mass, const float* sums, float& most, float& mass, float* out) {
     const float highest = segment_most > most ? segment_most : most;
     const F16 shares = exp16(F16{most - highest, segment_most - highest});
-    const float old_share = most == NONE ? 0.0f : shares[0], new_share = shares[1];
+    const float old_share = most == MINUS_INFINITY ? 0.0f : shares[0], new_share = shares[1];
     mass = mass * old_share + segment_mass * new_share;
     most = highest;
     for (int d = 0; d < V; d++) {
@@ -40,33 +40,33 @@ inline void join(float segment_most, float segment_mass, const float* sums, floa
     }
 }
 
-// A line of scores, of which one row has seen those from `first` to `last` - 1, becomes weights: their maximum and their
-// sum. keep(j, weights j to j + 15) is told them, and returns what they are from then on.
+// Turn a line of scores into weights, and return their maximum and sum. Only positions `first` to `last` - 1 are visible to
+// the row. keep(j, weights j to j + 15) stores the weights and returns them as stored (possibly rounded).
 template <class Keep>
 inline void soften(float* line, int from, int end, int64_t first, int64_t last, float& most, float& mass, const Keep& keep) {
-    F16 highest = splat(NONE);
+    F16 highest = splat(MINUS_INFINITY);
     for (int j = from; j < end; j += LANES) {
         F16 s = load(line + j);
         if (j < first || j + LANES > last) {
             const I16 lane = I16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + j;
-            s = choose((lane < int(last)) & (lane >= int(first)), s, splat(NONE));
+            s = choose((lane < int(last)) & (lane >= int(first)), s, splat(MINUS_INFINITY));
             store(line + j, s);
         }
         highest = larger(s, highest);
     }
     most = maximum(highest);
     F16 total = splat(0.0f);
-    const F16 shift = splat(most == NONE ? 0.0f : most);
+    const F16 shift = splat(most == MINUS_INFINITY ? 0.0f : most);
     for (int j = from; j < end; j += LANES) total += keep(j, exp16(load(line + j) - shift));
     mass = sum(total);
 }
 
-// Queries first..last-1 (rows of q) of one chunk. With the heads that share a kv head they are one task.
+// Queries first..last-1 (rows of q) of one chunk. Together with the heads that share a kv head they form one task.
 struct Tile {
     int64_t chunk, first, last;
     bool is_far;
 
-    // The position of row r of q is origin + r; any of them looks at begin to end - 1.
+    // Row r of q has position origin + r; the tile's queries attend to positions begin to end - 1.
     int64_t origin(const Attention& p) const { return p.context_lens[chunk] - p.start(chunk + 1); }
     int64_t begin(const Attention& p) const {
         return p.window ? std::max<int64_t>(0, origin(p) + first + 1 - p.window) : 0;
@@ -74,11 +74,11 @@ struct Tile {
     int64_t end(const Attention& p) const { return origin(p) + last; }
 };
 
-// Keys and values of a chunk's positions, from `begin` to the end of their segment or to `end`.
+// Prefetcher of a chunk's keys and values, from `begin` to the end of its segment or to `end`.
 template <class Number>
 Ahead segment_ahead(const Attention& p, int64_t chunk, int64_t kv_head, int64_t begin, int64_t end) {
     const int64_t last = std::min(end, (begin / SEGMENT + 1) * SEGMENT), page = begin / p.page_size;
-    const int64_t head = kv_head * p.page_size * p.dim, bytes = p.dim * sizeof(Number);  // of a position
+    const int64_t head = kv_head * p.page_size * p.dim, bytes = p.dim * sizeof(Number);  // `bytes`: per position
     return Ahead(
         static_cast<const Number*>(p.k) + head, static_cast<const Number*>(p.v) + head,
         p.page_table + chunk * p.width + page, p.page_stride * sizeof(Number), p.page_size * bytes,
@@ -86,21 +86,21 @@ Ahead segment_ahead(const Attention& p, int64_t chunk, int64_t kv_head, int64_t 
     );
 }
 
-// What a thread computes in.
+// Buffers of one thread.
 struct Workspace {
     alignas(64) float lines[MOST_ROWS * LINE];
-    alignas(64) float sums[MOST_ROWS * MOST_DIM];
-    alignas(64) float totals[MOST_ROWS * MOST_DIM];
-    int64_t fetched = -1;  // the task whose first segment it has asked for; another job's at worst, which costs but time
+    alignas(64) float sums[MOST_ROWS * MAX_DIM];
+    alignas(64) float totals[MOST_ROWS * MAX_DIM];
+    int64_t fetched = -1;  // task with a prefetched first segment; if it is from another job, only time is lost
 };
 
-// A function of its own, as code that names a thread's variable asks for its place again and again.
+// Not inlined: otherwise the thread-local address is looked up at every use.
 __attribute__((noinline)) Workspace& workspace() {
     thread_local Workspace mine;
     return mine;
 }
 
-// `next` is what this thread reads afterwards.
+// `next` prefetches the data that this thread reads after this task.
 template <class Math>
 void attend(
     const Attention& p, const Tile& tile, int64_t kv_head, bool is_fetched, const Ahead& next, const Operand& out
@@ -112,17 +112,17 @@ void attend(
     const int64_t origin = tile.origin(p), begin = tile.begin(p), end = tile.end(p);
     const int32_t* pages = p.page_table + chunk * p.width;
     const auto token = [&](int64_t row) { return first + row / group; };
-    const auto place = [&](int64_t row) { return (kv_head * group + row % group) * D; };
+    const auto column = [&](int64_t row) { return (kv_head * group + row % group) * D; };
 
     if (!is_fetched) segment_ahead<Number>(p, chunk, kv_head, begin, end).fetch_rest();
     Workspace& work = workspace();
     Segment<Number> segment;
     Math math(rows);
     float most[MOST_ROWS], mass[MOST_ROWS], segment_most[MOST_ROWS], segment_mass[MOST_ROWS];
-    for (int64_t r = 0; r < rows; r++) math.take_query(r, p.q + token(r) * p.query_heads * D + place(r), p.scale);
+    for (int64_t r = 0; r < rows; r++) math.take_query(r, p.q + token(r) * p.query_heads * D + column(r), p.scale);
 
     for (int64_t start = begin / SEGMENT * SEGMENT; start < end; start += SEGMENT) {
-        const bool is_first = start <= begin;  // there is nothing to join it with
+        const bool is_first = start <= begin;  // no earlier segment to join with
         const int from = begin > start ? int(begin - start) / Math::STEP * Math::STEP : 0;
         const int to = end - start < SEGMENT ? int(end - start) : SEGMENT;
         const int padded = (to + Math::STEP - 1) / Math::STEP * Math::STEP;
@@ -149,7 +149,7 @@ void attend(
             const int64_t count = std::min<int64_t>(rows - r, Math::TOGETHER);
             math.score(segment, r, count, int(seen(r + count - 1)), work.lines + r * LINE);
         }
-        math.take_values(segment);  // while the unit is at the scores
+        math.take_values(segment);  // overlaps with the matrix unit computing scores
         for (int64_t r = 0; r < rows; r++) {
             float* const line = work.lines + r * LINE;
             const int64_t unseen = p.window ? origin + token(r) + 1 - start - p.window : 0;
@@ -162,7 +162,7 @@ void attend(
         math.ahead.fetch_rest();
         if (is_first) continue;
         for (int64_t r = 0; r < rows; r++)
-            if (segment_most[r] != NONE)
+            if (segment_most[r] != MINUS_INFINITY)
                 join<V>(segment_most[r], segment_mass[r], work.sums + r * D, most[r], mass[r], work.totals + r * D);
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -172,9 +172,9 @@ void attend(
         Math::put_right(mean);
         const Operand::Line line = out.line(token(r));
         if constexpr (V % 2 == 0)
-            for (int d = 0; d < V; d += 2) line.put(place(r) + d * LANES, mean[d], mean[d + 1]);
+            for (int d = 0; d < V; d += 2) line.put(column(r) + d * LANES, mean[d], mean[d + 1]);
         else
-            for (int d = 0; d < V; d++) line.put(place(r) + d * LANES, mean[d]);
+            for (int d = 0; d < V; d++) line.put(column(r) + d * LANES, mean[d]);
     }
 }
 
@@ -198,18 +198,18 @@ void attend(
 
 std::vector<Tile> tiles_of(const Attention& p) {
     const int64_t group = p.query_heads / p.kv_heads;
-    const int64_t most = group < MOST_ROWS ? MOST_ROWS / group : 1;  // queries of a tile
+    const int64_t max_queries = group < MOST_ROWS ? MOST_ROWS / group : 1;  // per tile
     const bool has_far = has_tiles() || (p.may_round && has_layout(BFLOAT16_PAIRS));
     std::vector<Tile> tiles;
     for (int64_t chunk = 0; chunk < p.chunks; chunk++) {
         const int64_t end = p.start(chunk + 1), far = end - p.context_lens[chunk] + FAR;  // the row at position FAR
         for (int64_t first = p.start(chunk), last; first < end; first = last) {
-            last = std::min(first + most, first < far ? std::min(far, end) : end);
+            last = std::min(first + max_queries, first < far ? std::min(far, end) : end);
             tiles.push_back({chunk, first, last, has_far && first >= far});
         }
     }
-    // A thread begins with the rows that it has rotated. Of its share the last come first: within a chunk they have the
-    // longest contexts.
+    // A thread starts with the rows that it has rotated. Its share is reversed, because within a chunk the last rows have
+    // the longest contexts.
     const int64_t shares = Pool::instance().threads(), count = tiles.size();
     for (int64_t i = 0; i < shares; i++)
         std::reverse(tiles.begin() + count * i / shares, tiles.begin() + count * (i + 1) / shares);
@@ -223,7 +223,7 @@ void run(const Attention& p, const Operand& out) {
     Pool::instance().each(count, [p, out, count, tiles = tiles.data()](int64_t task) {
         int64_t& fetched = workspace().fetched;
         const bool is_fetched = fetched == task;
-        fetched = task + 1;  // a thread's tasks follow one another
+        fetched = task + 1;  // a thread's tasks are consecutive
         Ahead next;
         if (fetched < count) {
             const Tile& tile = tiles[fetched / p.kv_heads];
@@ -247,7 +247,7 @@ bool attention_fits(int64_t dim, int64_t group) {
 }
 
 std::vector<Piece> pieces(const Attention& p) {
-    const int64_t bytes = p.is_bf16 ? sizeof(uint16_t) : sizeof(float);  // of a number
+    const int64_t bytes = p.is_bf16 ? sizeof(uint16_t) : sizeof(float);  // per value
     std::vector<Piece> found;
     for (const Tile& tile : tiles_of(p))
         for (int64_t kv_head = 0; kv_head < p.kv_heads; kv_head++)

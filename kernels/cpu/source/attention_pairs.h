@@ -1,7 +1,7 @@
-// Attention's multiplications in vectors, two numbers in bfloat16 at a time, for caches in bfloat16 where queries and weights
-// may be rounded to it. Each of a row's sums is one chain, over D or over positions in ascending order; where rows are few,
-// as those of a decode step, words are multiplied as they are made, else they are made once for all rows. (Numbers below
-// 2^-126 count as nothing: the instruction knows no denormal ones.)
+// Multiplications of attention in vectors of bfloat16 pairs, for bfloat16 caches where queries and weights may be rounded.
+// Each sum of a row is one chain, over D or over positions in ascending order. For few rows, as in a decode step, words are
+// multiplied as they are built; otherwise they are built once for all rows. (Values below 2^-126 count as zero: the
+// instruction does not support denormals.)
 #pragma once
 
 #include <cstring>
@@ -16,11 +16,11 @@ struct OnPairs : Words<VECTORS> {
     using typename Words<VECTORS>::Number;
     using Words<VECTORS>::V, Words<VECTORS>::D, Words<VECTORS>::STEP;
     using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
-    static constexpr int TOGETHER = 6, WIDE = 4;   // rows and vectors of words: their sums fit in registers
+    static constexpr int TOGETHER = 6, WIDE = 4;   // rows and vectors of words; their sums fit in registers
     static constexpr int WALKS = ARE_FEW ? 2 : 4;  // as in InVectors, or as in OnUnit
 
     alignas(64) Number queries[MOST_ROWS][D];
-    alignas(64) Number weights[MOST_ROWS][SEGMENT + STEP];  // not all to the same lines of a cache
+    alignas(64) Number weights[MOST_ROWS][SEGMENT + STEP];  // padded, so that rows do not map to the same cache sets
 
     explicit OnPairs(int64_t) {}
 
@@ -46,7 +46,7 @@ struct OnPairs : Words<VECTORS> {
         });
     }
 
-    // What is added up to a row's mass is what its values are multiplied with.
+    // Return the rounded weights, so that a row's mass sums exactly the weights that its values are multiplied with.
     F16 keep(float*, int64_t row, int j, F16 some) { return put(weights[row] + j, some); }
 
     void weigh(const Segment<Number>& segment, const float*, int64_t rows, float* sums) {
@@ -59,26 +59,26 @@ struct OnPairs : Words<VECTORS> {
     }
 
   private:
-    // f of a number from 1 to MOST as a constant; of MOST, where it is larger.
-    template <int MOST, class F>
+    // Call f with min(number, MAX) as a compile-time constant; number is at least 1.
+    template <int MAX, class F>
     static void with(int64_t number, const F& f) {
-        if constexpr (MOST > 1) {
-            if (number < MOST) return with<MOST - 1>(number, f);
+        if constexpr (MAX > 1) {
+            if (number < MAX) return with<MAX - 1>(number, f);
         }
-        f(std::integral_constant<int, MOST>());
+        f(std::integral_constant<int, MAX>());
     }
 
-    // Sixteen numbers, rounded; and what they are then.
+    // Store sixteen floats rounded to bfloat16, and return the rounded values.
     static F16 put(Number* to, F16 v) {
         const __m256i narrow = (__m256i)_mm512_cvtneps_pbh((__m512)v);
         std::memcpy(to, &narrow, sizeof narrow);
         return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16);
     }
 
-    // 16 words of 16 rows, turned: to[word] has those of row 0 to 15. Of whole lines, other than `turn`: where words are not
-    // kept, a line is as often read as it is asked for.
+    // Transpose 16 words of 16 rows: to[word] holds that word of rows 0 to 15. Reads whole cache lines, unlike `turn`: as
+    // the words are not kept, every load would read the line again.
     static void turn_lines(const Number* const* rows, int64_t at, __m512i (&to)[LANES]) {
-        __m512i r[4][4];  // [quarter][i]: four words of row i, i + 4, i + 8 and i + 12
+        __m512i r[4][4];  // [quarter][i]: four words of rows i, i + 4, i + 8 and i + 12
         for (int i = 0; i < 4; i++) {
             const auto all = [&](int row) { return _mm512_loadu_si512(rows[row] + at); };
             const __m512i a = all(i), b = all(i + 4), c = all(i + 8), d = all(i + 12);
@@ -99,7 +99,7 @@ struct OnPairs : Words<VECTORS> {
         }
     }
 
-    // A word of a row, as often as there are lanes.
+    // Broadcast a word of a row to all lanes.
     static __m512i spread(const Number* word) {
         int both;
         std::memcpy(&both, word, sizeof both);
@@ -125,7 +125,7 @@ struct OnPairs : Words<VECTORS> {
         }
     };
 
-    // R rows with N blocks of 16 positions.
+    // Score R rows with N blocks of 16 positions.
     template <int R, int N>
     void score(const Segment<Number>& segment, int block, int64_t row, float* lines) {
         constexpr int WORDS = D / 2, PARTS = N * LANES / FETCH_EVERY;
@@ -154,7 +154,7 @@ struct OnPairs : Words<VECTORS> {
         sums.keep(lines + block * LANES, LINE);
     }
 
-    // R rows with N vectors of values, from the v-th on.
+    // Weigh N vectors of values, starting at vector v, for R rows.
     template <int R, int N>
     void weigh(const Segment<Number>& segment, int64_t row, int v, float* to) {
         Sums<R, N> sums;

@@ -1,6 +1,6 @@
-// Attention's multiplications on the matrix unit, for caches in bfloat16. As in tiles.h, a query and a weight are cut into
-// three numbers whose sum they are, so nothing is rounded but sums. A tile of 16 rows is multiplied with four of 16
-// positions, and then with four of 16 numbers of their values.
+// Multiplications of attention on the matrix unit (AMX), for bfloat16 caches. As in tiles.h, queries and weights are split
+// into three bfloat16 values that add up to them exactly, so only sums are rounded. A tile of 16 rows is multiplied with
+// four tiles of 16 positions, and then with four tiles of 16 columns of their values.
 #pragma once
 
 #include "attention_words.h"
@@ -15,10 +15,10 @@ struct OnUnit : Words<VECTORS> {
     using Words<VECTORS>::keys, Words<VECTORS>::values, Words<VECTORS>::ahead;
     static constexpr int TOGETHER = Operand::ROWS;
     static constexpr int TILES = MOST_ROWS / TOGETHER, ALL = Operand::ALL;
-    static constexpr int WALKS = 4;  // taking keys, scoring, taking values, weighing: each fetches its share of `ahead`
+    static constexpr int WALKS = 4;  // packing keys, scoring, packing values, weighing: each prefetches a share of `ahead`
     static constexpr int64_t TILE = Operand::TILE, WORDS = TILE / 2;
 
-    // Tiles of rows of numbers as Operand has them, queries by D and weights by positions.
+    // Tiles of rows in the layout of Operand: queries by D, weights by positions.
     alignas(64) uint16_t queries[TILES * (D / STEP) * ALL * TILE];
     alignas(64) uint16_t weights[TILES * (SEGMENT / STEP) * ALL * TILE];
     Unit unit;
@@ -57,14 +57,14 @@ struct OnUnit : Words<VECTORS> {
     }
 
   private:
-    // Only for the first tile of rows: the others walk over the same positions again.
+    // Prefetch only for the first tile of rows, because the other tiles pass over the same positions again.
     void fetch_at(int64_t row) {
         if (row == 0) ahead.fetch(AT_ONCE);
     }
 
-    // y = x @ w: a tile of rows, `steps` tiles of three parts long, with N tiles of words next to each other, or `tiles` of
-    // them, up to four. In w the next step lies `step` words behind, the next tile `tile`; rows of y are `width` floats.
-    // meanwhile() is called before each tile of words.
+    // y = x @ w for one tile of rows, `steps` tiles of three parts long, and N adjacent tiles of words (`tiles`, at most
+    // four). In w, consecutive steps are `step` words apart and consecutive tiles `tile` words. Rows of y are `width` floats
+    // apart. meanwhile() is called before each tile of words.
     template <class F>
     static void multiply(
         int64_t tiles, const uint16_t* x, int64_t steps, const uint32_t* w, int64_t step, int64_t tile, float* y,

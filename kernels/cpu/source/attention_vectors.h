@@ -1,5 +1,4 @@
-// Attention's multiplications in vectors of floats. Keys and values are read where they lie, in float32 or widened from
-// bfloat16.
+// Multiplications of attention in vectors of floats. Keys and values are read in place, in float32 or widened from bfloat16.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +6,7 @@
 #include "segment.h"
 #include "vec.h"
 
-// Adds pairs of groups of lanes until lane i holds the sum of v[i].
+// Add pairs of lane groups. Repeated for G = 16, 8, 4, 2, lane i of the result holds the sum of vector i.
 template <int G>
 inline F16 fold(F16 a, F16 b) {
     // a and b hold groups of G lanes; the result holds groups of G / 2, first those of a and then those of b.
@@ -25,9 +24,9 @@ inline F16 fold(F16 a, F16 b) {
                __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-// A head of V vectors as it lies in the cache. bfloat16 comes in words of two numbers, so a pair of vectors comes apart into
-// its even and its odd lanes: one load, a shift and a mask. `arrange` brings a query into the same order, `restore` brings
-// sums of values back.
+// Load a head of V vectors from the cache. bfloat16 is stored in words of two values, so a pair of vectors is split into its
+// even and odd lanes: one load, a shift and a mask. `arrange` puts a query in the same order; `restore` undoes it for sums
+// of values.
 template <int V>
 inline void read(const float* p, F16 (&out)[V]) {
     for (int d = 0; d < V; d++) out[d] = load(p + d * LANES);
@@ -59,7 +58,7 @@ inline void restore(F16 (&v)[V]) {
         }
 }
 
-// A vector for each of NQ queries.
+// One vector per query, for NQ queries.
 template <int NQ>
 struct Each {
     F16 of[NQ];
@@ -72,7 +71,7 @@ inline Each<NQ> fold(const Each<NQ>& a, const Each<NQ>& b) {
     return both;
 }
 
-// The dot products of NQ queries with 16 keys. meanwhile() is called at every FETCH_EVERY-th.
+// Dot products of NQ queries with 16 keys. meanwhile() is called at every FETCH_EVERY-th key.
 template <int V, int NQ, class Number, class F>
 inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys, const F& meanwhile) {
     const auto one = [&](int i) __attribute__((always_inline)) {
@@ -81,7 +80,7 @@ inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys, co
         read<V>(keys[i], key);
         Each<NQ> products;
         for (int q = 0; q < NQ; q++) {
-            // Beginning with 0, so that which product is fused into which sum is not the compiler's choice.
+            // Start from 0, so that the compiler has no choice which product to fuse into which sum.
             products.of[q] = splat(0.0f);
             for (int d = 0; d < V; d++) products.of[q] += queries[q][d] * key[d];
         }
@@ -93,7 +92,7 @@ inline Each<NQ> dot16(const F16 (&queries)[NQ][V], const Number* const* keys, co
     return fold<2>(eight(0), eight(8));
 }
 
-// sums[r] = weights[r] @ values over positions first..last-1, for NR rows. meanwhile() as above.
+// sums[r] = weights[r] @ values over positions first..last-1, for NR rows. meanwhile() is called as above.
 template <int V, int NR, class Number, class F>
 inline void weigh(
     const float* weights, const Number* const* values, int first, int last, float* sums, const F& meanwhile
@@ -112,7 +111,7 @@ inline void weigh(
         for (int d = 0; d < V; d++) store(sums + (r * V + d) * LANES, total[r][d]);
 }
 
-// The same for up to NR rows.
+// `weigh` for up to NR rows.
 template <int V, int NR, class Number, class F>
 inline void weigh_rows(
     int64_t rows, const float* weights, const Number* const* values, int first, int last, float* sums, const F& meanwhile
@@ -123,14 +122,14 @@ inline void weigh_rows(
     weigh<V, NR>(weights, values, first, last, sums, meanwhile);
 }
 
-// How rows are multiplied with keys and values of V vectors a head.
+// Multiplication of rows with keys and values of V vectors per head.
 template <int VECTORS, class Type>
 struct InVectors {
     typedef Type Number;
     static constexpr int V = VECTORS, D = V * LANES;
-    static constexpr int TOGETHER = V <= 4 ? 3 : V <= 8 ? 2 : 1;  // rows scored together: their vectors fit in registers
+    static constexpr int TOGETHER = V <= 4 ? 3 : V <= 8 ? 2 : 1;  // rows scored together; their vectors fit in registers
     static constexpr int STEP = LANES;                            // positions
-    static constexpr int WALKS = 2;  // over keys and over values: in each its share of `ahead` is fetched, for the first rows
+    static constexpr int WALKS = 2;  // over keys and over values: each prefetches a share of `ahead`, for the first rows
 
     float queries[MOST_ROWS][D];
     Ahead ahead;
@@ -147,7 +146,7 @@ struct InVectors {
     void take_keys(const Segment<Number>&) {}
     void take_values(const Segment<Number>&) {}
 
-    // Lines of up to TOGETHER rows, as far as any of them sees.
+    // Compute score lines of up to TOGETHER rows, for all positions visible to any of them.
     void score(const Segment<Number>& segment, int64_t row, int64_t rows, int last, float* lines) {
         if (rows == TOGETHER) return score<TOGETHER>(segment, row, last, lines);
         for (; rows > 0; rows--, row++, lines += LINE) score<1>(segment, row, last, lines);

@@ -1,5 +1,5 @@
-// Keys and values in bfloat16 as words of two numbers, for instructions that multiply both of a word with both of another
-// one: of keys two of D, by 16 positions; of values two positions, by 16 of D.
+// bfloat16 keys and values as words of two values, for instructions that multiply both halves of a word with both halves of
+// another. A word of keys holds two columns of D, by 16 positions; a word of values two positions, by 16 columns of D.
 #pragma once
 
 #include "operand.h"
@@ -14,8 +14,8 @@ template <int VECTORS>
 struct Words {
     typedef uint16_t Number;
     static constexpr int V = VECTORS, D = V * LANES;
-    static constexpr int STEP = Operand::DEPTH;                     // positions, and numbers of D
-    static constexpr int AT_ONCE = 4 * STEP < D ? 1 : 4 * STEP / D;  // parts of `ahead`, where D / STEP steps are a walk's
+    static constexpr int STEP = Operand::DEPTH;                     // positions, and columns of D
+    static constexpr int AT_ONCE = 4 * STEP < D ? 1 : 4 * STEP / D;  // parts of `ahead` per step of a walk of D / STEP steps
 
     alignas(64) uint32_t keys[SEGMENT / LANES][D / STEP][LANES][LANES];
     alignas(64) uint32_t values[SEGMENT / STEP][V][LANES][LANES];
@@ -45,7 +45,8 @@ struct Words {
         }
     }
 
-    // Sums come in the order of `values`: of two vectors the first and third four of each half, then the second and fourth.
+    // Restore the column order of sums. In the order of `values`, a pair of vectors holds first the first and third group of
+    // four of each half, then the second and fourth.
     static void put_right(F16 (&sums)[V]) {
         for (int d = 0; d < V; d += 2) {
             const F16 a = sums[d], b = sums[d + 1];
@@ -55,7 +56,7 @@ struct Words {
     }
 
   protected:
-    // Four words, from `at` on, of each of 16 rows, turned: to[word] has those of row 0 to 15.
+    // Transpose four words, from `at` on, of 16 rows: to[word] holds that word of rows 0 to 15.
     static void turn(const Number* const* rows, int64_t at, __m512i (&to)[4]) {
         __m512i r[4];
         for (int i = 0; i < 4; i++) {
@@ -73,7 +74,7 @@ struct Words {
         to[3] = _mm512_unpackhi_epi64(b, d);
     }
 
-    // 32 numbers of two positions' values, as words of two positions: of the vectors that `put_right` speaks of.
+    // Interleave 32 values of two positions to words of two positions, in the order that `put_right` undoes.
     static void pair(const Number* one, const Number* two, __m512i& low, __m512i& high) {
         const __m512i a = _mm512_loadu_si512(one), b = _mm512_loadu_si512(two);
         low = _mm512_unpacklo_epi16(a, b);

@@ -1,22 +1,22 @@
-// What is fetched into the second-level cache while something else is multiplied: where that takes longer than its weights
-// take to come, memory would rest meanwhile.
+// Prefetch into the L2 cache alongside a multiplication: if the multiplication takes longer than loading its weights, memory
+// bandwidth would be idle.
 #pragma once
 
 #include <cstdint>
 
-// Bytes that lie together, counted from wherever a layer's keys begin. Values lie alike.
+// Contiguous range of bytes, relative to the start of a layer's keys. Values have the same layout.
 struct Piece {
     int64_t offset, bytes;
 };
 
-// Keys and values, asked for a line at a time: many at once would keep the weights waiting.
+// Prefetcher of keys and values, one cache line at a time: many at once would delay the weights.
 class Beside {
   public:
-    Beside() = default;  // nothing
+    Beside() = default;  // prefetches nothing
     Beside(const void* k, const void* v, const Piece* first, const Piece* end)
         : k_(static_cast<const char*>(k)), v_(static_cast<const char*>(v)), next_(first), end_(end) {}
 
-    // What lies between two shares of `all`.
+    // Return the part from share `from` to share `to` of `all` shares.
     Beside part(int64_t from, int64_t to, int64_t all) const {
         const int64_t pieces = end_ - next_;
         return {k_, v_, next_ + pieces * from / all, next_ + pieces * to / all};
@@ -39,5 +39,5 @@ class Beside {
 
     const char *k_ = nullptr, *v_ = nullptr;
     const Piece *next_ = nullptr, *end_ = nullptr;
-    int64_t at_ = 0, fetched_ = 0, lines_ = 0;  // of the piece in hand
+    int64_t at_ = 0, fetched_ = 0, lines_ = 0;  // of the current piece
 };

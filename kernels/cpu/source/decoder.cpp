@@ -12,7 +12,7 @@
 
 namespace {
 
-// The tokens' rows of the embedding, and through the first norm.
+// Look up the tokens in the embedding, and feed the rows to the first norm.
 void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
     Pool::instance().each(Operand::tiles(s.rows), [&](int64_t tile) {
         const int64_t begin = tile * Operand::ROWS, end = std::min(s.rows, begin + Operand::ROWS);
@@ -35,7 +35,7 @@ void embed(const Decoder& d, const Step& s, float* out, const Norm& norm) {
     });
 }
 
-// The rows that decode, without their queries.
+// Attention arguments of the decode rows, without their queries.
 Attention decodes(const Decoder& d, const Step& s, int64_t layer) {
     Attention a{};
     a.k = s.k[layer];
@@ -71,8 +71,7 @@ void attend(const Decoder& d, const Step& s, int64_t layer, const float* q, cons
     }
 }
 
-// What the rows that decode will read of a layer's cache. It is fetched while the four layers before are multiplied, by each
-// as much of it as it has of their weights.
+// Prefetches a layer's KV cache for the decode rows during the four preceding products, in proportion to their weights.
 class CacheAhead {
   public:
     CacheAhead(const Decoder& d, const Step& s) : d_(d), s_(s) {
@@ -81,20 +80,20 @@ class CacheAhead {
         all_ = weights(layer.out) + weights(layer.gate_up) + weights(layer.down) + weights(layer.qkv);
     }
 
-    // Behind what attention reads in this layer, before what it reads in `layer`.
+    // Start prefetching for `layer`. Call after attention of the previous layer.
     void begin(int64_t layer) {
         whole_ = {};
         given_ = 0;
         if (!has_time_ || layer == d_.num_layers) return;
         const Attention a = decodes(d_, s_, layer);
-        if (a.window != window_) {  // the same for all layers of a window
+        if (a.window != window_) {  // layers with the same window have the same pieces
             pieces_ = pieces(a);
             window_ = a.window;
         }
         whole_ = {a.k, a.v, pieces_.data(), pieces_.data() + pieces_.size()};
     }
 
-    // The next part, for a layer that is about to multiply.
+    // Return the part to prefetch during the product of `layer`.
     Beside part(const Linear& layer) {
         const int64_t before = given_;
         given_ += weights(layer);
@@ -110,10 +109,10 @@ class CacheAhead {
     int64_t all_, given_ = 0;
     Beside whole_;
     std::vector<Piece> pieces_;
-    int64_t window_ = -1;  // whose pieces they are
+    int64_t window_ = -1;  // window that `pieces_` belong to
 };
 
-// What lies in `Step::scratch`. Layers may differ in how they want their rows: there is room for any form.
+// Layout of `Step::scratch`. Layers may take their rows in different forms; each buffer has room for any of them.
 struct Scratch {
     float *residual, *qkv, *q, *gate_up, *squares, *factors;
     void *normed, *attended, *gated;

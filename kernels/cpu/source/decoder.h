@@ -1,5 +1,5 @@
-// A whole decoder, layer after layer, without a word in between: at a few rows the operations are so short that calling
-// them one by one would take a quarter of the step.
+// A whole decoder in one call. At a few rows the operations are so short that calling them one by one from Python would take
+// a quarter of the step.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Decoder {
     int64_t may_round;  // see attention.h
 };
 
-// One step: first `decodes` rows of one token each, then the chunks; see kernels/decoder.py.
+// Inputs of one step: first `decodes` rows of one token each, then the chunks; see kernels/decoder.py.
 struct Step {
     const int64_t *tokens, *positions, *slots;
     int64_t rows, decodes;
@@ -38,11 +38,11 @@ struct Step {
     int64_t chunk_width, chunks;
     const int64_t* chunk_starts;
     const int32_t* chunk_contexts;
-    void* const* k;  // the caches of the layers, float or bfloat16
+    void* const* k;  // per layer, float or bfloat16
     void* const* v;
-    int64_t cache_is_bf16, page_size, page_stride;  // the last: numbers from one page of a layer to the next
-    void* scratch;  // `scratch_bytes`, at a multiple of 64
-    float* out;     // [rows, hidden], normed
+    int64_t cache_is_bf16, page_size, page_stride;  // page_stride: values from one page of a layer to the next
+    void* scratch;  // `scratch_bytes` bytes, aligned to 64
+    float* out;     // [rows, hidden], after the last norm
 };
 
 int64_t scratch_bytes(const Decoder& decoder, int64_t rows);

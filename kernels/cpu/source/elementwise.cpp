@@ -1,4 +1,4 @@
-// Normalisation, the gate of the feed-forward layer, rotation and the write to the cache. A row never looks at another.
+// Normalisation, the gate of the feed-forward layer, rotary embedding and the write to the cache. Rows are independent.
 #include "elementwise.h"
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr int64_t LARGEST_HEAD = 512;
-constexpr int64_t FLOATS_PER_TASK = 8192;  // less is not worth a second thread
+constexpr int64_t MAX_HEAD_DIM = 512;
+constexpr int64_t FLOATS_PER_TASK = 8192;  // a smaller task is not worth another thread
 
 template <class F>
 void each_row(int64_t rows, int64_t floats, const F& f) {
@@ -64,7 +64,7 @@ inline void keep(const float* from, int64_t size, uint16_t* to) {
     std::memcpy(to + i, &some, (size - i) * sizeof(uint16_t));
 }
 
-// One token's keys and values, heads of `dim` floats, to its slot.
+// Write one token's keys and values, heads of `dim` floats, to its cache position.
 template <class Number>
 void keep_token(const Rope& r, int64_t slot, const float* k, const float* v) {
     const int64_t page = slot / r.page_size, offset = slot % r.page_size;
@@ -88,7 +88,7 @@ inline void keep_token(const Rope& r, int64_t slot, const float* k, const float*
 void rope_and_cache(const Rope& r, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out) {
     const int64_t half = r.dim / 2;
     const auto turn = [&](const float* from, const float* norm, const float* angles, float* to) {
-        float normed[LARGEST_HEAD];
+        float normed[MAX_HEAD_DIM];
         if (norm) {
             norm_row(from, norm, r.dim, r.eps, normed);
             from = normed;

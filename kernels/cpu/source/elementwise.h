@@ -1,4 +1,4 @@
-// What a row goes through between the multiplications; see elementwise.cpp.
+// Operations on rows between the multiplications; see elementwise.cpp.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@ void rms_norm(const float* x, const float* weight, int64_t rows, int64_t size, f
 void silu_mul(const float* gate_up, int64_t rows, int64_t size, const Operand& out);
 
 struct Rope {
-    const float *q, *k, *v;  // heads of `dim` floats, `stride` floats from one token to the next
+    const float *q, *k, *v;  // heads of `dim` floats, tokens `q_stride`, `k_stride`, `v_stride` floats apart
     int64_t q_stride, k_stride, v_stride;
     const float* cos_sin;  // [positions, dim]
-    void *k_cache, *v_cache;  // [N, kv heads, page size, dim], pages `page_stride` apart, float or bfloat16
+    void *k_cache, *v_cache;  // [N, kv heads, page size, dim], pages `page_stride` apart; float or bfloat16
     const float *q_norm, *k_norm;  // or null
     float eps;
-    int64_t query_heads, kv_heads, dim, page_size, page_stride, is_bf16;  // the last: the caches
+    int64_t query_heads, kv_heads, dim, page_size, page_stride, is_bf16;  // is_bf16: dtype of the caches
 };
 
-// Rotated queries go to q_out[rows, query heads, dim], keys and values to their slots; a slot of -1 is not written.
+// Write rotated queries to q_out[rows, query heads, dim], and keys and values to their cache positions `slots`; -1 skips.
 void rope_and_cache(const Rope& rope, const int64_t* positions, const int64_t* slots, int64_t rows, float* q_out);
 
-// Keys and values to their slots, without a rotation. Of a Rope only what says where they are and where they go is read.
+// Write keys and values to their cache positions without rotation. Reads only the source and destination fields of `rope`.
 void write_cache(const Rope& rope, const int64_t* slots, int64_t rows);

@@ -9,29 +9,29 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast: 31 of 32 registers
+constexpr int ROWS = 14;  // 28 accumulators, 2 weights and a broadcast take 31 of 32 registers
 #else
 constexpr int ROWS = 3;
 #endif
 
-// Where a step of a panel is fetched to, as `__builtin_prefetch` counts: into the second-level cache, or past it.
-constexpr int KEPT = 2, PAST = 0;
+// Locality argument of `__builtin_prefetch`: into the L2 cache, or bypassing it.
+constexpr int TO_L2 = 2, BYPASS_L2 = 0;
 
-// A panel's weights are read step by step, those of 32 outputs in each, for one value of k or two.
+// A panel's weights are read step by step. A step holds those of 32 outputs, for one value of k or two.
 struct FloatSteps {
-    typedef float Number;  // of x, for a step
+    typedef float Number;  // unit of x per step
     typedef F16 Weights;
-    static constexpr int64_t AHEAD = 64;  // steps, and where to, of a panel that is walked once
-    static constexpr int ONCE = KEPT;
+    static constexpr int64_t AHEAD = 64;  // prefetch distance in steps, for a panel that is walked once
+    static constexpr int ONCE = TO_L2;
     static int64_t steps(int64_t inputs) { return inputs; }
-    static int64_t stride(int64_t inputs) { return inputs; }  // from one row of x to the next
+    static int64_t stride(int64_t inputs) { return inputs; }  // between rows of x
     static inline F16 spread(Number x) { return splat(x); }
     static inline void add(F16& sum, Weights w, F16 x) { sum += w * x; }
 };
 
 struct Bf16Panel : FloatSteps {
     typedef uint32_t Word;
-    static constexpr int WORDS = LANES;  // in a step
+    static constexpr int WORDS = LANES;  // per step
     static inline void read(const Word* p, Weights& a, Weights& b) { load_pairs(p, a, b); }
 };
 
@@ -49,9 +49,9 @@ struct PairsPanel {
     typedef uint32_t Number;
     typedef __m512i Weights;
     typedef uint32_t Word;
-    // What AMD's second-level caches let go of goes to the third, in the place of something that is read again.
+    // Lines evicted from AMD's L2 caches go to the L3 cache, where they replace data that is read again.
     static constexpr int64_t AHEAD = 32;
-    static constexpr int ONCE = PAST;
+    static constexpr int ONCE = BYPASS_L2;
     static constexpr int WORDS = PANEL;
     static int64_t steps(int64_t inputs) { return (inputs + 1) / 2; }
     static int64_t stride(int64_t inputs) { return Operand::steps(inputs) * Operand::DEPTH / 2; }
@@ -66,18 +66,18 @@ struct PairsPanel {
 };
 #endif
 
-// Weights are fetched by hand, as the hardware's own fetching starts anew at every page: some KiB ahead where a panel is
-// walked once; where it is walked for several blocks of rows, each walk fetches its share of the next panel, which this
-// thread takes next, so that memory is busy all the time.
-constexpr int64_t TURN = 4;  // steps between two looks at anything else
+// Weights are prefetched by software, because hardware prefetching restarts at every page. A panel that is walked once is
+// prefetched a few KiB ahead. A panel that is walked for several blocks of rows: each walk prefetches its share of the next
+// panel, which this thread takes next, so that memory is always busy.
+constexpr int64_t TURN = 4;  // steps per prefetch
 
 template <class Panel, int WHERE>
 inline void fetch(const typename Panel::Word* step) {
     for (int word = 0; word < Panel::WORDS; word += LANES) __builtin_prefetch(step + word, 0, WHERE);
 }
 
-// Fetched in each turn is what `fetches` steps from `next` on read, and a line of what is beside. Three rows share a
-// pointer: one for each would not fit in the registers, and to bring them back takes the ports that multiply.
+// Each turn prefetches `fetches` steps from `next` on, and one line of `beside`. Three rows share a pointer: one pointer per
+// row would not fit in the registers, and reloading pointers would occupy the ports that multiply.
 template <int M, class Panel>
 void multiply(
     const typename Panel::Number* x, const typename Panel::Word* w, int64_t inputs, const typename Panel::Word* next,
@@ -100,10 +100,10 @@ void multiply(
     };
     int64_t left = Panel::steps(inputs);
     for (; left >= TURN; left -= TURN) {
-        if (fetches == TURN) {  // the only walk
+        if (fetches == TURN) {  // single walk
             for (int64_t i = 0; i < TURN; i++) fetch<Panel, Panel::ONCE>(next + i * Panel::WORDS);
         } else {
-            for (int64_t i = 0; i < fetches; i++) fetch<Panel, KEPT>(next + i * Panel::WORDS);
+            for (int64_t i = 0; i < fetches; i++) fetch<Panel, TO_L2>(next + i * Panel::WORDS);
         }
         next += fetches * Panel::WORDS;
         beside.fetch();
@@ -130,7 +130,7 @@ void multiply_rows(
     multiply<M, Panel>(x, w, inputs, next, fetches, beside, out);
 }
 
-// One walk over panels of a layer: products of a block of rows.
+// Walks over a panel of a layer, one per block of rows.
 template <class Panel>
 struct Walk {
     typedef typename Panel::Word Word;
@@ -145,7 +145,7 @@ struct Walk {
     }
 
     void block(int64_t index, int64_t first, int64_t last, Beside& beside, F16 (&out)[ROWS][2]) const {
-        const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // in each TURN
+        const int64_t before = TURN * index / blocks, fetches = TURN * (index + 1) / blocks - before;  // per TURN
         const int64_t ahead = blocks == 1 ? Panel::AHEAD : steps + steps * before / TURN;
         multiply_rows<Panel>(
             last - first, x + first * Panel::stride(inputs), weight, inputs, weight + ahead * Panel::WORDS, fetches, beside,
@@ -171,7 +171,7 @@ void run(const Linear& layer, const Operand& x, int64_t rows, const Result& resu
     });
 }
 
-// The panels of a gate and of what it gates are walked together.
+// The panels of the gate and of the up projection are walked together.
 template <class Panel>
 void run_gated(
     const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside
@@ -230,8 +230,8 @@ void pack_f32(const float* weight, int64_t outputs, int64_t inputs, float* packe
     });
 }
 
-// Two products of bfloat16 at once are twice as fast as floats on AMD's processors; on those of Intel that have the
-// instruction they are as fast.
+// Pairs of bfloat16 products are twice as fast as float products on AMD processors, but only equally fast on Intel
+// processors that support the instruction.
 bool has_pairs() {
 #if defined(__AVX512BF16__)
     return __builtin_cpu_is("amd");
@@ -240,7 +240,7 @@ bool has_pairs() {
 #endif
 }
 
-// f of the kind of panel that a layout's are.
+// Call f with the panel type of a layout.
 template <class F>
 void with_panels(Layout layout, const F& f) {
     if (layout == FLOAT_PANELS) return f(F32Panel());
@@ -271,10 +271,10 @@ void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, vo
     how(static_cast<const uint16_t*>(weight), outputs, inputs, static_cast<uint32_t*>(packed));
 }
 
-// From so many rows on, where that was measured. With fewer, whatever else is asked for makes weights come later.
+// The threshold was measured for this layout only. With fewer rows, any other prefetch delays the weights.
 bool has_time(const Linear& layer, int64_t rows) {
-    constexpr int64_t MANY = 24;
-    return layer.layout == BFLOAT16_PAIRS && rows >= MANY;
+    constexpr int64_t MIN_ROWS = 24;
+    return layer.layout == BFLOAT16_PAIRS && rows >= MIN_ROWS;
 }
 
 void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside) {

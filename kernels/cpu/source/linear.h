@@ -1,8 +1,8 @@
-// y = x @ weight.T with few rows: the multiplication that decoding consists of.
+// y = x @ weight.T with few rows: the multiplication that dominates decoding.
 //
-// A weight [N, K] is laid out in panels of 32 outputs, so that one walk over a panel reads memory from front to back and
-// computes 32 outputs of many rows. How an output is summed is fixed, whatever the other rows are: its bits cannot depend
-// on the batch. Weights in bfloat16 are kept as they are, which halves what a step reads; that is exact.
+// A weight [N, K] is packed in panels of 32 outputs, so that one walk over a panel reads memory sequentially and computes 32
+// outputs of many rows. The summation order of an output is fixed and independent of the other rows, so its bits do not
+// depend on the batch. bfloat16 weights are stored as bfloat16, which is exact and halves the memory traffic of a step.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 enum Layout : int64_t {
     FLOAT_PANELS,     // [N / 32][K][32] float: one chain of fused multiply-adds per output, over k = 0..K-1
-    BFLOAT16_PANELS,  // [N / 32][K][16] words, two outputs 16 apart in each: the same chain, widened in registers
-    BFLOAT16_TILES,   // as the matrix unit of a processor that has one reads them; see tiles.h
-    BFLOAT16_PAIRS,   // [N / 32][K / 2][32] words, two values of k in each: what x is rounded for, two products at a time
+    BFLOAT16_PANELS,  // [N / 32][K][16] words, each with two outputs 16 apart: the same chain, widened in registers
+    BFLOAT16_TILES,   // for the matrix unit (AMX); see tiles.h
+    BFLOAT16_PAIRS,   // [N / 32][K / 2][32] words, each with two values of k: two products at a time, x rounded to bfloat16
 };
 
 struct Linear {
@@ -21,34 +21,34 @@ struct Linear {
     const float* bias;  // or null
     int64_t outputs, inputs;
     Layout layout;
-    int64_t parts;  // numbers in bfloat16 that one of x is cut into where those are multiplied: 3, all of it, or 1, rounded
+    int64_t parts;  // bfloat16 values per value of x in bfloat16 products: 3 (exact) or 1 (rounded)
 };
 
-bool has_layout(Layout layout);  // here, on this processor
+bool has_layout(Layout layout);  // whether this processor supports it
 
-// A weight in `layout`, in 32-bit words. weight: float or, as `layout` says, bfloat16.
+// Pack a weight into `layout`, of `packed_words` 32-bit words. weight: float or bfloat16, depending on `layout`.
 int64_t packed_words(int64_t outputs, int64_t inputs, Layout layout);
 void pack(const void* weight, int64_t outputs, int64_t inputs, Layout layout, void* packed);
 
 struct Norm;
 struct Operand;
 
-// Where rows go: y[rows, outputs] = factors[row] * (x @ weight.T) + bias + residual.
+// Destination of rows: y[rows, outputs] = factors[row] * (x @ weight.T) + bias + residual.
 struct Result {
     float* y;
-    const float* factors = nullptr;   // those of a Norm that x was put through; or null
+    const float* factors = nullptr;   // row factors of the Norm applied to x; or null
     const float* residual = nullptr;  // [rows, outputs], may be y; or null
-    const Norm* norm = nullptr;       // y is put through it; or null
+    const Norm* norm = nullptr;       // norm that y is fed to; or null
 };
 
-// Whether so many rows take longer to multiply than the weights take to come, so that there is time for what is `beside`.
+// Return whether multiplying this many rows takes longer than loading the weights, so that memory has time for `beside`.
 bool has_time(const Linear& layer, int64_t rows);
 
-// x[rows, inputs] in the layer's own form. Meanwhile is fetched what is `beside`, as far as it comes.
+// Compute the layer for x[rows, inputs] in the layer's own form, prefetching as much of `beside` as time permits.
 void linear(const Linear& layer, const Operand& x, int64_t rows, const Result& result, const Beside& beside = {});
 
 // x[rows, inputs] -> y[rows, outputs / 2] = silu(first half) * second half of factors[row] * (x @ weight.T) + bias, for
-// layers whose halves are whole panels. factors: or null. beside: as above.
+// layers whose halves are whole panels (`gated_fits`). factors: may be null. beside: as above.
 bool gated_fits(const Linear& layer);
 void gated_linear(
     const Linear& layer, const Operand& x, int64_t rows, const float* factors, const Operand& y, const Beside& beside = {}

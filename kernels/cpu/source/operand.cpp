@@ -12,9 +12,9 @@ Operand Operand::put(const Linear& layer, const float* x, int64_t rows) {
     struct alignas(64) Line {
         char bytes[64];
     };
-    thread_local std::vector<Line> room;
-    room.resize(std::max<int64_t>(room.size(), bytes(rows, inputs) / sizeof(Line)));
-    const Operand to = of(layer, room.data());
+    thread_local std::vector<Line> buffer;
+    buffer.resize(std::max<int64_t>(buffer.size(), bytes(rows, inputs) / sizeof(Line)));
+    const Operand to = of(layer, buffer.data());
     Pool::instance().each(tiles(rows), [&](int64_t tile) {
         for (int64_t row = tile * ROWS; row < std::min(rows, (tile + 1) * ROWS); row++) {
             const Operand::Line line = to.line(row);

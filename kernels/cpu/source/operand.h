@@ -1,5 +1,5 @@
-// What layers multiply their weights with: rows of numbers, in the form that a layer's layout takes. Whoever computes the
-// rows puts them into that form at once, so that nobody has to read them just to lay them out anew.
+// Left operand of a layer: rows in the form that the layer's layout takes. The producer of rows stores them in that form
+// directly, which saves a pass for repacking.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 #endif
 
 struct Operand {
-    static constexpr int ROWS = 16;    // of a tile
-    static constexpr int DEPTH = 32;   // numbers of a row in a tile
-    static constexpr int ALL = 3;      // parts of a float: each has 8 of its 24 bits
+    static constexpr int ROWS = 16;    // rows of a tile
+    static constexpr int DEPTH = 32;   // values of a row in a tile
+    static constexpr int ALL = 3;      // bfloat16 parts of a float; each has 8 of its 24 bits
     static constexpr int64_t TILE = ROWS * DEPTH;
 
     void* data;
-    int64_t inputs;  // numbers of a row
-    int64_t parts;   // 0: [rows, inputs] floats. Else [rows / height][inputs / 32][parts][height][32] numbers in bfloat16
-    int64_t height;  // rows of a tile: 16, or 1 where each lies by itself
+    int64_t inputs;  // values of a row
+    int64_t parts;   // 0: [rows, inputs] floats. Else [rows / height][inputs / 32][parts][height][32] bfloat16
+    int64_t height;  // rows of a tile: 16, or 1 for separate rows
 
     static Operand floats(const float* data, int64_t inputs) { return {const_cast<float*>(data), inputs, 0, 1}; }
     static Operand in_tiles(void* data, int64_t inputs, int64_t parts) { return {data, inputs, parts, ROWS}; }
 
-    // As `layer` takes them.
+    // Return an operand in the form that `layer` takes.
     static Operand of(const Linear& layer, void* data) {
         switch (layer.layout) {
             case BFLOAT16_TILES: return in_tiles(data, layer.inputs, layer.parts);
@@ -35,31 +35,32 @@ struct Operand {
         }
     }
 
-    // Floats put into that form by all threads together, in a room of the caller's thread: until it asks again.
+    // Convert rows of floats to that form on all threads. The result is in a buffer of the calling thread, valid until its
+    // next call.
     static Operand put(const Linear& layer, const float* x, int64_t rows);
 
     static int64_t steps(int64_t inputs) { return (inputs + DEPTH - 1) / DEPTH; }
     static int64_t tiles(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
-    // Room for so many rows in any form.
+    // Return the size of a buffer for `rows` rows in any form.
     static int64_t bytes(int64_t rows, int64_t inputs) {
         return tiles(rows) * steps(inputs) * ALL * TILE * int64_t(sizeof(uint16_t));
     }
 
-    // The rows from `first` on, which is the first one of a tile.
+    // Return the rows from `first` on; `first` must start a tile.
     Operand from(int64_t first) const {
         if (!parts) return {static_cast<float*>(data) + first * inputs, inputs, 0, 1};
         return {static_cast<uint16_t*>(data) + first * steps(inputs) * parts * DEPTH, inputs, parts, height};
     }
 
-    // One row, to be written 32 numbers at a time, or sixteen; those behind the last input are zeros. Inlined always, as exp16.
+    // Writer of one row, 32 or 16 values at a time; values past the last input are zeros. Always inlined, as exp16.
     struct Line {
         float* floats;
         uint16_t* cut;
-        int64_t inputs, parts, tile;  // the last: numbers
+        int64_t inputs, parts, tile;  // tile: values
 
-        // At a multiple of 32. In bfloat16 they are a line of a cache, and written as one: other cores have read what lay there,
-        // and the line is waited for with each write, longest where cores share no cache.
+        // Store at a multiple of 32. In bfloat16 this is one cache line, stored at once: other cores have read its previous
+        // content, so each store waits for the line, longest between cores without a shared cache.
         __attribute__((always_inline)) void put(int64_t column, F16 low, F16 high) const {
             if (floats) {
                 put(column, low);
@@ -78,7 +79,7 @@ struct Operand {
 #endif
         }
 
-        // At a multiple of 16.
+        // Store at a multiple of 16.
         __attribute__((always_inline)) void put(int64_t column, F16 v) const {
             if (floats) {
                 if (column + LANES <= inputs) return store(floats + column, v);
@@ -97,7 +98,7 @@ struct Operand {
         static F16 widened(__m256i narrow) { return (F16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16); }
 #endif
 
-        // Each part is what the ones before leave of a number, rounded; what the third leaves is nothing.
+        // Each part is the rounded remainder after the previous parts; after three parts the remainder is zero.
         void put_parts(uint16_t* to, F16 v) const {
 #if defined(__AVX512BF16__)
             for (int64_t part = 0; part < parts; part++) {

@@ -1,4 +1,4 @@
-// A panel: the 32 outputs of a layer that are computed together.
+// Panel: 32 outputs of a layer that are computed together.
 #pragma once
 
 #include "linear.h"
@@ -8,7 +8,7 @@ constexpr int PANEL = 2 * LANES;
 
 inline int64_t panels(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
-// The bias of one panel, zeros where a layer has none and behind its last output.
+// Bias of one panel; zeros without a bias and past the last output.
 struct PanelBias {
     F16 low, high;
 

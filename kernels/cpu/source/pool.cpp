@@ -7,17 +7,16 @@
 
 namespace {
 
-// How long a helper looks for work before it sleeps: longer than the gap between two operations of a step, shorter than
-// anybody who wants its core would notice.
-constexpr auto PATIENCE = std::chrono::microseconds(60);
+// How long a helper polls for work before it sleeps: longer than the gap between two operations of a step, and too short for
+// another process to notice.
+constexpr auto POLL_TIME = std::chrono::microseconds(60);
 
-// How long a helper computes before it asks whether somebody else waits for its core: little of a time slice, and many
-// times what asking costs.
-constexpr auto TURN = std::chrono::microseconds(100);
+// How long a helper computes before it yields its core: a small part of a time slice, and many times the cost of a yield.
+constexpr auto YIELD_INTERVAL = std::chrono::microseconds(100);
 
-// How often a caller looks whether the last tasks are done before it sleeps: for about a millisecond, many times what a
-// task takes, since to wake it takes longer than to wait.
-constexpr int SPINS = 20000;
+// How often a caller polls for the end of the last tasks before it sleeps: about a millisecond, many times the length of a
+// task, because a wake-up takes longer than polling.
+constexpr int MAX_SPINS = 20000;
 
 inline uint64_t share(uint64_t first, uint64_t end) { return end << 32 | first; }
 inline int64_t first(uint64_t share) { return share & 0xffffffff; }
@@ -40,7 +39,7 @@ Pool& Pool::instance() {
 
 void Pool::set_threads(int threads) {
     std::lock_guard<std::mutex> lock(caller_);
-    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    threads = threads < MAX_THREADS ? threads : MAX_THREADS;
     for (; started_ < threads; started_++) std::thread([this, number = started_] { help(number); }).detach();
     threads_.store(threads);
 }
@@ -61,17 +60,17 @@ void Pool::run(int64_t count, Task task, void* context) {
     for (int i = 0; i < started_; i++) shares_[i].done.store(0, std::memory_order_relaxed);
     for (int64_t i = 0; i < threads; i++) shares_[i].left.store(share(count * i / threads, count * (i + 1) / threads));
     if (sleeping_.load() > 0) {
-        { std::lock_guard<std::mutex> asleep(sleep_); }  // who is about to sleep has looked before, or sees the job
+        { std::lock_guard<std::mutex> asleep(sleep_); }  // a helper about to sleep either waits already or sees the job
         awake_.notify_all();
     }
     while (take(0)) count_one();
     for (int spins = 0; !is_done(); spins++) {
         relax();
-        if (spins < SPINS) continue;
-        // Whoever has the last task has lost its core: it shall have ours.
+        if (spins < MAX_SPINS) continue;
+        // The thread with the last task has lost its core: sleep, so that it can use this one.
         std::unique_lock<std::mutex> lock(end_);
         waits_.store(true);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // either we see its last count, or it sees that we wait
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // either its last count is visible here, or waits_ there
         ended_.wait(lock, [&] { return is_done(); });
         waits_.store(false);
     }
@@ -95,8 +94,8 @@ bool Pool::take(int number, Share& share) {
         index = is_own ? first(left) : end(left) - 1;
         rest = is_own ? left + 1 : left - (uint64_t(1) << 32);
     } while (!share.left.compare_exchange_weak(left, rest, std::memory_order_acq_rel));
-    // From here until the task is counted as done the job cannot end, so what it calls is its own; should it be another one
-    // than was looked at, with the same tasks left, the task is no less ours.
+    // The job cannot end until this task is counted as done, so task_ and context_ belong to it. If a new job with the same
+    // remaining tasks replaced the one that was read, the task taken is still valid.
     task_(context_, index);
     own.done.store(own.done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     return true;
@@ -116,23 +115,23 @@ bool Pool::has_task() const {
     return false;
 }
 
-// A helper's core may be the one on which tokens are handed to people, by a process that needs it for a millisecond every
-// step and would else wait for the end of a time slice. So helpers let others go first: they push nobody aside when they
-// wake, and ask from time to time, between two tasks, whether somebody waits.
+// A helper's core may also run the server process, which needs it for a millisecond every step to deliver tokens and would
+// otherwise wait for the end of a time slice. So helpers give way: SCHED_BATCH keeps them from preempting others on wake-up,
+// and they yield regularly between two tasks.
 void Pool::help(int number) {
 #if defined(SCHED_BATCH)
     const sched_param none{};
     sched_setscheduler(0, SCHED_BATCH, &none);
 #endif
     typedef std::chrono::steady_clock Clock;
-    auto since = Clock::now(), asked = since;
+    auto since = Clock::now(), last_yield = since;
     for (unsigned spins = 0;; spins++) {
         if (number < threads_.load(std::memory_order_relaxed) && take(number)) {
             do {
                 const auto now = Clock::now();
-                if (now - asked < TURN) continue;
+                if (now - last_yield < YIELD_INTERVAL) continue;
                 sched_yield();
-                asked = now;
+                last_yield = now;
             } while (take(number));
             std::atomic_thread_fence(std::memory_order_seq_cst);  // as in `run`
             if (waits_.load()) {
@@ -142,7 +141,7 @@ void Pool::help(int number) {
             since = Clock::now();
         }
         relax();
-        if (spins % 16 || Clock::now() - since < PATIENCE) continue;
+        if (spins % 16 || Clock::now() - since < POLL_TIME) continue;
         std::unique_lock<std::mutex> lock(sleep_);
         sleeping_.fetch_add(1);
         awake_.wait(lock, [&] { return number < threads_.load() && has_task(); });

@@ -1,4 +1,4 @@
-// What becomes of the products of a layer, row by row.
+// Epilogue of a layer's products, row by row.
 #pragma once
 
 #include "linear.h"
@@ -7,7 +7,7 @@
 
 inline F16 factor_of(const float* factors, int64_t row) { return splat(factors ? factors[row] : 1.0f); }
 
-// The rows of one panel, as far as the layer has outputs.
+// Writer of one panel's rows, up to the layer's last output.
 class PanelResult {
   public:
     PanelResult(const Linear& layer, int64_t panel, const Result& to)
@@ -45,7 +45,7 @@ class PanelResult {
     NormPanel norm_;
 };
 
-// The rows of one panel of a gate, and of the panel that it gates.
+// Writer of the rows of one gate panel, combined with the corresponding up-projection panel.
 class GatedPanel {
   public:
     GatedPanel(const Linear& layer, int64_t panel, const float* factors, const Operand& to)

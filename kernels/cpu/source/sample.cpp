@@ -1,7 +1,6 @@
-// Each filter is a threshold on a row's logits, so ties need no order. Nothing is sorted: the k-th largest logit and the one
-// at which the largest reach a mass are found by selection. Noise is a function of seed, position, choice and column, as in
-// kernels/reference/noise.py, whose hashes these are; it is computed exactly only for columns that an upper bound of it
-// could make the best.
+// Each filter is a threshold on a row's logits, so ties need no order. Nothing is sorted: the k-th largest logit and the
+// top_p threshold are found by selection. Noise is a function of seed, position, choice and column, with the same hashes as
+// in kernels/reference/noise.py. It is computed exactly only for columns that could win given an upper bound of their noise.
 #include "sample.h"
 
 #include <algorithm>
@@ -17,11 +16,11 @@ namespace {
 
 constexpr float GREEDY_BELOW = 1e-5f;
 constexpr float LARGEST_NOISE = 23.0f;
-constexpr float SLACK = 2e-5f;  // of an upper bound, relative: what float rounds
+constexpr float SLACK = 2e-5f;  // relative slack of the upper bound, for float rounding
 constexpr float LARGEST_BELOW_ONE = 1.0f - 0x1p-24f;
 constexpr float LOWEST = -__builtin_inff();
 constexpr int64_t BROKEN = -1;
-constexpr int FEW = 32;  // numbers that are sorted rather than split
+constexpr int MAX_SORTED = 32;  // ranges up to this size are sorted instead of partitioned
 
 typedef double D16 __attribute__((vector_size(128)));
 
@@ -31,7 +30,7 @@ inline bool any(I16 mask) {
     return words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7];
 }
 
-// lowbias32 (Chris Wellons, 2018), of a word or of a vector of them.
+// lowbias32 (Chris Wellons, 2018) of a word or a vector of words.
 template <class Word>
 inline Word mix(Word word) {
     word ^= word >> 16;
@@ -56,22 +55,22 @@ struct Noise {
         return mix(mix(column + a) ^ b);
     }
 
-    // -log(-log1p(-u)) with u = (hash + 1/2) / 2^32: standard Gumbel noise.
+    // Standard Gumbel noise: -log(-log1p(-u)) with u = (hash + 1/2) / 2^32.
     static float of(uint32_t hash) {
         const float u = std::min((float(hash) + 0.5f) * 0x1p-32f, LARGEST_BELOW_ONE);
         return -std::log(-std::log1p(-u));
     }
 
-    // At least that: -log1p(-u) > u, and the bits of a float are its logarithm, or less, in steps of 2^-23.
+    // Upper bound of `of`: -log1p(-u) > u, and the bits of a float are a lower bound of its logarithm, in units of 2^-23.
     static F16 at_most(U16 hash) {
         const F16 bits = __builtin_convertvector((I16)__builtin_convertvector(hash, F16), F16);
         return splat(0.693147181f) * (splat(32.0f + 127.0f) - bits * splat(0x1p-23f));
     }
 };
 
-// The column of the largest number, the lowest of equals; BROKEN where one is not a number.
+// Return the column of the largest value, the lowest among equals; BROKEN if there is a NaN.
 int64_t largest(const float* row, int64_t size) {
-    constexpr int WAYS = 4;  // one chain of maxima would wait for itself
+    constexpr int WAYS = 4;  // independent chains of maxima, to hide latency
     F16 highest[WAYS];
     for (F16& some : highest) some = splat(LOWEST);
     I16 broken{};
@@ -103,9 +102,9 @@ struct Weighed {
     float value, weight;
 };
 
-// Of numbers with weights: the largest one such that those not below it weigh at least `target`, one of them at least.
+// Return the largest value such that the values not below it, at least one, weigh at least `target` together.
 float reaching(Weighed* first, Weighed* last, double target) {
-    while (last - first > FEW) {
+    while (last - first > MAX_SORTED) {
         const float a = first->value, b = first[(last - first) / 2].value, c = last[-1].value;
         const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
         Weighed* const equal = std::partition(first, last, [=](Weighed w) { return w.value > pivot; });
@@ -130,7 +129,7 @@ float reaching(Weighed* first, Weighed* last, double target) {
     return first->value;
 }
 
-// The smallest of values[padded] that the filters keep: minus infinity where nothing is filtered.
+// Return the smallest of values[padded] that the filters keep; minus infinity without filters.
 float floor_of(const std::vector<float>& values, int64_t size, float top, int32_t top_k, float top_p, float min_p) {
     float floor = min_p > 0 ? top + std::log(min_p) : LOWEST;
     if (top_k > 0 && top_k < size) {
@@ -149,7 +148,7 @@ float floor_of(const std::vector<float>& values, int64_t size, float top, int32_
             masses += __builtin_convertvector(weigh(column, floor), D16);
         double mass = 0;
         for (int lane = 0; lane < LANES; lane++) mass += masses[lane];
-        // All columns lighter than this share could not weigh what may be missing together: they are not looked at.
+        // All columns lighter than this together weigh less than top_p may drop, so the threshold is not among them.
         const float light = float((1 - top_p) * mass / double(size));
         thread_local std::vector<Weighed> heavy;
         heavy.clear();

@@ -1,4 +1,4 @@
-// From logits to tokens: what `kernels.interface.Kernels.sample` says, a row at a time.
+// Sampling from logits, one row at a time; see `kernels.interface.Kernels.sample`.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 struct Sampling {
     const float* logits;  // [rows, vocabulary]
     int64_t rows, vocabulary;
-    // One for each row.
+    // One value per row.
     const float* temperature;
     const int32_t* top_k;
     const float *top_p, *min_p;

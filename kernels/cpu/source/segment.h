@@ -1,4 +1,4 @@
-// What attention computes at a time: a segment of a context, of which some rows have seen some or all.
+// Segment of a context: the unit in which attention is computed. Rows may see a part of it or all.
 #pragma once
 
 #include <cstdint>
@@ -6,34 +6,33 @@
 #include "vec.h"
 
 constexpr int SEGMENT = 256;           // positions
-constexpr int LINE = SEGMENT + LANES;  // floats from one row's scores to the next, not all to the same lines of a cache
+constexpr int LINE = SEGMENT + LANES;  // floats between rows of scores; padded, so rows do not map to the same cache sets
 constexpr int MOST_ROWS = 48;          // (query, head) pairs computed together
-constexpr int FETCH_EVERY = 4;         // positions: in parts as small as that is fetched what is read next
+constexpr int FETCH_EVERY = 4;         // positions per prefetch of the next data
 
-// A segment of a context: its positions `from` to `to` - 1 are looked at. Behind them, up to `padded`, the last one again:
-// positions are computed STEP at a time.
+// Positions `from` to `to` - 1 of a segment are used. Positions up to `padded` repeat the last one, because positions are
+// computed STEP at a time.
 template <class Number>
 struct Segment {
     int from, to, padded;
     const Number *keys[SEGMENT], *values[SEGMENT];
 };
 
-// What is read next: keys and values of some positions of one head, page by page. They are fetched into the second-level
-// cache in small parts while something else is computed, so that loads get their turn between them; asked for all at once,
-// they would be waited for.
+// Prefetcher of the next keys and values of one head, page by page. They are prefetched into the L2 cache in small parts
+// during computation, so that ordinary loads get their turn in between; all at once would stall those loads.
 class Ahead {
   public:
-    Ahead() = default;  // nothing
+    Ahead() = default;  // prefetches nothing
 
-    // `bytes` of keys, and as many of values, from `offset` bytes into the first page on. Of a page a head has
-    // `page_bytes`; pages are `stride` bytes apart.
+    // Prefetch `bytes` bytes of keys and as many of values, starting `offset` bytes into the first page. A head has
+    // `page_bytes` bytes of each page; pages are `stride` bytes apart.
     Ahead(
         const void* k, const void* v, const int32_t* pages, int64_t stride, int64_t page_bytes, int64_t offset, int64_t bytes
     )
         : k_(static_cast<const char*>(k)), v_(static_cast<const char*>(v)), pages_(pages), stride_(stride),
           page_bytes_(page_bytes), offset_(offset), left_(bytes) {}
 
-    // So many parts are everything.
+    // Set the part size such that `parts` parts cover everything.
     void divide(int64_t parts) { part_ = (left_ + parts * CACHE_LINE - 1) / (parts * CACHE_LINE) * CACHE_LINE; }
 
     void fetch(int64_t parts = 1) { fetch_bytes(parts * part_); }

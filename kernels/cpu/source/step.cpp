@@ -11,7 +11,7 @@
 
 namespace {
 
-// Page tables of some slots, as wide as the longest context needs.
+// Page tables of selected slots, as wide as the longest context.
 struct Tables {
     std::vector<int32_t> pages, contexts;
     int64_t width = 0;
@@ -25,11 +25,11 @@ struct Tables {
     }
 };
 
-// The rows that a decoder is given: those that decode, then the chunks'.
+// Input rows of the decoder: decode rows, then the rows of the chunks.
 struct Rows {
     std::vector<int64_t> tokens, positions, places;
-    std::vector<int64_t> starts{0};         // of the chunks, and the end, counted from the first one's
-    std::vector<int64_t> sampled, in_slot;  // rows of which a token is sampled, and for which slot
+    std::vector<int64_t> starts{0};         // start row of each chunk relative to the first, and the end
+    std::vector<int64_t> sampled, in_slot;  // rows to sample from, and their slots
     Tables decodes, chunks;
 
     Rows(const Slots& slots, const Work& work) {
@@ -66,14 +66,14 @@ struct Rows {
         places.push_back(page * page_size + position % page_size);
     }
 
-    // A token is sampled of the row that is added next.
+    // Mark the next added row for sampling.
     void samples(int64_t slot) {
         sampled.push_back(count());
         in_slot.push_back(slot);
     }
 };
 
-// What lies in `Work::scratch`, behind the decoder's own.
+// Layout of `Work::scratch`, after the decoder's part.
 struct Scratch {
     float *hidden, *chosen, *logits;
     int64_t bytes;
@@ -95,7 +95,7 @@ struct Scratch {
     char* memory_;
 };
 
-// Whether there is a NaN in each chunk's rows, all of them: behind a window the last ones have numbers again.
+// Check each chunk's rows for a NaN. All rows are checked: with a window, rows after a NaN can be finite again.
 void look_for_nan(const Decoder& d, const Rows& rows, const Work& work, const float* hidden) {
     std::vector<char> has_nan(rows.starts.back());
     hidden += work.num_decodes * d.hidden;
@@ -121,13 +121,13 @@ std::vector<T> of(const T* all, const std::vector<int64_t>& which) {
     return some;
 }
 
-// A token for each row of logits, and the slots' new state. A broken row's slot gets token 0, so that it can be looked up.
+// Sample a token per row of logits and advance the slots. The slot of a row with a NaN gets token 0, a valid embedding index.
 void sample_and_advance(const Linear& head, const Slots& slots, const std::vector<int64_t>& which, const float* logits,
                         int64_t* ids) {
     const auto temperature = of(slots.temperature, which), top_p = of(slots.top_p, which), min_p = of(slots.min_p, which);
     const auto top_k = of(slots.top_k, which);
     const auto seed = of(slots.seed, which), choice = of(slots.choice, which);
-    const auto position = of<int64_t>(slots.lengths, which);  // of the new token in the whole sequence
+    const auto position = of<int64_t>(slots.lengths, which);  // position of the new token in the sequence
     sample({logits, int64_t(which.size()), head.outputs, temperature.data(), top_k.data(), top_p.data(), min_p.data(),
             seed.data(), position.data(), choice.data(), ids});
     for (size_t i = 0; i < which.size(); i++) {

@@ -1,18 +1,18 @@
-// A whole step in one call, from the slots' tokens to those that are sampled for them and the slots' new state: what a
-// recorded step is on a GPU.
+// A whole step in one call, from the slots' tokens to sampled tokens and new slot state: the counterpart of a recorded step
+// (CUDA graph) on a GPU.
 #pragma once
 
 #include <cstdint>
 
 #include "decoder.h"
 
-// What the caller knows of each slot; see kernels/slots.py. A length counts the last token.
+// Per-slot state; see `HostSlots` in kernels/slots.py. A length includes the last token.
 struct Slots {
-    const int64_t* tokens;  // [slots, most_tokens]: those that were known when a sequence joined
+    const int64_t* tokens;  // [slots, most_tokens]: tokens known when the sequence joined
     int64_t most_tokens;
     const int32_t* page_table;  // [slots, most_pages]
     int64_t most_pages;
-    int64_t *lengths, *last_tokens;  // written for whom a token is sampled
+    int64_t *lengths, *last_tokens;  // updated for slots with a sampled token
     const float* temperature;
     const int32_t* top_k;
     const float *top_p, *min_p;
@@ -23,19 +23,18 @@ struct Chunk {
     int64_t slot, start, length, samples;
 };
 
-// What the step carries: slots of which the last token is put through the decoder, and chunks of prompts behind them. A
-// slot is there at most once.
+// Contents of a step: slots that decode their last token, then prompt chunks. A slot occurs at most once.
 struct Work {
     const int64_t* decodes;
     int64_t num_decodes;
     const Chunk* chunks;
     int64_t num_chunks;
-    void* const* k;  // as a `Step` has them
+    void* const* k;  // as in `Step`
     void* const* v;
     int64_t cache_is_bf16, page_size, page_stride;
-    void* scratch;    // `step_bytes`, at a multiple of 64
-    int64_t* ids;     // out: for each of `decodes` and each chunk that samples, in this order; -1 for a row with a NaN
-    int64_t* broken;  // out: of each chunk, whether there is a NaN in it
+    void* scratch;    // `step_bytes` bytes, aligned to 64
+    int64_t* ids;     // out: tokens of `decodes`, then of chunks that sample; -1 for a row with a NaN
+    int64_t* broken;  // out: per chunk, whether it contains a NaN
 };
 
 int64_t step_bytes(const Decoder& decoder, const Linear& head, int64_t rows, int64_t sampled);

@@ -16,15 +16,15 @@
 namespace {
 
 constexpr int ROWS = Operand::ROWS, DEPTH = Operand::DEPTH, ALL = Operand::ALL;
-constexpr int64_t TILE = Operand::TILE;            // numbers
-constexpr int64_t LINE = 16;                       // words
-constexpr int64_t STEP_WORDS = PANEL * DEPTH / 2;  // of a panel, for DEPTH values of k
+constexpr int64_t TILE = Operand::TILE;            // values
+constexpr int64_t LINE = 16;                       // words per cache line
+constexpr int64_t STEP_WORDS = PANEL * DEPTH / 2;  // words of a panel for DEPTH values of k
 constexpr int64_t STEP_LINES = STEP_WORDS / LINE;
-constexpr int64_t AHEAD = 4;       // steps, 8 KiB: what is fetched so far ahead is there in time
-constexpr int64_t BLOCK = 12;      // steps, 24 KiB of a panel: they stay in a first-level cache beside the rows
-constexpr int64_t ROOM = 1 << 20;  // bytes of rows that stay in a second-level cache
+constexpr int64_t AHEAD = 4;       // prefetch distance in steps: 8 KiB ahead arrives in time
+constexpr int64_t BLOCK = 12;      // steps: 24 KiB of a panel stay in the L1 cache together with the rows
+constexpr int64_t MAX_BATCH_BYTES = 1 << 20;  // rows of this size stay in the L2 cache
 
-// Products of a tile of rows with a panel: its low outputs, and its high ones.
+// Products of a tile of rows with a panel: low outputs and high outputs.
 struct alignas(64) Sums {
     float tiles[2][ROWS][LANES];
 
@@ -32,15 +32,16 @@ struct alignas(64) Sums {
     F16 high(int64_t row) const { return load(tiles[1][row]); }
 };
 
-// Room of this thread's own.
+// Return a thread-local buffer.
 template <class T>
-T* room(int64_t count) {
-    thread_local std::vector<T> kept;
-    if (int64_t(kept.size()) < count) kept.resize(count);
-    return kept.data();
+T* thread_buffer(int64_t count) {
+    thread_local std::vector<T> buffer;
+    if (int64_t(buffer.size()) < count) buffer.resize(count);
+    return buffer.data();
 }
 
-// The sums in the unit, all four or without TWO the first two, to or from memory. Macros, as its tiles are named by constants.
+// Move the sums between the unit and memory: all four, or the first two without TWO. Macros, because tile registers must be
+// named by constants.
 #define MOVE_SUMS(how, sums)             \
     how(0, (sums)[0].tiles[0], 64);      \
     how(1, (sums)[0].tiles[1], 64);      \
@@ -56,20 +57,20 @@ T* room(int64_t count) {
         _tile_zero(3);   \
     }
 
-// A layer, and a batch of rows as cut.
+// A layer and a batch of split rows.
 struct Problem {
     const Linear& layer;
     const uint16_t* x;
     int64_t rows;
     int64_t tiles = Operand::tiles(rows), steps = Operand::steps(layer.inputs), words = steps * STEP_WORDS;
 
-    // So few tiles of rows that panels are taken two by two for one of them at a time.
+    // Return whether the tiles of rows are so few that each tile is multiplied with two panels at a time.
     bool is_small() const { return tiles <= (layer.parts == ALL ? 8 : 1); }
 
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? int64_t(ROWS) : rows - tile * ROWS; }
 
-    // The tiles of rows with `panel`, and with TWO with `other` too: done(tile, its sums, its sums with the other). The
-    // panels that this thread will take next lie `stride` behind.
+    // Multiply all tiles of rows with `panel`, and with `other` if TWO, calling done(tile, sums, sums with `other`). The
+    // panels that this thread takes next are `stride` panels further.
     template <bool TWO, class Done>
     void multiply(int64_t panel, int64_t other, int64_t stride, const Done& done) const {
         if (layer.parts == ALL)
@@ -83,7 +84,7 @@ struct Problem {
     void multiply(int64_t panel, int64_t other, int64_t stride, const Done& done) const {
         Unit unit;
         if (is_small()) {
-            Sums* const sums = room<Sums>(2);
+            Sums* const sums = thread_buffer<Sums>(2);
             for (int64_t tile = 0; tile < tiles; tile++) {
                 unit.set(rows_of(tile));
                 walk_across<TWO, PARTS>(tile, panel, other, stride, sums);
@@ -92,7 +93,7 @@ struct Problem {
             return;
         }
         unit.set(ROWS);
-        Sums *const sums = room<Sums>(2 * tiles), *const others = sums + tiles;
+        Sums *const sums = thread_buffer<Sums>(2 * tiles), *const others = sums + tiles;
         if constexpr (PARTS == 1)
             if (tiles == 2) {
                 walk_both(panel, TWO ? other : panel + stride, sums);
@@ -108,13 +109,13 @@ struct Problem {
         }
     }
 
-    // One tile of rows with one panel or two.
+    // Multiply one tile of rows with one panel or two.
     template <bool TWO, int PARTS>
     void walk_across(int64_t tile, int64_t panel, int64_t other, int64_t stride, Sums* sums) const {
         const uint16_t* x = this->x + tile * steps * PARTS * TILE;
         const uint32_t *w = at(panel), *v = at(other);
-        // As in linear.cpp: where there is one walk it fetches what it comes to, of many each its share of what is next;
-        // half of it, and half after some loads, which would have to wait for all of it.
+        // Prefetch as in linear.cpp: a single walk prefetches its own panel, several walks each a share of the next panel.
+        // One half comes before and one after some loads, which would otherwise wait for all of it.
         const int64_t from = STEP_LINES * tile / tiles, to = STEP_LINES * (tile + 1) / tiles, half = (from + to) / 2;
         int64_t distance = tiles == 1 ? AHEAD * STEP_WORDS : stride * words;
         CLEAR_SUMS
@@ -153,7 +154,7 @@ struct Problem {
         MOVE_SUMS(_tile_stored, sums)
     }
 
-    // Two tiles of rows, which are all, with one panel. What is fetched is what comes next, a quarter at a time.
+    // Multiply two tiles of rows (all there are) with one panel. The next data is prefetched a quarter step at a time.
     void walk_both(int64_t panel, int64_t next, Sums* sums) const {
         constexpr bool TWO = true;
         const uint16_t *x = this->x, *y = x + steps * TILE;
@@ -181,8 +182,8 @@ struct Problem {
         MOVE_SUMS(_tile_stored, sums)
     }
 
-    // All tiles of rows, two at a time, with one panel, block by block of what stays in the first-level cache: with two
-    // tiles of rows and two of the weight in registers four loads are enough for four multiplications. done(tile).
+    // Multiply all tiles of rows, two at a time, with one panel, in blocks that stay in the L1 cache. With two tiles of rows
+    // and two of the weight in registers, four loads feed four multiplications. Calls done(tile).
     template <int PARTS, class Done>
     void walk_down(int64_t panel, int64_t next, Sums* sums, const Done& done) const {
         const int64_t blocks = (steps + BLOCK - 1) / BLOCK, size = (steps + blocks - 1) / blocks;
@@ -201,7 +202,7 @@ struct Problem {
         }
     }
 
-    // Steps first..last-1 of one tile of rows or two. Its share of the next block is fetched.
+    // Process steps first..last-1 for one tile of rows or two, and prefetch a share of the next block.
     template <bool TWO, int PARTS>
     void walk_block(int64_t tile, int64_t panel, int64_t next, int64_t first, int64_t last, Sums* sums) const {
         const uint16_t *x = this->x + (tile * steps + first) * PARTS * TILE, *y = x + steps * PARTS * TILE;
@@ -241,13 +242,13 @@ struct Problem {
     }
 };
 
-// f(first row, problem) for as many rows at a time as fit beside a panel.
+// Call f(first row, problem) for batches of rows that fit in the cache together with a panel.
 template <class F>
 void each_batch(const Linear& layer, const Operand& x, int64_t rows, const F& f) {
     const int64_t tile = Operand::steps(layer.inputs) * layer.parts * TILE * int64_t(sizeof(uint16_t));
-    const int64_t most = tile < ROOM ? ROOM / tile * ROWS : ROWS;
-    for (int64_t first = 0; first < rows; first += most) {
-        const int64_t count = rows - first < most ? rows - first : most;
+    const int64_t max_rows = tile < MAX_BATCH_BYTES ? MAX_BATCH_BYTES / tile * ROWS : ROWS;
+    for (int64_t first = 0; first < rows; first += max_rows) {
+        const int64_t count = rows - first < max_rows ? rows - first : max_rows;
         f(first, Problem{layer, static_cast<const uint16_t*>(x.from(first).data), count});
     }
 }
@@ -278,7 +279,7 @@ void tiled_linear(const Linear& layer, const Operand& x, int64_t rows, const Res
             });
         };
         if (!problem.is_small()) return Pool::instance().each(count, one);
-        // Two by two, but for the first panel and, of an even number, the last: so two threads have the same to do.
+        // Panels in pairs, except the first and, if their number is even, the last: this balances two threads.
         Pool::instance().each(count / 2 + 1, [&](int64_t task) {
             const int64_t panel = task ? 2 * task - 1 : 0;
             if (task == 0 || panel + 1 == count) return one(panel);
@@ -327,7 +328,7 @@ void pack_tiles(const uint16_t* weight, int64_t outputs, int64_t inputs, uint32_
 
 #include <cstdlib>
 
-// Never called: nothing has this layout.
+// Never called, because this layout is not supported here.
 bool has_tiles() { return false; }
 int64_t tile_words(int64_t, int64_t) { std::abort(); }
 void pack_tiles(const uint16_t*, int64_t, int64_t, uint32_t*) { std::abort(); }

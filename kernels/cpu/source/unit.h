@@ -1,4 +1,4 @@
-// The matrix unit's tiles: eight registers of 16 rows of 64 bytes.
+// Tile registers of the matrix unit (AMX): eight registers of 16 rows of 64 bytes.
 #pragma once
 
 #include "operand.h"
@@ -8,8 +8,8 @@
 
 #include <immintrin.h>
 
-// The unit, set to a number of rows for as long as this lives: sums in tiles 0 to 3, in 4 to 6 what has as many rows, in 7
-// a whole tile.
+// Configures the unit for a number of rows while this object lives: sums in tiles 0 to 3, operands with as many rows in 4 to
+// 6, a whole tile in 7.
 class Unit {
   public:
     ~Unit() { _tile_release(); }

@@ -1,4 +1,4 @@
-// Sixteen floats at a time, in the compilers' own vector extension: one AVX-512 register, two of AVX2, four of NEON.
+// Vectors of sixteen floats in the compilers' vector extension: one AVX-512 register, two of AVX2, four of NEON.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ static inline F16 load(const float* p) {
 
 static inline void store(float* p, F16 v) { std::memcpy(p, &v, sizeof v); }
 
-// Sixteen floats of `size`; 0 for those behind the last one.
+// Load sixteen floats of an array of `size`; zeros past its end.
 static inline F16 load_some(const float* p, int64_t at, int64_t size) {
     if (at + LANES <= size) return load(p + at);
     float some[LANES] = {};
@@ -39,10 +39,10 @@ static inline F16 splat(float x) {
 
 static inline F16 choose(I16 mask, F16 yes, F16 no) { return (F16)(((I16)yes & mask) | ((I16)no & ~mask)); }
 
-// The larger one of each lane; b where one of them is NaN. (Compilers know this as one instruction.)
+// Lane-wise maximum; b if either is NaN. (Compilers emit a single instruction for this form.)
 static inline F16 larger(F16 a, F16 b) { return a > b ? a : b; }
 
-// Numbers in bfloat16: 32 as words of two, the even ones and the odd ones; or 16 in their order.
+// Load bfloat16 values: 32 stored as words of two, split into even and odd ones (`load_pairs`), or 16 in order (`widen`).
 static inline void load_pairs(const void* p, F16& even, F16& odd) {
     U16 words;
     std::memcpy(&words, p, sizeof words);
@@ -56,15 +56,15 @@ static inline F16 widen(const uint16_t* p) {
     return (F16)(__builtin_convertvector(narrow, U16) << 16);
 }
 
-// To bfloat16, to the nearest, of two equally near ones to the even one; NaN stays NaN.
+// Round to bfloat16, to nearest even; NaN stays NaN.
 static inline H16 narrow(F16 v) {
     const U16 bits = (U16)v;
     const U16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return __builtin_convertvector((U16)choose(v != v, (F16)(rounded * 0u + 0x7fc0u), (F16)rounded), H16);
 }
 
-// All lanes in one, by a fixed tree, so that the order is the same everywhere: halves with halves. Written without a loop
-// over lanes, as compilers keep the vector in memory for one.
+// Reduce all lanes by a fixed tree of halves, so that the order is the same everywhere. Written without a loop over lanes,
+// for which compilers would spill the vector to memory.
 template <class F>
 static inline float across(F16 v, const F& f) {
     const F8 low{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}, high{v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]};
@@ -77,24 +77,24 @@ static inline float sum(F16 v) {
     return across(v, [](auto a, auto b) { return a + b; });
 }
 
-// Of numbers that are numbers.
+// Undefined if a lane is NaN.
 static inline float maximum(F16 v) {
     return across(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 #if defined(__AVX512F__)
-// Lanes that are not below `least`, NaN among them.
+// Mask of lanes that are not below `least`, including NaN.
 static inline __mmask16 not_below(__m512 x, float least) {
     return _mm512_cmp_ps_mask(x, (__m512)splat(least), _CMP_NLT_UQ);
 }
 #endif
 
-// e^x, relative error below 2e-7; 0 below -87, infinity above 89 (without AVX-512 above 88), NaN for NaN. Cody and Waite's
-// reduction with the polynomial of Cephes' expf.
-// Inlined always: where it is called from many places, compilers would pass vectors through memory.
+// e^x with a relative error below 2e-7; 0 below -87, infinity above 89 (above 88 without AVX-512), NaN for NaN. Cody and
+// Waite's reduction with the polynomial of Cephes' expf. Always inlined: with many callers, compilers would otherwise pass
+// vectors through memory.
 __attribute__((always_inline)) static inline F16 exp16(F16 x) {
 #if defined(__AVX512F__)
-    const F16 clamped = (F16)_mm512_min_ps((__m512)splat(89.0f), (__m512)x);  // the second where one is NaN
+    const F16 clamped = (F16)_mm512_min_ps((__m512)splat(89.0f), (__m512)x);  // returns the second operand for NaN
 #else
     const F16 low = splat(-87.0f), high = splat(88.0f);
     const F16 clamped = choose(x < low, low, choose(x > high, high, x));
@@ -126,7 +126,7 @@ __attribute__((always_inline)) static inline F16 exp16(F16 x) {
 __attribute__((always_inline)) static inline F16 silu16(F16 x) {
     const F16 above = splat(1.0f) + exp16(-x);
 #if defined(__AVX512F__)
-    // A division takes as long as all else together. Below -87 it is 0, as e^-x is out of reach.
+    // A division would take as long as everything else together. Below -87 the result is 0, because e^-x overflows.
     const F16 near = (F16)_mm512_rcp14_ps((__m512)above), nearer = near * (splat(2.0f) - above * near);
     return (F16)_mm512_maskz_mul_ps(not_below((__m512)x, -87.0f), (__m512)x, (__m512)nearer);
 #else
