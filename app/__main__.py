@@ -18,29 +18,31 @@ from engine.errors import ConfigError
 from engine.log_queue import start_logging
 
 LAST_LINES_SECONDS = 1.0  # for queued log lines when the server ends
-PLAIN = str.maketrans("█–×", "#-x")  # what bars and tables are drawn of where there is nothing but ASCII
+ASCII_FALLBACK = str.maketrans("█–×", "#-x")  # ASCII fallback for the characters of bars and tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 done, 1 it failed, 2 the command line is wrong."""
+    """Run the command line and return the exit status: 0 for success, 1 for failure, 2 for a usage error."""
     _open_standard_streams()
     parser = argparse.ArgumentParser(prog="carousel", description="An LLM server for when humans are waiting.")
     parser.add_argument("--version", action="version", version=f"carousel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model on HTTP and WebSocket, with a chat page")
     add_arguments(serve)
-    account = commands.add_parser("explain", help="say where the time of a request went")
-    account.add_argument("id", help="of the request: an answer's id, or its X-Request-Id header")
-    account.add_argument("--url", default="http://127.0.0.1:8000", help="of the server; default: %(default)s")
-    account.add_argument("--api-key", help="the key that the request was made with")
-    usage = commands.add_parser("usage", help="sum up what was used, from the file of `serve --metering`")
-    given = sys.argv[1:] if arguments is None else arguments
-    if "usage" in given[:1]:  # imported for whoever asks for it, so that a server starts as fast without it
+    explain_parser = commands.add_parser("explain", help="show where the time of a request went")
+    explain_parser.add_argument("id", help="request ID: the id of an answer, or its X-Request-Id header")
+    explain_parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="URL of the server; default: %(default)s"
+    )
+    explain_parser.add_argument("--api-key", help="the key that the request was made with")
+    usage = commands.add_parser("usage", help="sum up recorded usage from the file of `serve --metering`")
+    argv = sys.argv[1:] if arguments is None else arguments
+    if "usage" in argv[:1]:  # imported only for this command, so that a server starts faster
         from app.usage import add_arguments as add_usage_arguments
 
         add_usage_arguments(usage)
     keys = commands.add_parser("keys", help="add, list and revoke API keys, in the file of `serve --keys-file`")
-    if "keys" in given[:1]:
+    if "keys" in argv[:1]:
         from app.keys_command import add_arguments as add_keys_arguments
 
         add_keys_arguments(keys)
@@ -62,34 +64,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read it, such as `head`, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is written when Python ends
+    except BrokenPipeError:  # the reader of the output has closed it, for example `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output written while Python exits
         return 141
 
 
 def _serve(settings: Settings, flags: dict[str, Any]) -> int:
-    from app.launch import run  # after the options are known to be good: it imports the whole server
+    from app.launch import run  # imported after the options are checked, because it imports the whole server
 
     logs = start_logging(settings.log_level, settings.log_format)
     try:
         status = run(settings, logs, lambda: read_again(flags))
     finally:
         logs.writer.close(LAST_LINES_SECONDS)
-    if status < 0:  # so that a supervisor sees which signal ended the process
+    if status < 0:  # re-raised so that a supervisor sees which signal ended the process
         signal.raise_signal(-status)
     return status
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from app.bench.client import NoServer  # as for `bench`
+    from app.bench.client import NoServer  # imported late, as for `bench`
     from app.explain import explain
 
     try:
-        told = explain(options.url, options.id, options.api_key)
+        text = explain(options.url, options.id, options.api_key)
     except NoServer as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    say(told)
+    say(text)
     return 0
 
 
@@ -98,14 +100,15 @@ def _usage(options: argparse.Namespace) -> int:
     from app.usage import report
 
     try:
-        told = report(options)
+        text = report(options)
     except MeteringRefused as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     if options.format == "table":
-        say(told)
+        say(text)
     else:
-        sys.stdout.buffer.write(f"{told}\n".encode())  # for programs: whatever the terminal is, no name may change
+        # for programs: always UTF-8, so that no name changes with the terminal's encoding
+        sys.stdout.buffer.write(f"{text}\n".encode())
         sys.stdout.flush()
     return 0
 
@@ -127,48 +130,50 @@ def _keys(options: argparse.Namespace) -> int:
 
 
 def _bench(options: Options) -> int:
-    from app.bench.client import NoServer  # numpy and what else a server starts faster without
+    from app.bench.client import NoServer  # imported late: numpy and others would slow down the start of a server
     from app.bench.command import bench
 
     try:
-        told, status = bench(options)
+        text, status = bench(options)
     except NoServer as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    say(told)
+    say(text)
     return status
 
 
 def say(text: str) -> None:
-    """Print for people, who may have a terminal without such characters."""
+    """Print text, with ASCII replacements on a terminal that cannot encode it."""
     encoding = sys.stdout.encoding
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
-        text = text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+        text = text.translate(ASCII_FALLBACK).encode(encoding, "replace").decode(encoding)
     print(text, flush=True)
 
 
 def _open_standard_streams() -> None:
-    """Whoever starts it may have closed them. The next file or socket would take their place, and be written to."""
+    """Open standard streams that the parent has closed on /dev/null. Otherwise the next file or socket would take their
+    descriptor and receive their output.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor, which is this one
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _download(name: str) -> Path:
-    """Bring a model from the Hugging Face hub, with its own progress bars."""
+    """Download a model from the Hugging Face hub, with the hub's progress bars. Raises `SettingsError`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise SettingsError(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None

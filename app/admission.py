@@ -1,7 +1,8 @@
-"""Who may wait: bounded queues for each class and each tenant, in requests and in prompt tokens.
+"""Admission control: bounded queues per class and per tenant, in requests and in prompt tokens.
 
-What is beyond a bound is refused at once, before it costs anything, and told when to come again: by the rate at which
-its queue was seen to drain.
+A request beyond a bound is refused at once, before it costs anything. Its Retry-After is estimated from the observed
+drain rate of its queue.
+
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from app.errors import ApiError
 from app.tenants import Tenant
 from engine.types import ServiceClass
 
-MEMORY = 30.0  # seconds after which what was seen of a rate counts for 1/e
-ROOM = 0.75  # of a bound: when a queue has drained to that, those who come again find room
-UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # to come again in: while no rate is known, and at the most
+RATE_DECAY_SECONDS = 30.0  # time constant of the exponential decay of observed drain rates
+DRAIN_TARGET_SHARE = 0.75  # of a bound: Retry-After is the time until a queue has drained to this share
+UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # Retry-After while no rate is known, and its maximum
 
 
-# Tenants without waiting requests that are remembered, for the rate at which their requests left.
+# Tenants without waiting requests whose drain rate is remembered.
 MAX_IDLE_TENANTS = 1024
 
 
 @dataclass(slots=True)
 class Queue:
-    """What waits in one queue, and how fast it drains."""
+    """Waiting requests of one queue, and its drain rate."""
 
     requests: int = 0
     tokens: int = 0
-    _drained: list[float] = field(default_factory=lambda: [0.0, 0.0])  # requests and tokens, fading
+    # requests and tokens that left, decayed exponentially
+    _drained: list[float] = field(default_factory=lambda: [0.0, 0.0])
     _seen_at: float = 0.0
     _since: float | None = None
 
     def enter(self, tokens: int) -> None:
-        """One more waits."""
+        """Count a request that starts to wait."""
         self.requests += 1
         self.tokens += tokens
 
     def leave(self, tokens: int, now: float) -> None:
-        """One less."""
+        """Count a request that stops waiting."""
         self.requests -= 1
         self.tokens -= tokens
         self._fade(now)
@@ -50,45 +52,51 @@ class Queue:
             self._since = now
 
     def seconds_until(self, requests: float, tokens: float, now: float) -> float:
-        """Until no more than that waits, at the rate it drains; infinity while that is not known."""
+        """Return the seconds until at most `requests` and `tokens` wait, at the current drain rate; infinity if
+        unknown.
+        """
         seconds = 0.0
         over = (self.requests - requests, self.tokens - tokens)
-        for too_many, rate in zip(over, self.rates(now), strict=True):
-            if too_many > 0:
-                seconds = max(seconds, too_many / rate if rate > 0 else math.inf)
+        for excess, rate in zip(over, self.rates(now), strict=True):
+            if excess > 0:
+                seconds = max(seconds, excess / rate if rate > 0 else math.inf)
         return seconds
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Requests and tokens that leave in a second, of late; 0 while nothing has left."""
+        """Return the recent drain rates, in requests and tokens per second; 0 before the first request leaves."""
         self._fade(now)
-        window = MEMORY * (1 - math.exp(-(now - self._since) / MEMORY)) if self._since is not None else 0.0
+        window = (
+            RATE_DECAY_SECONDS * (1 - math.exp(-(now - self._since) / RATE_DECAY_SECONDS))
+            if self._since is not None
+            else 0.0
+        )
         requests, tokens = self._drained
         return requests / max(window, 1.0), tokens / max(window, 1.0)
 
     def _fade(self, now: float) -> None:
-        factor = math.exp(-max(0.0, now - self._seen_at) / MEMORY)
+        factor = math.exp(-max(0.0, now - self._seen_at) / RATE_DECAY_SECONDS)
         self._drained = [factor * amount for amount in self._drained]
         self._seen_at = now
 
 
 @dataclass(slots=True)
 class TenantQueues:
-    """The waiting requests of one tenant: all of them, and those of each class."""
+    """Waiting requests of one tenant: in total and per class."""
 
     all: Queue = field(default_factory=Queue)
     classes: dict[ServiceClass, Queue] = field(default_factory=lambda: {c: Queue() for c in ServiceClass})
 
 
-NO_QUEUES = TenantQueues()  # of a tenant without waiting requests; never entered
+EMPTY_QUEUES = TenantQueues()  # for tenants without waiting requests; never modified
 
 
 class Admission:
-    """The queues of one server. Counts requests from their arrival until they have a slot, or are gone."""
+    """Queues of one server. A request counts from its arrival until it has a slot or has ended."""
 
     def __init__(
         self, max_requests: int, max_tokens: int, clock: Callable[[], float], tenant_share: float = 1.0
     ) -> None:
-        """tenant_share: of both limits, the part that the requests of one tenant may take in a class."""
+        """tenant_share: share of both limits that one tenant may use in a class."""
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._clock = clock
@@ -99,9 +107,12 @@ class Admission:
     def check(
         self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0, slots: int = 0
     ) -> None:
-        """Raises `ApiError`: 429 when the tenant has as much waiting as it may, 503 when its class has. `coming` are
-        on their way to that queue; as many as there are free `slots` wait for the next step alone."""
-        queues = self._tenants.get(tenant.id, NO_QUEUES)
+        """Raise `ApiError` if the tenant's queue (429) or the queue of its class (503) is full.
+
+        coming: requests that are about to join the queue of the class. slots: free slots; as many waiting requests do
+        not count, because they only wait for the next step.
+        """
+        queues = self._tenants.get(tenant.id, EMPTY_QUEUES)
         self._check(
             queues.all, tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,
             429, "of this key", "queue_quota_exceeded",
@@ -115,11 +126,11 @@ class Admission:
                 queues.classes[service_class],
                 math.ceil(self._tenant_share * self._max_requests),
                 math.ceil(self._tenant_share * self._max_tokens), tokens, -slots,
-                429, f"of class {service_class.label} and one client", "queue_share_exceeded",
+                429, f"of one client in class {service_class.label}", "queue_share_exceeded",
             )  # fmt: skip
 
     def enter(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
-        """A request waits."""
+        """Count a request that starts to wait."""
         queues = self._tenants.get(tenant_id)
         if queues is None:
             self._forget_idle()
@@ -129,19 +140,20 @@ class Admission:
             queue.enter(tokens)
 
     def leave(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
-        """It has its slot, or is gone."""
+        """Count a request that has received a slot or has ended."""
         now = self._clock()
         queues = self._tenants[tenant_id]
         for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
             queue.leave(tokens, now)
 
     def waiting(self, service_class: ServiceClass) -> Queue:
-        """What waits of a class."""
+        """Return the queue of a class."""
         return self._classes[service_class]
 
     def _forget_idle(self) -> None:
-        """Make room for a further tenant. At most two are looked at, so that those with waiting requests cost little;
-        they go to the end of the line."""
+        """Evict idle tenants to make room for another one. At most two tenants are examined, which bounds the cost;
+        tenants with waiting requests move to the end.
+        """
         for _ in range(2):
             if len(self._tenants) < MAX_IDLE_TENANTS:
                 return
@@ -152,26 +164,28 @@ class Admission:
     def _check(
         self,
         queue: Queue,
-        most: float,
-        most_tokens: float,
+        max_requests: float,
+        max_tokens: float,
         tokens: int,
-        more: int,
+        extra: int,
         status: int,
-        whose: str,
+        scope: str,
         code: str,
     ) -> None:
-        requests = max(0, queue.requests + more)
-        # An empty queue takes anything that the engine can serve: else a long prompt could never come in.
-        too_long = queue.tokens + tokens > most_tokens and queue.requests > 0
-        if requests < most and not too_long:
+        requests = max(0, queue.requests + extra)
+        # An empty queue accepts anything that the engine can serve; otherwise a long prompt could never enter.
+        too_long = queue.tokens + tokens > max_tokens and queue.requests > 0
+        if requests < max_requests and not too_long:
             return
-        seconds = queue.seconds_until(ROOM * most, max(0.0, ROOM * most_tokens - tokens), self._clock())
-        again = UNKNOWN_SECONDS if seconds == math.inf else min(MOST_SECONDS, max(1, math.ceil(seconds)))
-        waiting = f"{queue.tokens:,} prompt tokens" if too_long else f"{requests:,} requests"
-        bound = f"{most_tokens:,} may" if too_long else f"{most:,} may"
+        seconds = queue.seconds_until(
+            DRAIN_TARGET_SHARE * max_requests, max(0.0, DRAIN_TARGET_SHARE * max_tokens - tokens), self._clock()
+        )
+        retry_seconds = UNKNOWN_SECONDS if seconds == math.inf else min(MOST_SECONDS, max(1, math.ceil(seconds)))
+        waiting = f"{queue.tokens:,}" if too_long else f"{requests:,}"
+        limit = f"{max_tokens:,} prompt tokens" if too_long else f"{max_requests:,} requests"
         raise ApiError(
             status,
-            f"{waiting} {whose} wait, and {bound}; come again in {again} s",
+            f"The queue {scope} is full ({waiting} of {limit} waiting). Retry in {retry_seconds} s.",
             code=code,
-            headers={"Retry-After": str(again)},
+            headers={"Retry-After": str(retry_seconds)},
         )

@@ -1,10 +1,11 @@
 """Static files: versioned addresses, compressed bodies, and the bundles of the pages.
 
-A file is served under `/static/<version>/...`, where it may be cached for ever, and under `/static/...`, where browsers
-ask again. The version is a hash of all files, so relative imports of modules and style sheets are versioned too.
+A file is served under `/static/<version>/...`, where it may be cached indefinitely, and under `/static/...`, where
+browsers revalidate it. The version is a hash of all files, so relative imports of modules and style sheets are
+versioned too.
 
 The modules of a page are one file, and so are its style sheets: `js/main.bundle.js` is `js/main.js` with all that it
-imports. A bundle is made from the files when it is first asked for, and again when one of them has changed.
+imports. A bundle is created at its first request, and again after one of its files has changed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def bundled(path: str) -> str:
 
 
 def _entry_of(path: str) -> str | None:
-    """Return the entry that a path is the bundle of."""
+    """Return the entry of a bundle's path; None for another path."""
     return next((entry for entry in ENTRIES if bundled(entry) == path), None)
 
 
@@ -67,14 +68,14 @@ def _stamp(root: Path) -> int:
 
 @lru_cache(maxsize=2 * len(ENTRIES))
 def _bundle(root: Path, entry: str, stamp: int) -> tuple[bytes, bytes]:
-    """Return a bundle as it is and compressed; the stamp keeps it until a file changes."""
+    """Return a bundle uncompressed and compressed; the stamp invalidates the cache when a file changes."""
     content = app.bundle.bundle(root, entry).encode()
     return content, gzip.compress(content, 9, mtime=0)
 
 
 @cache
 def _gzipped(path: str, size: int, modified: int) -> tuple[bytes, str]:
-    """The compressed content of a file and its ETag; size and modification time make a changed file another one."""
+    """Return the compressed content of a file and its ETag; size and modification time invalidate the cache."""
     content = Path(path).read_bytes()
     return gzip.compress(content, 9, mtime=0), _etag(content, is_gzip=True)
 
@@ -84,12 +85,12 @@ def _etag(content: bytes, *, is_gzip: bool) -> str:
 
 
 def _content_range(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the header of a refused range that names the size of the file."""
+    """Return the header of a refused range that has the size of the file."""
     return {name.decode(): value.decode() for name, value in headers if name.lower() == b"content-range"}
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Return true if a client takes gzip (RFC 9110, 12.5.3)."""
+    """Return whether a client accepts gzip (RFC 9110, 12.5.3)."""
     for part in headers.get("accept-encoding", "").split(","):
         coding, _, weight = part.partition(";")
         if coding.strip().lower() in ("gzip", "x-gzip"):
@@ -98,13 +99,13 @@ def accepts_gzip(headers: Headers) -> bool:
 
 
 class Assets(StaticFiles):
-    """The static folder below a version or without one."""
+    """Static files, under a versioned path or an unversioned one."""
 
     def __init__(self) -> None:
         super().__init__(directory=static_dir())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a file. A refused range is answered in the shape of all errors, and no error is cached."""
+        """Serve a file. A refused range gets the common error format, and errors are not cached."""
         is_replaced = False
 
         async def send_with_errors(message: Any) -> None:
@@ -114,8 +115,8 @@ class Assets(StaticFiles):
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 is_replaced = True
                 status = message["status"]
-                asked = Headers(scope=scope).get("range", "")[:80]
-                error = error_body(status, f"the range {asked!r} is not one of this file", "Range", "bad_range")
+                requested = Headers(scope=scope).get("range", "")[:80]
+                error = error_body(status, f"the range {requested!r} is invalid for this file", "Range", "bad_range")
                 headers = {"Cache-Control": "no-store", **_content_range(message["headers"])}
                 await JSONResponse(error, status, headers)(scope, receive, send)
                 return
@@ -124,12 +125,10 @@ class Assets(StaticFiles):
         await super().__call__(scope, receive, send_with_errors)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """The file that a path names, compressed where the client takes that and asks for all of it."""
+        """Return the file at a path, compressed if the client accepts that and requests the whole file."""
         first, _, rest = path.partition("/")
         is_versioned = first == version()
-        if re.fullmatch(
-            r"[0-9a-f]{12}", first
-        ):  # of another version, too: a page that was open when the server changed
+        if re.fullmatch(r"[0-9a-f]{12}", first):  # of another version too, for pages that were open during an update
             path = rest
         headers = Headers(scope=scope)
         entry = _entry_of(path)
@@ -151,7 +150,7 @@ class Assets(StaticFiles):
         return response
 
     async def _bundle(self, entry: str, headers: Headers) -> Response:
-        """Return a whole bundle; a range of it is answered with all of it (RFC 9110, 14.2)."""
+        """Return a whole bundle; a range request is answered with the whole bundle (RFC 9110, 14.2)."""
         root = Path(self.all_directories[0])
         stamp = await anyio.to_thread.run_sync(_stamp, root)
         plain, compressed = await anyio.to_thread.run_sync(_bundle, root, entry, stamp)
@@ -171,7 +170,7 @@ class Assets(StaticFiles):
 
 
 def _unless_known(body: bytes, etag: str, headers: Headers, media_type: str, *, is_gzip: bool) -> Response:
-    """Return a body, or 304 to a client that has it already."""
+    """Return the body, or 304 to a client that has it already."""
     known = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
     if etag in known:
         return Response(status_code=304, headers={"ETag": etag})

@@ -1,8 +1,8 @@
-"""The account of a request's time: from its arrival to its end, every moment has a phase and, where it waited, a cause.
+"""Timeline of a request: from its arrival to its end, every moment has a phase and, while it waits, a cause.
 
-Fed with the engine's status events, whose clock is this process's too. Intervals follow each other without a gap, so
-they sum to the wall time by construction. Nothing in them tells about another request: of who was served first, the
-class alone.
+Built from the engine's status events, whose clock is this process's too. Intervals follow each other without a gap, so
+they sum to the wall time by construction. They reveal nothing about other requests except the class of the request that
+was served first.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any
 from engine.types import Cause, Mechanism, Phase, ServiceClass, StatusEvent
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
-INTAKE = "intake"  # from its arrival to its hand-over to the engine: it is read, and its text tokenised
-DELIVERY = "delivery"  # from the engine's last word to the end of the answer
-WORTH_TELLING = 0.01  # seconds of a wait in an intake; below, whoever was served in between may be the reason
-BEHIND = 0.05  # seconds after its end for which an answer's reader is said to have been behind
+INTAKE = "intake"  # from arrival until submission to the engine: the body is read and the text tokenized
+DELIVERY = "delivery"  # from the engine's last event to the end of the answer
+# seconds; a shorter wait during intake is not attributed, as other work in between may be its cause
+WORTH_TELLING = 0.01
+# seconds after the end of generation from which delivery time is attributed to a slow reader
+SLOW_READER_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class Interval:
-    """A stretch of time with one explanation. Seconds on the monotonic clock; `ended` is None while it lasts."""
+    """Interval of time with one explanation. Times are monotonic seconds; `ended` is None while it lasts."""
 
     began: float
     phase: str
@@ -32,7 +34,7 @@ class Interval:
     ended: float | None = None
 
     def view(self, arrived: float, now: float) -> dict[str, Any]:
-        """As clients read it."""
+        """Return the interval as clients receive it."""
         ended = now if self.ended is None else self.ended
         view: dict[str, Any] = {
             "phase": self.phase,
@@ -49,48 +51,48 @@ class Interval:
 
 
 class Intake:
-    """The beginning of an account, which all choices share. Times are monotonic seconds."""
+    """Beginning of a timeline, which all choices share. Times are monotonic seconds."""
 
     def __init__(self, arrived: float, client_id: str = "") -> None:
-        """client_id: the ID by which its client knows the request, for log lines; empty: it has none of its own."""
+        """client_id: ID that the client sent for its request, for log lines; empty if it sent none."""
         self.arrived = arrived
         self.client_id = client_id
-        self.complete = arrived  # when all of it was there: what came before is its client's time
+        self.complete = arrived  # when the whole request had arrived; earlier time is the client's
         self._intervals = [Interval(arrived, INTAKE)]
 
     def has_come(self, now: float) -> None:
-        """Its body is there."""
+        """Record that the body has arrived."""
         self.complete = now
         self.waited(self.arrived, now, Cause.BODY)
 
     def waited(self, began: float, ended: float, cause: Cause) -> None:
-        """That was the reason why nothing was done for it in between."""
+        """Record that processing waited for `cause` from `began` to `ended`."""
         if ended - began < WORTH_TELLING:
             return
         self._intervals[-1].ended = began
         self._intervals += [Interval(began, INTAKE, cause, ended=ended), Interval(ended, INTAKE)]
 
     def end(self, now: float) -> list[Interval]:
-        """It is the engine's: how its account begins, without what took no time."""
+        """End the intake, as the engine takes over, and return its intervals without empty ones."""
         self._intervals[-1].ended = now
         return [interval for interval in self._intervals if interval.ended != interval.began]
 
 
 class Audit:
-    """The accounts of one request's choices."""
+    """Timelines of the choices of one request."""
 
     def __init__(self, choices: int, intake: Intake, submitted: float) -> None:
         self.arrived = intake.arrived
         self.ended: float | None = None
-        self.closed_at: float | None = None  # when the engine had done with it
-        # The first choice waits for the next step, the others for the first to have read the prompt.
+        self.closed_at: float | None = None  # when the engine finished
+        # The first choice waits for the next step, the others until the first has processed the prompt.
         causes = [Cause.STEP, *[Cause.PROMPT] * (choices - 1)]
         begun = intake.end(submitted)
         self.choices = [[*begun, Interval(submitted, Phase.QUEUED, cause)] for cause in causes]
-        self._last = self.choices[0]  # once closed: those of the choice that ended last
+        self._last = self.choices[0]  # after `close`: the intervals of the choice that ended last
 
     def take(self, event: StatusEvent) -> None:
-        """What happened to one choice. Once more the same opens no new interval."""
+        """Add a status event of one choice. A repeated status opens no new interval."""
         intervals = self.choices[event.choice]
         last = intervals[-1]
         if last.ended is not None:
@@ -103,8 +105,9 @@ class Audit:
             intervals.append(Interval(last.ended, event.phase, event.cause, event.by, event.mechanism, event.why))
 
     def close(self, now: float, *, is_read: bool = False) -> None:
-        """The answer is complete, or given up: the engine has no part in what follows. While it `is_read` it is not
-        over: its reader may have a part of it still to take."""
+        """Record that the answer is complete or was given up; the engine has no part in later time. With `is_read` the
+        timeline stays open, because a reader may still have to receive a part of the answer.
+        """
         if self.closed_at is not None:
             return
         self.closed_at = now
@@ -119,17 +122,17 @@ class Audit:
             self.ended = now
 
     def delivered(self, now: float) -> None:
-        """Its last reader has taken all of it, or is gone."""
+        """Record that the last reader has received everything or has left."""
         if self.closed_at is None or self.ended is not None:
             return
         self.ended = self._last[-1].ended = now
-        if now - self.closed_at > BEHIND:
+        if now - self.closed_at > SLOW_READER_SECONDS:
             self._last[-1].ended = self.closed_at
             self._last.append(Interval(self.closed_at, DELIVERY, Cause.READER, ended=now))
 
     @property
     def slot_seconds(self) -> float:
-        """Time that its choices had a slot."""
+        """Return the total time that the choices occupied a slot, in seconds."""
         now = 0.0 if self.ended is None else self.ended
         return sum(
             (now if i.ended is None else i.ended) - i.began
@@ -139,15 +142,15 @@ class Audit:
         )
 
     def totals(self, now: float) -> dict[str, float]:
-        """Milliseconds of the first choice by phase, in the order in which it came to them."""
+        """Return the milliseconds of the first choice by phase, in order of first occurrence."""
         seconds: dict[str, float] = {}
         for interval in self.choices[0]:
-            spent = (now if interval.ended is None else interval.ended) - interval.began
-            seconds[interval.phase] = seconds.get(interval.phase, 0.0) + spent
-        return {phase: _milliseconds(spent) for phase, spent in seconds.items()}
+            duration = (now if interval.ended is None else interval.ended) - interval.began
+            seconds[interval.phase] = seconds.get(interval.phase, 0.0) + duration
+        return {phase: _milliseconds(duration) for phase, duration in seconds.items()}
 
     def view(self, now: float) -> dict[str, Any]:
-        """Wall time, what it went to, and the intervals of each choice, in milliseconds."""
+        """Return wall time, its sum by phase, and the intervals of each choice, in milliseconds."""
         end = now if self.ended is None else self.ended
         return {
             "wall_ms": _milliseconds(end - self.arrived),

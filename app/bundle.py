@@ -78,7 +78,7 @@ class _Modules:
         return body, exports
 
     def _constants(self, path: str, names: str | None, default: str | None, target: str) -> str:
-        """Return the declaration that takes the place of an import."""
+        """Return the declaration that replaces an import."""
         imported = _resolve(path, target)
         wanted = [("default", default)] if default else _names(names or "")
         for name, _ in wanted:
@@ -106,7 +106,7 @@ def _styles(root: Path, entry: str) -> str:
 
 
 def _names(listed: str) -> list[tuple[str, str]]:
-    """Return the pairs of a list `a, b as c`: each name and its alias, which is the same name where there is none."""
+    """Return the pairs of a list `a, b as c`: each name and its alias, which is the same name if there is none."""
     pairs = [part.split() for part in listed.split(",") if part.strip()]
     return [(words[0], words[-1]) for words in pairs]
 

@@ -1,4 +1,4 @@
-"""CellRate: the rate at which costs may be spent."""
+"""CellRate: a limit on the rate at which costs are spent."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from __future__ import annotations
 class CellRate:
     """Generic cell rate algorithm (ITU-T I.371) for costs of any unit, such as events or seconds of CPU time.
 
-    A cost may be known only after it was spent: it is never refused, it makes the next one wait.
+    A cost may be known only after it was spent: it is never refused, but it delays the next one.
     """
 
     def __init__(self, per_second: float, tolerance: float) -> None:
-        """per_second: cost that flows back, may be infinite. tolerance: cost ahead of that rate at which more may
-        still be spent."""
+        """per_second: cost that is replenished per second; may be infinite. tolerance: cost that may be spent ahead of
+        that rate.
+        """
         self._per_second = per_second
         self._tolerance = tolerance / per_second  # seconds
-        self._expected_at = 0.0  # when all that was spent has flowed back
+        self._expected_at = 0.0  # when all spent cost is replenished
 
     def wait(self, now: float) -> float:
         """Return the seconds until more may be spent."""

@@ -1,4 +1,4 @@
-"""The text of a conversation, as a checkpoint's Jinja template writes it, in a sandbox."""
+"""Rendering of conversations with a checkpoint's Jinja template, in a sandbox."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# A text that a template's filters leave recognizable, and where it is put to find out in which form contents are read:
-# a role with the roles of the turns before and after it. User first: other probes have user turns.
+# A text that a template's filters leave recognizable, and the conversations that probe in which form contents are read:
+# a role with the roles of the turns before and after it. User first, because other probes have user turns.
 PROBE = "probe7f3a"
 PROBES = (("user", (), ()), ("system", (), ("user",)), ("assistant", ("user",), ("user",)))
 
 
 class TemplateRefused(Exception):
-    """The model's chat template does not accept these messages; the message says why."""
+    """The model's chat template does not accept these messages; the message gives the reason."""
 
 
 class TemplateBroken(Exception):
-    """The chat template itself is no text, or no valid Jinja; the message says where."""
+    """The chat template is not text or not valid Jinja; the message gives the location."""
 
 
 class VariableTaken(Exception):
-    """A variable of the caller's has the name of something that a template is told already; the message says which."""
+    """A template variable of the caller has a reserved name; the message gives the name."""
 
 
-# Appended to a message that is to be continued, to find its end in the rendered text. Its space shows whether the
-# template trims messages (as transformers does for `continue_final_message`).
+# Appended to a message that is to be continued, to find its end in the rendered text. The trailing space shows whether
+# the template trims messages (as transformers does for `continue_final_message`).
 END_MARK = "CAROUSEL-END-OF-FINAL-MESSAGE "
 
 
 class ChatTemplate:
-    """One template, compiled. Safe to use from several threads. literal_text: all text that stands in it."""
+    """A compiled chat template. Safe to use from several threads.
+
+    literal_text: all text and string constants of the template.
+    """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
-        """special: the tokenizer's own tokens by name, such as `bos_token`. Raises `TemplateBroken`."""
+        """special: the tokenizer's special tokens by name, such as `bos_token`. Raises `TemplateBroken`."""
         self._special = special
         environment = _environment()
         try:
@@ -48,9 +51,9 @@ class ChatTemplate:
             self.literal_text = _literal_text(environment.parse(source))
         except TemplateSyntaxError as error:
             raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
-        except (SyntaxError, RecursionError) as error:  # Python's, whose own nesting has limits
+        except (SyntaxError, RecursionError) as error:  # raised by Python, whose own nesting is limited
             raise TemplateBroken(f"chat template: {error}") from None
-        self._reads_parts: frozenset[str] = frozenset()  # roles; while it is being found out none does
+        self._reads_parts: frozenset[str] = frozenset()  # roles; empty while the probes are rendered
         for role, before, after in PROBES:
             if self._loses_text(role, before, after):
                 self._reads_parts |= {role}
@@ -62,32 +65,36 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The text of a conversation, ready for an answer. variables: what else this template looks at, such as
-        `enable_thinking`. Raises `TemplateRefused` when it does not take them, and `VariableTaken`."""
-        given = {
+        """Return the text of a conversation, ready for an answer.
+
+        variables: further template variables, such as `enable_thinking`. Raises `TemplateRefused` if the template does
+        not accept the messages, and `VariableTaken`.
+        """
+        arguments = {
             "messages": [self._shaped(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": None,
             "documents": None,
         }
-        told = self._special | given
+        context = self._special | arguments
         for name in variables or {}:
-            if name in told or name in self._template.globals:
-                raise VariableTaken(f"{name[:80]!r} is not the caller's to say")
+            if name in context or name in self._template.globals:
+                raise VariableTaken(f"{name[:80]!r} is a reserved variable of chat templates; choose another name")
         try:
-            text = self._template.render({**told, **(variables or {})})
-            text.encode()  # half of a surrogate pair is no text, and no tokenizer takes it
+            text = self._template.render({**context, **(variables or {})})
+            text.encode()  # a lone surrogate is not text, and no tokenizer accepts it
         except SecurityError as error:
             raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
         except TemplateError as error:
             raise TemplateRefused(str(error)) from error
-        except Exception as error:  # a template computes: it may raise whatever Python can
+        except Exception as error:  # a template can raise any exception of Python
             raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
         return text
 
     def render_open(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the text of a conversation up to the end of its last message, which the model is to continue. A
-        template that trims messages trims that end too. Raises as `render` does."""
+        """Return the text of a conversation up to the end of its last message, which the model continues. A template
+        that trims messages trims that end too. Raises the same errors as `render`.
+        """
         *before, last = messages
         content = str(last["content"])
         marked = [*before, {**last, "content": content + END_MARK}]
@@ -105,7 +112,7 @@ class ChatTemplate:
         return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
     def _loses_text(self, role: str, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
-        """Return whether the template writes a text of `role` only where it comes as a list of parts."""
+        """Return whether the template renders a text of `role` only if its content is a list of parts."""
         turns = [{"role": other, "content": "x"} for other in before]
         turns += [{"role": role, "content": PROBE}]
         turns += [{"role": other, "content": "x"} for other in after]
@@ -119,7 +126,7 @@ class ChatTemplate:
             text = self.render(turns).lower()
         except TemplateRefused:
             return False
-        return PROBE in text and f"'text': '{PROBE}" not in text  # not the list itself, as Python prints it
+        return PROBE in text and f"'text': '{PROBE}" not in text  # exclude the list itself, as Python prints it
 
 
 def _literal_text(template: nodes.Template) -> str:
@@ -130,9 +137,9 @@ def _literal_text(template: nodes.Template) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, by which templates mark what training learns from. It changes no text."""
+    """`{% generation %}`, which marks text for training in templates. Does not change the rendered text."""
 
-    tags = {"generation"}  # noqa: RUF012 - as the class has it
+    tags = {"generation"}  # noqa: RUF012 - as in the base class
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -140,7 +147,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates expect to find, as transformers gives it to them."""
+    """Return an environment with the functions that chat templates expect, as in transformers."""
 
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)

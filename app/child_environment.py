@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Only this process checks keys and talks to the model hub; /proc shows a process's environment to its user.
+# Only this process checks keys and accesses the model hub; /proc shows a process's environment to its user.
 SECRETS = frozenset(
     {"CAROUSEL_API_KEY", "CAROUSEL_OPERATOR_KEY", "CAROUSEL_METRICS_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
 )

@@ -1,8 +1,7 @@
-"""EngineClient: the API's side of the engine. Starts it, sends requests, hands events to whoever asked; and where the
-engine dies, starts another one, which goes on from what was said.
+"""EngineClient: the API's side of the engine. Starts it, sends requests, and calls their sinks with events. If the
+engine dies, it starts another one, which resumes from the output so far.
 
-Frames become calls of plain functions then and there, so that a token costs no task switch. Knows nothing of HTTP or
-text.
+Messages are handled by plain function calls, so that a token costs no task switch. Has no knowledge of HTTP or text.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ from engine.worker import Builder
 
 log = logging.getLogger("carousel.client")
 
-LOOK_SECONDS = 0.25  # between two looks at the heartbeat
-STALL_SECONDS = 3.0  # without progress after which a server with work is not ready
-CANARY_SECONDS = 2.0  # without a sign after which an idle engine is asked for one
-LEAST_LOADING = 300.0  # seconds without a word that one which loads is given, however short the watchdog's time
-PATIENCE = 5.0  # seconds in which an engine that is told to may end by itself
-LAST_WORDS = 1.0  # and one that has hung up
-HELD_UP = 0.2  # seconds in which this process, if it was itself held up, hears what an engine had said meanwhile
+LOOK_SECONDS = 0.25  # between two checks of the heartbeat
+STALL_SECONDS = 3.0  # without progress after which a server with work is reported as not ready
+CANARY_SECONDS = 2.0  # without a heartbeat after which an idle engine is sent an echo request
+# minimum seconds without a message that a loading engine is given, regardless of the watchdog's time
+MIN_LOADING_SECONDS = 300.0
+EXIT_SECONDS = 5.0  # seconds in which a stopped engine may exit by itself
+CLOSED_EXIT_SECONDS = 1.0  # the same for an engine that has closed its channel
+# seconds in which this process, if it was itself delayed, reads messages that the engine sent meanwhile
+CATCH_UP_SECONDS = 0.2
 
 
 class Phase(Enum):
-    """What the engine is doing as a whole."""
+    """State of the engine as a whole."""
 
     LOADING = "loading"
     READY = "ready"
-    RESTARTING = "restarting"  # it died, and another one is on its way
-    RETRYING = "retrying"  # starts in a row have failed, and requests are refused until one of the next succeeds
+    RESTARTING = "restarting"  # the engine died and its replacement is starting
+    RETRYING = "retrying"  # several starts in a row failed; requests are refused until a later start succeeds
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -52,11 +53,11 @@ STARTING = (Phase.LOADING, Phase.RESTARTING, Phase.RETRYING)
 
 
 class EngineUnavailable(Exception):
-    """The engine is not ready, or gone."""
+    """The engine is not ready or has ended."""
 
 
 class EngineClient:
-    """One engine at a time, in a process of its own; with `build`, on a thread of this one (tests)."""
+    """One engine at a time, in its own process; with `build`, on a thread of this process (for tests)."""
 
     def __init__(
         self,
@@ -67,8 +68,9 @@ class EngineClient:
         restart_interval: float | None = None,
     ) -> None:
         """watchdog: seconds without progress after which an engine is replaced. restart_interval: seconds between
-        further starts when those in a row have failed; None: the client fails then. logs: level and format of the
-        engine process's log."""
+        further starts after several in a row have failed; None: the client fails instead. logs: level and format of the
+        engine process's log.
+        """
         self.config = config
         self.phase = Phase.LOADING
         self.loading = Loading("start", 0, 1)
@@ -83,24 +85,24 @@ class EngineClient:
         self._watchers: set[Callable[[Snapshot, Load], None]] = set()
         self._changed = asyncio.Event()
         self._lives = Lives()
-        self._ready_at = math.inf  # the one that lives; while it loads, never
+        self._ready_at = math.inf  # of the current engine; infinity while it loads
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
-        self._heard_at = 0.0  # last sign of progress, or the moment since which one is due
-        self._beats = 0  # as of that moment
-        self._is_echo_due = False  # an idle engine was asked for a sign
+        self._heard_at = 0.0  # last sign of progress, or the time since which one is due
+        self._beats = 0  # heartbeat count at `_heard_at`
+        self._is_echo_due = False  # an idle engine was sent an echo request
         self._looking: asyncio.Task[None] | None = None
         self._life = Life(self._hear, self._lose, build, logs)
 
-    # Life ---------------------------------------------------------------------------------------------------------
+    # Engine lifecycle -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine and begin to load. Returns at once; `ready` waits."""
+        """Start the engine and begin to load the model. Returns at once; `ready` waits."""
         await self._life.start(self.config)
         self._looking = asyncio.create_task(self._look())
 
     async def ready(self) -> ModelInfo:
-        """Wait until requests are served. Raises `EngineUnavailable` with one line that says why not."""
+        """Wait until requests are served. Raises `EngineUnavailable` with a one-line reason."""
         while self.phase in STARTING:
             await self._changed.wait()
         if self.info is None or self.phase is not Phase.READY:
@@ -108,7 +110,7 @@ class EngineClient:
         return self.info
 
     async def failed(self) -> str:
-        """Wait until no engine will be started any more. Returns the reason."""
+        """Wait until no further engine will be started. Returns the reason."""
         while self.phase is not Phase.FAILED:
             await self._changed.wait()
         return self.failure
@@ -120,34 +122,35 @@ class EngineClient:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        await self._life.end(PATIENCE)
+        await self._life.end(EXIT_SECONDS)
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
-        """The engine's, where it has one."""
+        """Return the engine's process, if it has one."""
         return self._life.process
 
     # Requests -----------------------------------------------------------------------------------------------------
 
     @property
     def takes_requests(self) -> bool:
-        """Whether there is an engine, or another one on its way."""
+        """Return whether there is an engine or its replacement is starting."""
         return self.phase in (Phase.READY, Phase.RESTARTING)
 
     @property
     def is_stalled(self) -> bool:
-        """Whether an engine that should make progress has made none for `STALL_SECONDS`. It may still go on."""
+        """Return whether an engine with work has made no progress for `STALL_SECONDS`. It may still recover."""
         return self.phase is Phase.READY and self._is_sign_due and time.monotonic() - self._heard_at > STALL_SECONDS
 
     def check(self, request: Request) -> None:
-        """Raises `RequestRefused` for what can never be served and `EngineUnavailable` when nothing is served."""
+        """Raise `RequestRefused` for a request that can never be served, and `EngineUnavailable` without an engine."""
         if self.info is None or not self.takes_requests:
             raise EngineUnavailable(self.failure or "the engine is not ready")
         check_request(request, self.info)
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Send `request`, which `check` has let pass; `sink` is called with each of its events, in order, until every
-        choice has ended."""
+        """Send a request that has passed `check`. `sink` is called with each of its events, in order, until every
+        choice has ended.
+        """
         if not self._in_flight:
             self._heard_at = time.monotonic()
         ongoing = self._in_flight.add(request, sink)
@@ -164,7 +167,7 @@ class EngineClient:
         ongoing.abort(choice)
         if ongoing.is_sent:
             self._life.send(Abort(request_id, choice))
-        else:  # who asks is not told while he asks
+        else:  # called later: a caller must not receive an event during its own call
             asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted, request_id)
 
     @property
@@ -179,12 +182,12 @@ class EngineClient:
         self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
-        """Stop calling `watcher`; the engine stops making snapshots when nobody looks."""
+        """Stop calling `watcher`; without watchers the engine makes no snapshots."""
         self._watchers.discard(watcher)
         if not self._watchers:
             self._life.send(Watch(False))
 
-    # Inside -------------------------------------------------------------------------------------------------------
+    # Internals ------------------------------------------------------------------------------------------------------
 
     def _set_phase(self, phase: Phase) -> None:
         self.phase = phase
@@ -192,7 +195,7 @@ class EngineClient:
         self._changed = asyncio.Event()
 
     def _hear(self, message: FromEngine) -> Iterator[None]:
-        """Act on a message; yields after each event."""
+        """Handle a message from the engine; yields after each event."""
         self._note_progress()
         match message:
             case Stepped(events, load, snapshot):
@@ -212,7 +215,7 @@ class EngineClient:
                 self.info = info
                 self._ready_at = time.monotonic()
                 if self.phase is not Phase.LOADING:
-                    log.warning("the engine is ready again, requests that go on: %d", len(self._in_flight))
+                    log.warning("the engine is ready again; resumed requests: %d", len(self._in_flight))
                     if self._watchers:
                         self._life.send(Watch(True))
                 self._set_phase(Phase.READY)
@@ -222,19 +225,20 @@ class EngineClient:
         self._life.send(*map(Submit, self._in_flight.take_unsent()))
 
     def _lose(self, why: str) -> None:
-        """Nothing more will come of this engine. Another one is started, unless it is the first, which tells why it
-        cannot be, or too many ended before anything came of them."""
+        """Handle the loss of an engine. Starts another one, unless it was the first, whose failure is reported, or too
+        many engines in a row have ended without progress.
+        """
         if self.phase in (Phase.FAILED, Phase.STOPPED):
             return
-        if self.phase is Phase.LOADING:  # whoever waits for `ready` says it
+        if self.phase is Phase.LOADING:  # callers of `ready` report it
             self._fail(why)
             return
         self._count_life()
         self._set_phase(Phase.RESTARTING)
-        self.load = None  # nothing runs any more
+        self.load = None  # nothing runs without an engine
         self.loading = Loading("start", 0, 1)
         if self._lives.are_enough and self._restart_interval is not None:
-            why += f"; {FRUITLESS} or more in a row failed, so the next is started in {self._restart_interval:g} s"
+            why += f"; {FRUITLESS} or more engines in a row failed, so the next starts in {self._restart_interval:g} s"
             log.error("%s", why)
             self.failure = why
             self._set_phase(Phase.RETRYING)
@@ -242,11 +246,11 @@ class EngineClient:
             self._restart = asyncio.create_task(self._start_anew(self._restart_interval))
             return
         if self._lives.are_enough:
-            why += f"; nothing came of {FRUITLESS} in a row, so no other one is started"
+            why += f"; {FRUITLESS} engines in a row failed, so no other one is started"
             log.error("%s", why)
             self._fail(why)
             return
-        log.error("%s; another one is started, requests that wait for it: %d", why, len(self._in_flight))
+        log.error("%s; another one is started; requests waiting for it: %d", why, len(self._in_flight))
         self._restart = asyncio.create_task(self._start_anew(self._lives.pause))
 
     def _count_life(self) -> None:
@@ -257,44 +261,47 @@ class EngineClient:
 
     async def _start_anew(self, pause: float) -> None:
         try:
-            await self._life.end(LAST_WORDS)  # before the next one asks for its memory
+            # wait until the old process has ended, so that its memory is free
+            await self._life.end(CLOSED_EXIT_SECONDS)
             if self._life.ending:
-                log.error("that engine's process ended %s", self._life.ending)
+                log.error("the process of that engine ended %s", self._life.ending)
             await asyncio.sleep(pause)
             self._life = Life(self._hear, self._lose, self._build, self._logs)
             self._note_progress()
-            # With no page less: somebody may count on all of them.
+            # keep the number of pages: an admitted request may need all of them
             await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
             self.restarts += 1
-        except Exception as error:  # no process, no thread, no descriptor: there may be one in a while
+        except Exception as error:  # no process, thread or descriptor was available; a retry may succeed
             self._lose(f"no engine could be started: {error}")
 
     def _note_progress(self) -> None:
         self._heard_at, self._beats, self._is_echo_due = time.monotonic(), self._life.heartbeat.count, False
 
     async def _look(self) -> None:
-        """Watch the heartbeat, send canaries, and replace an engine that makes no progress."""
+        """Check the heartbeat, send echo requests, and replace an engine that makes no progress."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(LOOK_SECONDS)
             if (
                 time.monotonic() - began > LOOK_SECONDS + STALL_SECONDS / 2
-            ):  # this process was held up, and the engine too
+            ):  # this process was delayed, and possibly the engine too
                 self._heard_at = time.monotonic()
             if self._life.heartbeat.count != self._beats:
                 self._note_progress()
             elif self.phase is Phase.READY:
                 self._send_canary()
             if self._is_silent:
-                await asyncio.sleep(HELD_UP)
+                await asyncio.sleep(CATCH_UP_SECONDS)
                 if self._life.heartbeat.count == self._beats and self._is_silent:
                     silent = time.monotonic() - self._heard_at
                     self._life.give_up(f"the engine has made no progress for {silent:.0f} s")
 
     def _send_canary(self) -> None:
-        """Ask an engine that gives no sign for one. An echo through the main loop of the worker is enough: it finds a
-        process that is stopped, a loop that hangs and a channel that is stuck. A request would find no more on a CPU,
-        and would take the device from a machine that is otherwise idle; one that hangs is found with the first step.
+        """Send an echo request to an engine without a recent heartbeat.
+
+        An echo through the worker's main loop detects a stopped process, a hanging loop and a blocked channel. A
+        generation request would detect nothing more on a CPU, and would occupy the device of an otherwise idle machine;
+        a hanging device is detected at the first step.
         """
         if self._is_echo_due or time.monotonic() - self._heard_at < CANARY_SECONDS:
             return
@@ -311,12 +318,12 @@ class EngineClient:
     def _is_silent(self) -> bool:
         silent = time.monotonic() - self._heard_at
         if self.phase in (Phase.RESTARTING, Phase.RETRYING):
-            return silent > max(self._watchdog, LEAST_LOADING)
+            return silent > max(self._watchdog, MIN_LOADING_SECONDS)
         return self.phase is Phase.READY and self._is_sign_due and silent > self._watchdog
 
     def _fail(self, why: str) -> None:
-        """Say so to everybody who waits. The first reason is the one that counts, and being stopped is one."""
+        """Fail all waiting requests. The first reason counts, and being stopped is one."""
         self.failure = why
         self._set_phase(Phase.FAILED)
         self._in_flight.fail(why, "engine_unavailable")
-        self._restart = asyncio.create_task(self._life.end(LAST_WORDS))
+        self._restart = asyncio.create_task(self._life.end(CLOSED_EXIT_SECONDS))

@@ -1,4 +1,4 @@
-"""What is read when somebody scrapes /metrics: the engine's last books, the queues, the meters."""
+"""Prometheus collectors that read state at scrape time: the engine's last load report, queues and meters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINE_LABELS = ("model_name", "service_class")
 
 
 class EngineCollector(Collector):
-    """Reads the engine's last books."""
+    """Reads the engine's last load report."""
 
     def __init__(self, client: EngineClient, model: str) -> None:
         self._client = client
@@ -34,20 +34,20 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         load = self._client.load
-        up = GaugeMetricFamily("carousel:engine_up", "1 while the engine serves.")
+        up = GaugeMetricFamily("carousel:engine_up", "1 if the engine serves requests.")
         up.add_metric([], float(self._client.phase is Phase.READY and not self._client.is_stalled))
         yield up
-        restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started in place of one that died.")
+        restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started to replace one that died.")
         restarts.add_metric([], self._client.restarts)
         yield restarts
         if load is None:
             return
         for name, text, values in (
             ("num_requests_running", "Requests in slots.", load.running),
-            ("num_requests_waiting", "Requests that wait for their first slot.", load.waiting),
-            ("num_requests_paused", "Requests that were paused and wait to go on.", load.paused),
+            ("num_requests_waiting", "Requests waiting for their first slot.", load.waiting),
+            ("num_requests_paused", "Preempted requests waiting to resume.", load.paused),
         ):
-            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such thing
+            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such metric
             gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=ENGINE_LABELS)
             for service_class in ServiceClass:
                 gauge.add_metric([self._model, service_class.label], values[service_class])
@@ -61,37 +61,37 @@ class EngineCollector(Collector):
             state.add_metric([self._model, label], getattr(pages, label))
         yield state
         totals = {
-            "vllm:num_preemptions": ("Sequences paused.", sum(map(counters.paused_by, Mechanism))),
+            "vllm:num_preemptions": ("Preempted sequences.", sum(map(counters.paused_by, Mechanism))),
             "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", counters.prompt_tokens),
             "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
-            "carousel:computed_tokens": ("Tokens put through the model.", counters.computed_tokens),
-            "carousel:recomputed_tokens": ("Tokens put through the model again.", counters.recomputed_tokens),
+            "carousel:computed_tokens": ("Tokens computed by the model.", counters.computed_tokens),
+            "carousel:recomputed_tokens": ("Tokens computed again after a preemption.", counters.recomputed_tokens),
             "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
-            "carousel:deadlines_missed": ("Requests given up as too late.", counters.late),
+            "carousel:deadlines_missed": ("Requests ended because their deadline could not be met.", counters.late),
             "carousel:steps": ("Engine steps.", counters.steps),
-            "carousel:busy_seconds": ("With a step under way.", load.busy_seconds),
+            "carousel:busy_seconds": ("Time with a step in progress.", load.busy_seconds),
         }
         for name, (text, value) in totals.items():
             total = CounterMetricFamily(name, text, labels=("model_name",))
             total.add_metric([self._model], value)
             yield total
         preempted = CounterMetricFamily(
-            "carousel:preemptions", "Sequences paused, by class and by how.", labels=(*ENGINE_LABELS, "mechanism")
+            "carousel:preemptions", "Preempted sequences by class and mechanism.", labels=(*ENGINE_LABELS, "mechanism")
         )
         for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
             for mechanism, count in zip(Mechanism, counts, strict=True):
                 preempted.add_metric([self._model, service_class.label, mechanism.value], count)
         yield preempted
         info = self._client.info
-        slots = GaugeMetricFamily("carousel:slots", "Slots, taken and in all.", labels=("model_name", "state"))
+        slots = GaugeMetricFamily("carousel:slots", "Batch slots by state.", labels=("model_name", "state"))
         slots.add_metric([self._model, "taken"], sum(load.running))
         slots.add_metric([self._model, "total"], info.max_num_seqs if info else 0)
         yield slots
-        step = GaugeMetricFamily("carousel:step_rows", "What the last step carried.", labels=("model_name", "kind"))
+        step = GaugeMetricFamily("carousel:step_rows", "Rows of the last step by kind.", labels=("model_name", "kind"))
         step.add_metric([self._model, "decodes"], load.decode_rows)
         step.add_metric([self._model, "prompt_tokens"], load.prefill_tokens)
         yield step
-        seconds = GaugeMetricFamily("carousel:step_seconds", "Of the last step.", labels=("model_name",))
+        seconds = GaugeMetricFamily("carousel:step_seconds", "Duration of the last step.", labels=("model_name",))
         seconds.add_metric([self._model], load.step_seconds)
         yield seconds
         target = GaugeMetricFamily(
@@ -104,17 +104,17 @@ class EngineCollector(Collector):
 
 
 class GapCollector(Collector):
-    """Counts what lay between tokens: a histogram that takes a step's all at once."""
+    """Histogram of inter-token gaps that accepts all gaps of a step at once."""
 
     def __init__(self, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        """bounds: of the buckets, in seconds, ascending."""
+        """bounds: upper bounds of the buckets, in seconds, ascending."""
         self._labels = labels
         self._bounds = bounds
-        self._counts: dict[tuple[str, ...], list[int]] = {}  # of buckets, by labels
+        self._counts: dict[tuple[str, ...], list[int]] = {}  # of each bucket, by labels
         self._seconds: dict[tuple[str, ...], float] = {}
 
     def add(self, labels: tuple[str, ...], gaps: Sequence[float]) -> None:
-        """gaps: in seconds."""
+        """Count gaps, in seconds."""
         counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
         for gap in gaps:
             counts[bisect_left(self._bounds, gap)] += 1
@@ -122,7 +122,7 @@ class GapCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(
-            "vllm:inter_token_latency_seconds", "Between two tokens of a choice.", labels=self._labels
+            "vllm:inter_token_latency_seconds", "Time between two tokens of a choice.", labels=self._labels
         )
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for labels, counts in self._counts.items():
@@ -132,7 +132,7 @@ class GapCollector(Collector):
 
 
 class AdmissionCollector(Collector):
-    """Reads what waits, and how fast that was seen to become less."""
+    """Reads the prompt tokens and drain rates of waiting queues."""
 
     def __init__(self, admission: Admission, model: str) -> None:
         self._admission = admission
@@ -140,11 +140,11 @@ class AdmissionCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tokens = GaugeMetricFamily(
-            "carousel:waiting_prompt_tokens", "Prompt tokens of the requests that wait.", labels=ENGINE_LABELS
+            "carousel:waiting_prompt_tokens", "Prompt tokens of waiting requests.", labels=ENGINE_LABELS
         )
         rate = GaugeMetricFamily(
             "carousel:drain_rate",
-            "What left a queue in a second, of late: Retry-After is worked out from it.",
+            "Recent drain rate of a queue per second, from which Retry-After is computed.",
             labels=(*ENGINE_LABELS, "unit"),
         )
         for service_class in ServiceClass:
@@ -157,7 +157,7 @@ class AdmissionCollector(Collector):
 
 
 class MeteringCollector(Collector):
-    """Reads how far the rows of metering have come."""
+    """Reads the number of metering rows that are pending or lost."""
 
     def __init__(self, metering: Metering, model: str) -> None:
         self._metering = metering
@@ -165,19 +165,19 @@ class MeteringCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily(
-            "carousel:metering_rows_waiting", "Rows of usage that are not on the disk yet.", labels=("model_name",)
+            "carousel:metering_rows_waiting", "Usage rows that are not yet on disk.", labels=("model_name",)
         )
         waiting.add_metric([self._model], self._metering.waiting)
         yield waiting
         lost = CounterMetricFamily(
-            "carousel:metering_rows_lost", "Rows of usage that found no room in memory.", labels=("model_name",)
+            "carousel:metering_rows_lost", "Usage rows dropped because memory was full.", labels=("model_name",)
         )
         lost.add_metric([self._model], self._metering.lost)
         yield lost
 
 
 class EnergyCollector(Collector):
-    """Reads what the machine has used; says nothing where it does not tell."""
+    """Reads the machine's energy use; yields nothing if no meter can be read."""
 
     def __init__(self, energy: Energy, model: str) -> None:
         self._energy = energy
@@ -185,7 +185,9 @@ class EnergyCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
-            "carousel:energy_joules", "Used by the machine since the first scrape.", labels=("model_name", "source")
+            "carousel:energy_joules",
+            "Energy used by the machine since the first scrape.",
+            labels=("model_name", "source"),
         )
         for source, joules in self._energy.joules().items():
             family.add_metric([self._model, source], joules)
@@ -194,7 +196,7 @@ class EnergyCollector(Collector):
 
 
 class LogCollector(Collector):
-    """Reads the count of log lines that were dropped."""
+    """Reads the number of dropped log lines."""
 
     def __init__(self, writer: LogWriter | None) -> None:
         self._writer = writer
@@ -207,21 +209,21 @@ class LogCollector(Collector):
 
 
 class RefusedKeysCollector(Collector):
-    """Reads the count of wrong keys."""
+    """Reads the number of refused keys."""
 
     def __init__(self, refused_keys: RefusedKeys, model: str) -> None:
         self._refused_keys = refused_keys
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests with a wrong key, of tenants, of the operator or for /metrics."
+        text = "Requests with a wrong API key, operator key or metrics key."
         refused = CounterMetricFamily("carousel:keys_refused", text, labels=("model_name",))
         refused.add_metric([self._model], self._refused_keys.total)
         yield refused
 
 
 class ConnectionCollector(Collector):
-    """Reads open connections and those that were refused."""
+    """Reads the numbers of open and refused connections."""
 
     def __init__(self, connections: ConnectionLimits, model: str) -> None:
         self._connections = connections

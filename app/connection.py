@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol, which here takes one request at a time, hears at any time that its client has left, waits
-for no request for ever, nor for a client to take an answer, and lets one that is streamed be written without a
-coroutine for each piece.
+"""uvicorn's HTTP protocol with these changes: it accepts one request at a time, detects at any time that its client has
+left, limits the time for a request and for an unread answer, and lets a streamed answer be written without a coroutine
+per piece.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from app.request_head import check_codings, check_headers, check_version
 from app.request_log import client_request_id, new_request_id
 from app.websocket import WebSocketProtocol
 
-MAX_HEAD = 1 << 16  # bytes of a request's line and headers
-HEAD_SECONDS = 30.0  # that they may take
-BODY_SECONDS = 120.0  # that a body may take
-BODY_HEADERS = (b"content-length", b"transfer-encoding")  # which say how long a body is
+MAX_HEAD = 1 << 16  # of a request's line and headers
+HEAD_SECONDS = 30.0  # in which request line and headers must arrive
+BODY_SECONDS = 120.0  # in which a body must arrive
+BODY_HEADERS = (b"content-length", b"transfer-encoding")  # headers that define the length of a body
 PARSE_BYTES = 16 << 10  # given to the parser at a time
-MAX_FOUND_PER_TURN = 1000  # pieces of bodies, which take about 1 ms
-REST_SECONDS = 0.01  # after a turn in which more was found
-LINGER = 1.0  # seconds that a refused client may still speak to nobody
-UNSENT = 1 << 14  # bytes that the system keeps of an answer beyond those on their way
+MAX_PIECES_PER_TURN = 1000  # pieces of bodies, which take about 1 ms
+REST_SECONDS = 0.01  # pause after a turn in which more pieces were found
+LINGER = 1.0  # seconds that a refused client may still send data, which is discarded
+MAX_UNSENT_BYTES = 1 << 14  # bytes of an answer that the system buffers beyond those in flight
 
 
 class Connection(HttpToolsProtocol):
-    """Closes after an answer behind which more was sent before it was complete, instead of answering that too.
+    """HTTP connection without pipelining: it closes after an answer if the client sent more data before its end.
 
-    A request that waits in the connection would have to be read, or it would hide that the client has left: the answer
-    before it would go on for nobody. So what comes meanwhile is thrown away and the connection closed when the answer
-    is complete, upon which clients ask again (RFC 9112, 9.3.2). Heads of requests are limited in size and time and
-    bodies in time, as nobody's key is known by then.
+    A pipelined request would have to be read; otherwise it would hide that the client has left, and the answer before
+    it would be generated for no client. So early data is discarded and the connection closed after the answer, upon
+    which clients send their request again (RFC 9112, 9.3.2). Heads of requests are limited in size and time and bodies
+    in time, as no key has been checked by then.
     """
 
-    _is_deaf = False
-    _is_head = False  # in the middle of one
-    _head_bytes = 0  # that came while it had no end
-    _head_size = 0  # of its address and whole headers, which may all come at once with a body behind them
-    _head_refusal: ApiError | None = None  # of a head that the parser would take
-    _refusal: ApiError | None = None  # of a connection that waits for its first bytes to be refused
-    _deadline: asyncio.TimerHandle | None = None  # of what is coming
-    _next_turn: asyncio.TimerHandle | None = None  # of `_parse_some`
-    _found = 0  # pieces of a body, in this turn of the event loop
+    _discards_input = False
+    _in_head = False  # in the middle of a request line and headers
+    _head_bytes = 0  # received while the head was incomplete
+    _head_size = 0  # of URL and complete headers, which may all arrive at once together with a body
+    _head_refusal: ApiError | None = None  # for a head that the parser itself would accept
+    _refusal: ApiError | None = None  # of a connection that waits for its first bytes before it is refused
+    _deadline: asyncio.TimerHandle | None = None  # of the data that is expected
+    _next_turn: asyncio.TimerHandle | None = None  # call of `_parse_some`
+    _pieces = 0  # pieces of a body in this turn of the event loop
 
     def __init__(self, *args: Any, limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._unparsed = bytearray()
-        _keep_little(transport)
+        _limit_unsent(transport)
         self._patience = Patience(transport)
         try:
             self._on_lost = self._limits.enter(self.client)
@@ -83,13 +83,13 @@ class Connection(HttpToolsProtocol):
         self._patience.begin()
 
     def eof_received(self) -> None:
-        # Nothing more is sent to it. Left to the transport, whoever still had to take some of its answer would be
-        # served on until it had, by tokens that go nowhere.
+        # A client that closes its side gets nothing more. The transport alone would let generation continue until
+        # the client has read the rest of its answer, with tokens that reach no client.
         if self._is_answering:
-            self._leave()
+            self._mark_disconnected()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._discards_input:
             return
         if self._refusal is not None:
             self._refuse(self._refusal)
@@ -102,11 +102,11 @@ class Connection(HttpToolsProtocol):
             self._parse_some()
 
     def _parse_some(self) -> None:
-        """Parse until much has been found in a turn of the event loop: 256 KiB can be 40,000 chunks of a body."""
+        """Parse until much has been found in one turn of the event loop: 256 KiB can be 40,000 chunks of a body."""
         self._next_turn = None
-        self._found = 0
-        while self._unparsed and not self._is_deaf:
-            if self._found > MAX_FOUND_PER_TURN:
+        self._pieces = 0
+        while self._unparsed and not self._discards_input:
+            if self._pieces > MAX_PIECES_PER_TURN:
                 self.transport.pause_reading()
                 self._next_turn = self.loop.call_later(REST_SECONDS, self._parse_some)
                 return
@@ -127,16 +127,16 @@ class Connection(HttpToolsProtocol):
             if self._should_upgrade():
                 self._upgrade(rest)
             else:
-                self._stay(rest)
+                self._decline_upgrade(rest)
         except httptools.HttpParserError as error:
             self._refuse_invalid(error)
         else:
             self._head_bytes += len(data)
-            if self._is_head and self._head_bytes > MAX_HEAD:
+            if self._in_head and self._head_bytes > MAX_HEAD:
                 self._refuse_head()
 
     def _upgrade(self, rest: bytes) -> None:
-        """Hand the connection over, with the frames of a client that did not wait for the answer."""
+        """Hand the connection over, together with frames of a client that did not wait for the answer."""
         self._expect(None)
         self.handle_websocket_upgrade()
         protocol = self.transport.get_protocol()
@@ -151,9 +151,9 @@ class Connection(HttpToolsProtocol):
         if self._head_size > MAX_HEAD:
             self._refuse_head()
             return
-        # What came is too early, or nonsense. A refusal would stand in the middle of an answer that has begun.
+        # The data is early or malformed. A refusal would appear inside an answer that has begun.
         if self._is_answering and (self.cycle.response_started or not self.cycle.more_body):
-            self._is_deaf = True
+            self._discards_input = True
             self.cycle.keep_alive = False
             return
         refusal = self._head_refusal or ApiError(400, "the request is not valid HTTP", code="invalid_http")
@@ -172,60 +172,61 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self._is_answering:
-            raise asyncio.InvalidStateError("an answer is under way")  # the parser gives up
+            raise asyncio.InvalidStateError("an answer is under way")  # makes the parser stop
         super().on_message_begin()
-        self._is_head, self._head_bytes, self._head_size = True, 0, 0
+        self._in_head, self._head_bytes, self._head_size = True, 0, 0
 
     def on_url(self, url: bytes) -> None:
         self._head_size += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_size += len(name) + len(value) + 4  # with what stands between and behind
+        self._head_size += len(name) + len(value) + 4  # with the separators
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_head = False
+        self._in_head = False
         if self._head_size > MAX_HEAD:
-            raise ValueError("too large a head")  # the parser gives up
+            raise ValueError("too large a head")  # makes the parser stop
         try:
             check_version(self.parser.get_http_version())
             check_codings(self.headers)
             check_headers(self.headers, self.url)
             if self.parser.get_http_version() == "1.0" and (b"upgrade", b"websocket") in self.headers:
-                raise ApiError(400, "a WebSocket needs HTTP/1.1", code="invalid_http")
+                raise ApiError(400, "A WebSocket needs HTTP/1.1.", code="invalid_http")
         except ApiError as refusal:
             self._head_refusal = refusal
-            raise  # the parser gives up
+            raise  # makes the parser stop
         super().on_headers_complete()
         self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
         self._expect(BODY_SECONDS)
 
     def on_body(self, body: bytes) -> None:
-        self._found += 1
+        self._pieces += 1
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        # Who has been answered before its end is not waited for by anybody else.
+        # After an answer that ended before its request did, no other time limit covers the connection.
         self._expect(None if self._is_answering else HEAD_SECONDS)
         super().on_message_complete()
 
     def _expect(self, seconds: float | None) -> None:
-        """What is coming has to have come by then; None: nothing is."""
+        """Set the time in which expected data must arrive; None: no data is expected."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._lose_patience)
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._on_deadline)
 
-    def _lose_patience(self) -> None:
-        if self._is_head or (self._is_answering and not self.cycle.response_started):
-            self._refuse(ApiError(408, "the request did not come to its end in time", code="request_timeout"))
-        else:  # nothing was asked, or it has been answered before its end
+    def _on_deadline(self) -> None:
+        if self._in_head or (self._is_answering and not self.cycle.response_started):
+            self._refuse(ApiError(408, "The request was not complete in time.", code="request_timeout"))
+        else:  # no request has begun, or it was answered before its end
             self.transport.close()
 
-    def _stay(self, rest: bytes) -> None:
-        """A request is answered in HTTP/1.1 although it offers another protocol, as clients of HTTP/2 do in every first
-        one (RFC 9110, 7.8). The parser holds all behind its head, of which `rest` has come, for that protocol's: what
-        is its body is for a new one to find."""
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Answer a request in HTTP/1.1 although it offers another protocol, as clients of HTTP/2 do in every first
+        request (RFC 9110, 7.8). The parser treats all data after the head, of which `rest` has arrived, as the other
+        protocol's; a new parser reads the body from it.
+        """
         self.cycle.more_body, self.cycle.keep_alive = True, False
         self.cycle.message_event.clear()
         self.parser = httptools.HttpRequestParser(_Body(self))
@@ -234,29 +235,30 @@ class Connection(HttpToolsProtocol):
         self._parse(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(length), rest))
 
     def end_of_body(self) -> None:
-        """Of a request that did not change the protocol; what follows it was to be in another one."""
+        """Handle the end of a body after a declined upgrade; the client would send the other protocol after it."""
         self.on_message_complete()
-        raise ValueError("another protocol")  # the parser gives up
+        raise ValueError("another protocol")  # makes the parser stop
 
     @property
     def _request_id(self) -> str:
-        """The ID of the request that has come, or a new one where its headers have not."""
-        headers: list[tuple[bytes, bytes]] | None = self.headers  # None at first, whatever its annotation says
+        """Return the ID of the current request, or a new one if its headers have not arrived."""
+        headers: list[tuple[bytes, bytes]] | None = self.headers  # None at first, despite its annotation
         return client_request_id(headers or []) or new_request_id()
 
     @property
     def _is_answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # None at first, whatever its annotation says
+        cycle: RequestResponseCycle | None = self.cycle  # None at first, despite its annotation
         return cycle is not None and not cycle.response_complete
 
-    def _leave(self) -> None:
-        """Tell whoever answers that nobody hears it."""
+    def _mark_disconnected(self) -> None:
+        """Notify the handler of the request that its client has left."""
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 
     def _refuse_connection(self, refusal: ApiError) -> None:
-        """Refuse a connection when its first bytes come, as some clients take no answer before they have sent a
-        request. Beyond a number of such connections it is refused and closed at once: each occupies an open file."""
+        """Refuse a connection when its first bytes arrive, as some clients read no answer before they have sent a
+        request. Beyond a number of such connections, refuse and close at once, because each occupies an open file.
+        """
         self._on_lost = self._limits.linger()
         if self._on_lost is None:
             self._refuse(refusal)
@@ -267,10 +269,10 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, refusal: ApiError) -> None:
         self._expect(None)
-        self._is_deaf = True
-        if self._is_answering:  # whoever waits for the body need not any more, and nothing is written behind this
+        self._discards_input = True
+        if self._is_answering:  # the handler stops waiting for the body, and nothing is written after the refusal
             self.scope["extensions"] = {}
-            self._leave()
+            self._mark_disconnected()
         body = json.dumps(refusal.body).encode()
         headers = {
             "content-type": "application/json",
@@ -283,12 +285,12 @@ class Connection(HttpToolsProtocol):
         status = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
         self.transport.write(f"{status}{lines}\r\n".encode() + body)
         self.transport.write_eof()
-        # Closed with bytes unread, the connection would be reset, which overtakes what was just said.
+        # A connection closed with unread bytes would be reset, and the reset would overtake the answer.
         self.loop.call_later(LINGER, self.transport.close)
 
 
 class _Body:
-    """Takes from a parser what is the body of a connection's request."""
+    """Parser callbacks for the body of a request after a declined upgrade."""
 
     def __init__(self, connection: Connection) -> None:
         self.on_body = connection.on_body
@@ -296,17 +298,18 @@ class _Body:
 
 
 def write(transport: asyncio.Transport, piece: bytes) -> bool:
-    """Write a piece of a chunked body. False, with nothing written, while the socket is full and when it is gone."""
-    # What a transport keeps is what its socket did not take.
+    """Write a piece of a chunked body. Return False, with nothing written, if the socket is full or closed."""
+    # A transport buffers only bytes that its socket did not accept.
     if transport.is_closing() or transport.get_write_buffer_size():
         return False
     transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     return True
 
 
-def _keep_little(transport: asyncio.Transport) -> None:
-    """A system keeps megabytes for a slow reader, and says that it takes more only when a good part of them is gone:
-    whoever reads all the time would seem to take nothing for minutes."""
+def _limit_unsent(transport: asyncio.Transport) -> None:
+    """Limit the unsent bytes in the system's buffer. The system buffers megabytes for a slow reader and accepts more
+    only after much of it was sent, so a client that reads steadily would seem to read nothing for minutes.
+    """
     connection = transport.get_extra_info("socket")
     if hasattr(socket, "TCP_NOTSENT_LOWAT") and connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)

@@ -1,4 +1,4 @@
-"""Limits of open connections, in total and per client address. They hold before a request is read or a key is known."""
+"""Limits of open connections, in total and per client address. Checked before a request is read or a key is known."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from app.errors import ApiError
 RESERVED_FILES = 64  # open files for the engine, logs, static files, and connections that are being refused
 DEFAULT_PER_ADDRESS = 256
 MAX_LINGERING = 16  # refused connections that stay open until the client has read the answer
-RETRY_SECONDS = 5  # when a connection of others ends is not known
+RETRY_SECONDS = 5  # it is unknown when another connection ends
 TOTAL, PER_ADDRESS = "max_connections", "max_connections_per_address"
 
 Release = Callable[[], None]
 
 
 class ConnectionLimits:
-    """Open connections, WebSockets included, by client address. Bounded by the number of open connections."""
+    """Open connections by client address, WebSockets included. Memory is bounded by the number of open connections."""
 
     def __init__(
         self, total: int = sys.maxsize, per_address: int | None = 0, proxies: Container[str] = frozenset()
     ) -> None:
-        """per_address: 0: no limit; None: the default, which does not hold for loopback addresses and for `proxies`, as
-        each of their connections may be of another client."""
+        """per_address: 0: no limit; None: the default, which does not apply to loopback addresses and to `proxies`, as
+        each of their connections may be of another client.
+        """
         self.open = 0
         self.refused = {TOTAL: 0, PER_ADDRESS: 0}
         self._total = total

@@ -1,9 +1,9 @@
 """Control tokens inside messages are encoded as plain text, so that no message can forge a turn of the conversation.
 
-Each control token in a caller's string is wrapped between two edges before the chat template sees it: template code
-that looks for the token still finds it. In the rendered text breaks are put between the characters of a wrapped token.
-The tokenizer looks for its added tokens before it normalizes a text, and its first normalizer removes the breaks: the
-token is not matched, and its characters are split and merged together with the text around them.
+Each control token in a caller's string is wrapped between two edges before the chat template sees it, so that template
+code which looks for the token still finds it. In the rendered text, breaks are put between the characters of a wrapped
+token. The tokenizer looks for its added tokens before it normalizes a text, and its first normalizer removes the
+breaks: the token is not matched, and its characters are split and merged together with the text around them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLICE = 64 << 10  # characters searched at a time
 
 
 class TooManyControlTokens(Exception):
-    """A conversation holds more control tokens than are looked at."""
+    """A conversation contains more control tokens than the limit."""
 
 
 class ControlTokens:
@@ -33,8 +33,8 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Tokenizer, template_text: str) -> None:
         """Prepare `tokenizer` to remove breaks. template_text: the literal text of the chat template."""
-        # Digits survive filters such as `upper` and `tojson`. A caller that guesses them gains nothing: an edge of its
-        # own does not unwrap a token, and a break only removes itself.
+        # Digits survive filters such as `upper` and `tojson`. A caller that guesses them gains nothing: its own edge
+        # does not unwrap a token, and a break only removes itself.
         nonce = f"{secrets.randbelow(10**NONCE_DIGITS):0{NONCE_DIGITS}}"
         self._break, self._start, self._end = (f"{nonce}{digit}" for digit in "012")
         added = tokenizer.get_added_tokens_decoder().values()
@@ -47,9 +47,10 @@ class ControlTokens:
         }
         self._any = _any_of(self._tokens)
         self._longest = max(map(len, self._tokens), default=1)
-        self._reach = self._longest - 1 or 1  # characters that another text could complete
+        self._reach = self._longest - 1 or 1  # characters that could form a token together with an adjacent text
         self._edges = re.compile(f"({self._start}|{self._end})")
-        # Some are matched in the normalized text, where their breaks are gone, and which other characters may become.
+        # Some tokens are matched in the normalized text, where breaks are gone and other characters may have become a
+        # token.
         normalized = {token.content for token in added if token.normalized} & self._tokens
         self._any_normalized = _any_of(normalized)
         self._normalizer = tokenizer.normalizer if normalized else None
@@ -58,8 +59,9 @@ class ControlTokens:
             self._remove_breaks(prepared)
 
     def mark(self, messages: Messages, variables: Variables | None) -> tuple[Messages, Variables] | None:
-        """Return messages and template variables with the control tokens in them wrapped, or None where there are none.
-        Roles are left alone. Raises `TooManyControlTokens`."""
+        """Return messages and template variables with their control tokens wrapped, or None if there are none. Roles
+        are unchanged. Raises `TooManyControlTokens`.
+        """
         count = 0
 
         def wrap(value: Any) -> Any:
@@ -72,13 +74,13 @@ class ControlTokens:
                 done = end
                 count += 1
                 if count > MAX_MARKED:
-                    message = f"more than {MAX_MARKED:,} control tokens in the texts of one conversation"
+                    message = f"the conversation contains more than {MAX_MARKED:,} control tokens"
                     raise TooManyControlTokens(message)
             if pieces:
                 return "".join([*pieces, value[done:]])
             if self._normalizes_to_token(value):
                 count += 1
-                return value + self._start  # has the text encoded by `tokenizer`, which finds none in it
+                return value + self._start  # makes `tokenizer` encode the text, which matches no normalized token
             return value
 
         turns = [{key: value if key == "role" else wrap(value) for key, value in turn.items()} for turn in messages]
@@ -120,8 +122,9 @@ class ControlTokens:
         return self._break in text
 
     def _joins(self, text: Any, following: Any) -> bool:
-        """Return whether a template that joins two contents, trimmed or not, would make a control token of their
-        ends."""
+        """Return whether the ends of two contents, joined by a template with or without trimming, would form a control
+        token.
+        """
         if not isinstance(text, str) or not isinstance(following, str):
             return False
         tail, head = text.rstrip()[-self._reach :], following.lstrip()[: self._reach]
@@ -154,8 +157,9 @@ def _not_normalized(tokenizer: Tokenizer, contents: set[str]) -> Tokenizer:
 
 
 def _longest_of(words: Iterable[str]) -> str:
-    """Return a pattern that matches the longest of `words`, as a tree of their common beginnings: of a thousand words
-    that begin alike, a text that begins as they do is compared with one, not with each."""
+    """Return a pattern that matches the longest of `words`, as a tree of their common prefixes: text that begins like a
+    thousand words is compared with one branch rather than with each word.
+    """
     tree: dict[str, Any] = {}
     for word in words:
         node = tree

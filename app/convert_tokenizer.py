@@ -23,7 +23,7 @@ def convert(folder: str) -> dict[str, Any]:
     made = AutoTokenizer.from_pretrained(folder, **options)
     pieces = Path(folder, "tokenizer.model")
     if pieces.exists() and not Path(folder, "tokenizer.json").exists() and not _agrees(made, pieces):
-        # For some families transformers 5 leaves out the space that the model puts before a text.
+        # For some families transformers 5 omits the space that the model puts before a text.
         other = LlamaTokenizer.from_pretrained(folder, **options)
         made = other if _agrees(other, pieces) else made
     backend = getattr(made, "backend_tokenizer", None)
@@ -38,7 +38,7 @@ def _agrees(made: Any, pieces: Path) -> bool:
 
     try:
         expected = SentencePieceProcessor(model_file=str(pieces)).encode(SAMPLE)
-    except RuntimeError:  # a file of tiktoken's has the same name
+    except RuntimeError:  # a tiktoken file has the same name
         return True
     return bool(made.encode(SAMPLE, add_special_tokens=False) == expected)
 

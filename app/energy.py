@@ -1,7 +1,8 @@
-"""Energy: what the machine has used since this server was first asked, as far as it tells.
+"""Energy used by the machine since this server first read its meters, where they are readable.
 
-Reads the processors' RAPL counters under /sys/class/powercap and, where the pynvml module is installed, the GPUs' own.
-All of it is the machine's, whoever else computes on it. Where nothing can be read there is nothing: no guess.
+Reads the processors' RAPL counters under /sys/class/powercap and, if the pynvml module is installed, those of GPUs. The
+values are the whole machine's, including other processes. Without a readable counter nothing is reported; no value is
+estimated.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass
 class _Meter:
-    """A counter that somebody else keeps. It may begin again at 0 after `wraps_at` joules."""
+    """An external counter. It may restart at 0 after `wraps_at` joules."""
 
-    read: Callable[[], float]  # joules; raises when that fails
+    read: Callable[[], float]  # returns joules; raises if that fails
     last: float
     wraps_at: float = 0.0
     joules: float = 0.0
@@ -27,7 +28,7 @@ class _Meter:
     def advance(self) -> None:
         try:
             now = self.read()
-        except Exception:  # the driver's own: this reading is left out, and the next one makes up for it
+        except Exception:  # raised by the driver: skip this reading, the next one includes its joules
             return
         if now < self.last:
             self.joules += now + self.wraps_at - self.last if self.wraps_at else now
@@ -37,15 +38,15 @@ class _Meter:
 
 
 class Energy:
-    """Joules by source. Wrapped counters are made up for as long as somebody looks every few minutes."""
+    """Joules by source. Wrapped counters are corrected as long as `read` is called every few minutes."""
 
     def __init__(self, powercap: Path | None = None) -> None:
         self._powercap = powercap or POWERCAP
-        self._lock = threading.Lock()  # two may scrape at once
-        self._meters: dict[str, _Meter] | None = None  # looked for when they are first read
+        self._lock = threading.Lock()  # two scrapes may run at once
+        self._meters: dict[str, _Meter] | None = None  # found at the first read
 
     def read(self) -> None:
-        """Look at all counters. May take milliseconds: not for the event loop."""
+        """Read all counters. May take milliseconds, so it must not run on the event loop."""
         with self._lock:
             if self._meters is None:
                 self._meters = {**_processors(self._powercap), **_gpus()}
@@ -53,12 +54,14 @@ class Energy:
                 meter.advance()
 
     def joules(self) -> dict[str, float]:
-        """From the first `read` to the last."""
+        """Return the joules by source between the first and the last `read`."""
         return {source: meter.joules for source, meter in (self._meters or {}).items()}
 
 
 def _processors(powercap: Path) -> dict[str, _Meter]:
-    """Packages, and memory, which no package includes. Cores are parts of a package, and psys is all of them again."""
+    """Return meters of packages, and of memory, which no package includes. Cores are parts of a package, and psys
+    includes everything again.
+    """
     meters: dict[str, _Meter] = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
         try:
@@ -69,13 +72,13 @@ def _processors(powercap: Path) -> dict[str, _Meter]:
             source = f"{parent.read_text().strip()}-{name}" if parent is not None else name
             wraps_at = int((zone / "max_energy_range_uj").read_text()) / 1e6
             meters[source] = _meter(lambda file=zone / "energy_uj": int(file.read_text()) / 1e6, wraps_at)  # type: ignore[misc]
-        except (OSError, ValueError):  # on most machines root alone may read them
+        except (OSError, ValueError):  # on most machines only root may read them
             continue
     return meters
 
 
 def _gpus() -> dict[str, _Meter]:
-    """All that the driver shows, by its numbers."""
+    """Return the meters of all GPUs that the driver lists, by index."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -84,7 +87,7 @@ def _gpus() -> dict[str, _Meter]:
             f"gpu-{i}": _meter(lambda handle=handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)  # type: ignore[misc]
             for i, handle in enumerate(handles)
         }
-    except Exception:  # no module, no driver, no such counter: the module has an exception for each
+    except Exception:  # no module, driver or counter; the module has an exception for each
         return {}
 
 

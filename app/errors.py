@@ -1,4 +1,4 @@
-"""Errors as clients see them: one exception that knows status, type, parameter and code, and the OpenAI body for it."""
+"""Errors as clients receive them: an exception with status, type, parameter and code, and the OpenAI body for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """A refusal in the protocol's own shape. Raised by handlers; the server turns it into a response."""
+    """Refusal with its HTTP status. Raised by handlers; the server turns it into a response."""
 
     def __init__(
         self,
@@ -26,12 +26,12 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """`{"error": {...}}`, as OpenAI's clients read it."""
+        """Return `{"error": {...}}`, as OpenAI's clients read it."""
         return error_body(self.status, str(self), self.param, self.code)
 
 
 class KeyRefused(ApiError):
-    """A key that is needed and was not given, or is wrong."""
+    """A required key is missing or wrong."""
 
     def __init__(self, message: str, code: str, *, was_given: bool) -> None:
         super().__init__(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
@@ -53,18 +53,20 @@ _TYPES = {
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The OpenAI error object for an HTTP status. Without a code of its own an error has the status's name as one."""
+    """Return the OpenAI error object for an HTTP status. An error without a code uses the status's name as its code."""
     code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-FINAL = frozenset({"deadline_exceeded", "engine_died", "not_a_number"})  # who asks again would only be told again
+# errors for which a retry would give the same result
+FINAL = frozenset({"deadline_exceeded", "engine_died", "not_a_number"})
 
 
 def failure_status(code: str) -> int:
-    """The HTTP status of a request that failed while it ran: 503 where trying again later is the thing to do, 504 where
-    its own deadline ended it."""
+    """Return the HTTP status of a request that failed while it ran: 503 if a retry may succeed, 504 for a missed
+    deadline.
+    """
     if code == "deadline_exceeded":
         return 504
     return 503 if code in ("engine_unavailable", "server_shutdown", "abandoned") else 500

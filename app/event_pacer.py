@@ -1,4 +1,4 @@
-"""EventPacer: the rate at which events of WebSocket clients are handled, all sockets together."""
+"""EventPacer: limit on the rate at which events of all WebSocket clients are handled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_BURST = 16  # events handled without a pause after a quiet time
 
 
 class EventPacer:
-    """A cell rate with a first-in, first-out queue.
+    """Cell rate with a first-in, first-out queue.
 
-    A socket asks for one turn at a time, so sockets that flood take turns with sockets that do not.
+    A socket requests one turn at a time, so flooding sockets alternate with others.
     """
 
     def __init__(self, per_second: float = MAX_EVENTS_PER_SECOND, burst: int = MAX_BURST) -> None:
@@ -40,9 +40,9 @@ class EventPacer:
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is None and self._waiting:
-            self._timer = loop.call_later(self._rate.wait(loop.time()), self._let_in, loop)
+            self._timer = loop.call_later(self._rate.wait(loop.time()), self._admit, loop)
 
-    def _let_in(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _admit(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         while self._waiting:
             if self._waiting[0].done():  # cancelled with its connection

@@ -1,4 +1,4 @@
-"""`carousel explain ID`: where the time of a request went, in a terminal."""
+"""`carousel explain ID`: print where the time of a request went."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from app.bench.client import NoServer, Target, ask_json
 from app.settings import SettingsError
 from app.tenants import SENT, can_be_sent
 
-WIDTH = 40  # of the bars, in characters
-CAUSES = {
-    "step": "for the next step",
-    "prompt": "the first choice read the prompt for all",
-    "order": "others came first",
-    "slots": "every slot was taken",
-    "pages": "the memory for its text was taken",
+BAR_CHARACTERS = 40  # width of the bars
+CAUSE_TEXTS = {
+    "step": "waiting for the next step",
+    "prompt": "the first choice computed the shared prompt",
+    "order": "other requests came first",
+    "slots": "every slot was occupied",
+    "pages": "its KV memory was occupied",
     "budget": "running answers kept their pace first",
-    "fairness": "others of its class had had less",
+    "fairness": "its tenant had had more than others of its class",
     "deadline": "an earlier deadline went first",
-    "batch": "a batch was not complete",
-    "restart": "the engine had died, and another one started",
-    "body": "it had not all arrived",
-    "texts": "long texts of others were tokenised first",
-    "reader": "it was complete; its reader had not taken it all",
+    "batch": "the batch was not complete",
+    "restart": "the engine had died and another one was starting",
+    "body": "the request had not fully arrived",
+    "texts": "long texts of other requests were tokenized first",
+    "reader": "the answer was complete, but its client had not read it all",
 }
-KEPT = {
+MECHANISM_TEXTS = {
     "swap": "its pages kept in host memory",
-    "partial": "its pages kept while there was memory",
+    "partial": "its pages kept while memory allowed",
     "recompute": "to be computed again",
 }
 
 
 def explain(url: str, request_id: str, api_key: str | None) -> str:
-    """Ask the server for its account. Raises `NoServer`, and `SettingsError` for a url or a key that is none."""
+    """Query the server for a request's timeline and return it as text. Raises `NoServer`, and `SettingsError` for an
+    invalid URL or key.
+    """
     target = Target.parse(url)
     if not can_be_sent(api_key or ""):
         raise SettingsError(f"an API key must be {SENT}")
@@ -43,11 +45,11 @@ def explain(url: str, request_id: str, api_key: str | None) -> str:
     try:
         return "\n".join(lines(account))
     except (LookupError, TypeError, ValueError, OverflowError):
-        raise NoServer(f"{target.url}{path} is no account of a request: is that the address of a server?") from None
+        raise NoServer(f"{target.url}{path} is not a request's timeline: is that the address of a server?") from None
 
 
 def lines(account: dict[str, Any]) -> list[str]:
-    """The account as text."""
+    """Return the timeline as lines of text."""
     wall = account["wall_ms"]
     text = [
         f"Request {account['id']} of class {account['class']}: {account['state']} after {_time(wall)}",
@@ -57,24 +59,24 @@ def lines(account: dict[str, Any]) -> list[str]:
     for choice in account["choices"]:
         text.append(f"\nChoice {choice['index']}" if len(account["choices"]) > 1 else "")
         for interval in choice["intervals"]:
-            first = round(WIDTH * interval["began_ms"] / wall) if wall else 0
-            last = round(WIDTH * (interval["began_ms"] + interval["ms"]) / wall) if wall else 0
+            first = round(BAR_CHARACTERS * interval["began_ms"] / wall) if wall else 0
+            last = round(BAR_CHARACTERS * (interval["began_ms"] + interval["ms"]) / wall) if wall else 0
             bar = " " * first + "█" * max(1, last - first)
             text.append(
                 f"{_time(interval['began_ms']):>9} +{_time(interval['ms']):<9} {interval['phase']:9}"
-                f"{bar:{WIDTH + 2}}{_words(interval)}".rstrip()
+                f"{bar:{BAR_CHARACTERS + 2}}{_explanation(interval)}".rstrip()
             )
     return text
 
 
-def _words(interval: dict[str, Any]) -> str:
-    given: str = interval.get("cause", "")
-    cause = CAUSES.get(given, given)
+def _explanation(interval: dict[str, Any]) -> str:
+    code: str = interval.get("cause", "")
+    cause = CAUSE_TEXTS.get(code, code)
     if interval["phase"] != "paused":
         return cause
-    whom = f"for a request of class {interval['by']}" if interval["by"] else "as memory ran short"
-    kept = KEPT[interval["mechanism"]]
-    return f"{whom}, {kept}: {interval['why']}" + (f"; {cause}" if cause else "")
+    beneficiary = f"for a request of class {interval['by']}" if interval["by"] else "as memory ran short"
+    kept = MECHANISM_TEXTS[interval["mechanism"]]
+    return f"{beneficiary}, {kept}: {interval['why']}" + (f"; {cause}" if cause else "")
 
 
 def _time(milliseconds: float) -> str:

@@ -1,8 +1,8 @@
-"""Following a log: a reader that has caught up is written to by the very call that makes the log grow, then and there.
-To wake a task for a token would cost more than the token does, and the tokens of a step go out one after another: the
-last waits for what is done for all others (docs/decisions/0017).
+"""Following a log: the call that appends to the log also writes to a reader that has caught up. Waking a task per token
+costs more than the write, and the tokens of a step are written serially, so every cost per token delays the last one
+(docs/decisions/0017).
 
-Knows nothing of protocols: an encoder makes pieces of what the log has, and a writer takes them at once or not at all.
+Independent of protocols: an encoder makes pieces from log items, and a writer accepts a piece at once or not at all.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from app.streams import Item, Reader, StreamLog
 
-# A scope's extension with one function: write(piece) writes a piece of an answer that has begun, between two messages
-# that are sent, and is done when it returns. False, and nothing is written, where the socket has not yet taken what was
-# written before, or is gone. A server without it is like one whose sockets are always full. Pieces are bytes of a body
-# for HTTP, lists of text messages in UTF-8 for WebSockets.
+# Scope extension with one function: write(piece) writes a piece of an answer that has begun, between two sent messages,
+# and has finished when it returns. It returns False, with nothing written, if the socket has not yet accepted earlier
+# data or is closed. A server without the extension behaves as if its sockets were always full. Pieces are bytes of a
+# body for HTTP, and lists of text messages in UTF-8 for WebSockets.
 AT_ONCE = "carousel.at_once"
 
-SLICE = 64  # records turned into a piece before others have their turn
+SLICE = 64  # records encoded into a piece before other tasks run
 
 Piece = TypeVar("Piece")
 Made = TypeVar("Made", covariant=True)
@@ -27,35 +27,35 @@ Taken = TypeVar("Taken", contravariant=True)
 
 
 class PieceEncoder(Protocol[Made]):
-    """Makes pieces of one protocol."""
+    """Encoder from log items to pieces of one protocol."""
 
     def encode(self, log: StreamLog, items: list[Item]) -> Made:
-        """What a reader is sent for `items`, each of which it sees once and in order; something empty for nothing."""
+        """Return the piece for `items`, each of which is passed once and in order; empty if nothing is to be sent."""
         ...
 
 
 class Writer(Protocol[Taken]):
-    """Where pieces go."""
+    """Destination of pieces."""
 
     @property
     def write(self) -> Callable[[Taken], bool]:
-        """As `AT_ONCE` says."""
+        """Return the function described at `AT_ONCE`."""
         ...
 
 
 def write_of(scope: Any) -> Callable[[Any], bool]:
-    """How to write at once to whom a scope is of."""
-    write: Callable[[Any], bool] = (scope.get("extensions") or {}).get(AT_ONCE, {}).get("write", _never)
+    """Return the direct-write function of a scope; a function that always refuses if it has none."""
+    write: Callable[[Any], bool] = (scope.get("extensions") or {}).get(AT_ONCE, {}).get("write", _refuse_piece)
     return write
 
 
-def _never(piece: object) -> bool:
+def _refuse_piece(piece: object) -> bool:
     return False
 
 
 class _Follower(Generic[Piece]):
-    """What a log calls when it has grown. Made of few objects: each lies somewhere else in memory, and what the engine
-    reads between two tokens leaves none of them in a cache.
+    """Callback of a log that has grown. Made of few objects: each lies elsewhere in memory, and the engine's memory
+    traffic between two tokens evicts all of them from the caches.
     """
 
     __slots__ = ("_encoder", "_log", "_reader", "_write", "rest")
@@ -82,13 +82,13 @@ class _Follower(Generic[Piece]):
             self._stop(self.rest.set_result, piece)
 
     def ping(self, piece: Piece) -> None:
-        """Have `piece` written."""
+        """End with `piece` as the data to be written."""
         self._stop(self.rest.set_result, piece)
 
-    def _stop(self, tell: Callable[[Any], None], what: Piece | Exception | None) -> None:
+    def _stop(self, resolve: Callable[[Any], None], result: Piece | Exception | None) -> None:
         self._log.unfollow(self)
-        if not self.rest.done():  # who waits may have been cancelled at this moment
-            tell(what)
+        if not self.rest.done():  # its task may have been cancelled at this moment
+            resolve(result)
 
 
 async def pieces(
@@ -98,8 +98,10 @@ async def pieces(
     writer: Writer[Piece],
     ping: tuple[float, Piece] | None = None,
 ) -> AsyncGenerator[Piece]:
-    """What a reader is to be sent of `log` behind record `after`, until that is closed, but for all that `writer` has
-    taken by itself. ping: seconds, and what is sent when nothing but tokens was for so long.
+    """Yield the pieces of `log` after record `after` until the log is closed, except those that `writer` has accepted
+    directly.
+
+    ping: seconds, and the piece that is sent after so long without a record that woke the reader.
     """
     with Reader(log, after) as reader:
         while not reader.is_done:
@@ -114,7 +116,7 @@ async def pieces(
 
 
 async def _follow(follower: _Follower[Piece], log: StreamLog, ping: tuple[float, Piece] | None) -> Piece | None:
-    """Until the log is closed, the socket full, or it is time for a ping: what is left to be written."""
+    """Follow until the log is closed, the socket is full, or a ping is due. Return the piece that is left to write."""
     timer = None if ping is None else asyncio.get_running_loop().call_later(ping[0], follower.ping, ping[1])
     log.follow(follower)
     try:

@@ -1,7 +1,7 @@
-"""Generation: one request on its way through the server, from engine events to the records of its log.
+"""Generation: one request on its way through the server, from engine events to log records.
 
-Owns detokenising and stop strings for each choice, the count of tokens, and the decision when a request whose readers
-have left is given up. Knows nothing of protocols.
+Owns the detokenization and stop strings of each choice, token counts, and the decision when a request without readers
+is abandoned. Independent of protocols.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEv
 
 log = logging.getLogger("carousel.generation")
 
-ABANDONED = "abandoned"  # code of the failure of an answer that lost its last reader
-LATE = 0.25  # seconds behind a deadline by which the engine has said so, if there is one
+ABANDONED = "abandoned"  # error code of an answer whose last reader has left
+DEADLINE_GRACE_SECONDS = 0.25  # seconds after a deadline by which a running engine has ended the request
 
 
 @dataclass(slots=True)
 class _Choice:
     detokenizer: Detokenizer
     stops: StopMatcher
-    stops_from: int  # tokens; no stop string may end before
+    stops_from: int  # number of tokens before which no stop string may end
     opened: bool = False
     finished: bool = False
     status: StatusEvent | None = None
     infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
-    tokens: int = 0  # likewise
+    tokens: int = 0  # number of tokens whose text is still held back
     generated: int = 0  # tokens so far
-    shown: int = 0  # characters
-    characters: int = 0  # so far, those that are held back too; counted with log-probabilities
-    first_token: float | None = None  # when it came, in monotonic seconds
+    shown: int = 0  # characters appended to the log
+    characters: int = 0  # characters so far, including held-back ones; counted only with log-probabilities
+    first_token: float | None = None  # arrival, in monotonic seconds
     last_token: float | None = None
 
 
 @dataclass(slots=True)
 class Timing:
-    """When things happened, in monotonic seconds, for metrics."""
+    """Times of a request, in monotonic seconds, for metrics."""
 
-    complete: float  # all of the request was there: people's time begins
+    complete: float  # the whole request had arrived; client-visible latency counts from here
     submitted: float
     started: float | None = None
     first_token: float | None = None
 
 
 class Generation:
-    """Feeds one log. `take` is the sink that the engine client calls."""
+    """Writer of one log. `take` is the sink that the engine client calls."""
 
     __slots__ = (
+        "_abandon_timer",
         "_choices",
         "_client",
-        "_give_up",
+        "_deadline_timer",
         "_on_end",
         "_on_start",
         "_on_token",
         "_text",
-        "_too_late",
         "audit",
         "cached_tokens",
         "encoder",
@@ -91,13 +91,14 @@ class Generation:
         on_end: Callable[[Generation], None] = lambda generation: None,
         on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
     ) -> None:
-        """goes_on: its text continues the prompt's, and is none of its own. on_token is told the seconds since the
-        token before it in its choice, if there was one; and those since the whole request was there, of its first
-        token."""
+        """goes_on: the answer continues the text of the prompt. on_token is called with the seconds since the previous
+        token of its choice, if there was one, and, for the first token of the request, the seconds since the whole
+        request had arrived.
+        """
         self.request = request
         self.log = log
-        self.encoder = encoder  # how a reader that comes back is answered; None: not at all
-        self.grace = grace  # seconds it goes on without a reader
+        self.encoder = encoder  # encodes the stream for a reader that resumes it; None: it cannot be resumed
+        self.grace = grace  # seconds that it continues without a reader
         self.timing = Timing(intake.complete, time.monotonic())
         self.audit = Audit(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
@@ -109,17 +110,17 @@ class Generation:
         self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token
-        self._give_up: asyncio.TimerHandle | None = None
-        self._too_late: asyncio.TimerHandle | None = None
+        self._abandon_timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
 
     @property
     def completion_tokens(self) -> int:
-        """Of all choices, so far."""
+        """Return the number of tokens of all choices so far."""
         return sum(choice.generated for choice in self._choices)
 
     @property
     def mean_gap(self) -> float:
-        """Seconds between two tokens of a choice; 0 where none had a second one."""
+        """Return the mean seconds between two tokens of a choice; 0 if no choice has two tokens."""
         gaps, seconds = 0, 0.0
         for choice in self._choices:
             if choice.first_token is not None and choice.last_token is not None:
@@ -129,18 +130,20 @@ class Generation:
 
     @property
     def is_unread(self) -> bool:
-        """True while its last reader is gone and its grace runs."""
-        return self._give_up is not None and not self.log.readers
+        """Return whether the last reader has left and the grace period runs."""
+        return self._abandon_timer is not None and not self.log.readers
 
     def take(self, event: Event) -> None:
-        """One event of this request, in order. Our own mistake ends this request, told to its readers, and no other."""
+        """Handle the request's next event. An exception here ends this request with an error, and no other request."""
         if self.log.is_closed:
             return
         try:
             self._take(event)
         except Exception:
             log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
-            self.fail("the server made a mistake; its log says which", "internal_error")
+            self.fail(
+                f"Internal server error; see the server log for request ID {self.request.log_id}.", "internal_error"
+            )
         self.log.announce()
 
     def _take(self, event: Event) -> None:
@@ -151,11 +154,13 @@ class Generation:
                 self._take_status(event)
             case EndEvent(_, choice, finish, message, code, param):
                 if finish is FinishReason.ERROR:
-                    is_ours = code == "not_a_number"  # the only error of a single choice
-                    if is_ours and self._choices[choice].finished:
-                        return  # a stop string was met; the engine's abort and this crossed
-                    log_request(log, logging.ERROR if is_ours else logging.INFO, self.request, "%s (%s)", message, code)
-                    self._client.abort(self.request.id)  # its other choices, if they are still at it
+                    is_single_choice = code == "not_a_number"  # the only error that concerns a single choice
+                    if is_single_choice and self._choices[choice].finished:
+                        return  # a stop string was found; the engine's event and this abort crossed
+                    log_request(
+                        log, logging.ERROR if is_single_choice else logging.INFO, self.request, "%s (%s)", message, code
+                    )
+                    self._client.abort(self.request.id)  # ends the other choices
                     self._close(Failure(message, code, param))
                 else:
                     self._finish(choice, "abort")
@@ -169,10 +174,10 @@ class Generation:
             self.timing.started = event.at
             self.cached_tokens = event.cached_tokens
             self._on_start(self)
-        self._tell_status()
+        self._publish_status()
 
-    def _tell_status(self) -> None:
-        """Further choices wait for the first: where the first stands that has not ended is where the request does."""
+    def _publish_status(self) -> None:
+        """Publish the status of the first unfinished choice, because further choices wait for the first."""
         status = next(choice.status for choice in self._choices if not choice.finished)
         if status is not None and (self.log.status is None or status_view(status) != status_view(self.log.status)):
             self.log.status = status
@@ -186,21 +191,23 @@ class Generation:
         self.log.announce()
 
     def fail(self, message: str, code: str, param: str | None = None) -> None:
-        """End it with an error that its readers are told."""
+        """End the request with an error for its readers."""
         if not self.log.is_closed:
             self._client.abort(self.request.id)
             self._close(Failure(message, code, param))
             self.log.announce()
 
     def keep_deadline(self) -> None:
-        """The engine ends it when its deadline cannot be met; where no engine is there, or it hangs, this does."""
+        """Set a timer for the deadline. The engine normally ends a late request; this covers a missing or hanging
+        engine.
+        """
         if self.request.deadline is not None and not self.log.is_closed:
-            late = self.request.deadline + LATE - time.monotonic()
-            told = "the deadline has passed", "deadline_exceeded", "deadline_ms"
-            self._too_late = asyncio.get_running_loop().call_later(late, self.fail, *told)
+            late = self.request.deadline + DEADLINE_GRACE_SECONDS - time.monotonic()
+            failure = "the deadline has passed", "deadline_exceeded", "deadline_ms"
+            self._deadline_timer = asyncio.get_running_loop().call_later(late, self.fail, *failure)
 
     def reader_left(self) -> None:
-        """Called when a reader is gone. The last one takes the request with it, after the grace that was asked for."""
+        """Handle the departure of a reader. After the last one, the request is abandoned once its grace period ends."""
         if self.log.readers:
             return
         if self.log.is_closed:
@@ -208,22 +215,24 @@ class Generation:
         elif self.grace <= 0:
             self._abandon()
         else:
-            self._keep()
-            self._give_up = asyncio.get_running_loop().call_later(self.grace, self._give_up_unless_read)
+            self._cancel_abandon_timer()
+            self._abandon_timer = asyncio.get_running_loop().call_later(self.grace, self._abandon_if_unread)
 
-    def _give_up_unless_read(self) -> None:
-        self._give_up = None
+    def _abandon_if_unread(self) -> None:
+        self._abandon_timer = None
         if not self.log.readers and not self.log.is_closed:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Not `cancel`: nobody asked for a shorter answer, and who comes back late must not take it for a whole one."""
-        self.fail("nobody read this answer any more, so it was given up before it was complete", ABANDONED)
+        """End with an error instead of `cancel`, so that a reader that returns late does not take the answer for
+        complete.
+        """
+        self.fail("The answer was given up before it was complete, because no client was reading it.", ABANDONED)
 
     def _take_token(self, event: TokenEvent) -> None:
         choice = self._choices[event.choice]
         if choice.finished:
-            return  # a stop string was met; the engine's abort and this token crossed
+            return  # a stop string was found; the engine's abort and this token crossed
         choice.generated += 1
         self._clock_token(choice)
         self._open(event.choice, choice)
@@ -239,7 +248,7 @@ class Generation:
         if stop is None and event.finish is not None:
             shown += choice.stops.flush()
         if shown or stop is not None or event.finish is not None:
-            self._say(event.choice, choice, shown, is_whole=stop is None and event.finish is not None)
+            self._append_text(event.choice, choice, shown, is_whole=stop is None and event.finish is not None)
         if stop is not None:
             if event.finish is None:
                 self._client.abort(self.request.id, event.choice)
@@ -265,9 +274,10 @@ class Generation:
             choice.opened = True
             self.log.append(Opened(index))
 
-    def _say(self, index: int, choice: _Choice, text: str, *, is_whole: bool = False) -> None:
-        """Write a piece of text with the log-probabilities of the tokens that begin in it; of all that are left where
-        it makes the answer whole. Those of a text that a stop string cuts off are never written."""
+    def _append_text(self, index: int, choice: _Choice, text: str, *, is_whole: bool = False) -> None:
+        """Append a piece of text with the log-probabilities of the tokens that begin in it. With `is_whole`, which
+        completes the answer, append those of all remaining tokens. Those of text after a stop string are never written.
+        """
         choice.shown += len(text)
         infos = choice.infos
         begun = len(infos) if is_whole else sum(info.offset < choice.shown for info in infos)
@@ -282,7 +292,7 @@ class Generation:
         choice.finished = True
         self._open(index, choice)
         if reason == "abort" and (held := choice.stops.flush()):
-            self._say(index, choice, held)  # it was said; that it might have begun a stop string matters no more
+            self._append_text(index, choice, held)  # generated text that only might have begun a stop string
         self.log.append(Finished(index, reason, stop))
         if all(c.finished for c in self._choices):
             now = time.monotonic()
@@ -290,17 +300,17 @@ class Generation:
             spent = self.audit.totals(now)
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
         else:
-            self._tell_status()
+            self._publish_status()
 
-    def _keep(self) -> None:
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
+    def _cancel_abandon_timer(self) -> None:
+        if self._abandon_timer is not None:
+            self._abandon_timer.cancel()
+            self._abandon_timer = None
 
     def _close(self, record: Usage | Failure) -> None:
-        self._keep()
-        if self._too_late is not None:
-            self._too_late.cancel()
+        self._cancel_abandon_timer()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         self.audit.close(time.monotonic(), is_read=self.log.readers > 0)
         self.log.append(record)
         self._on_end(self)

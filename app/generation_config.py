@@ -1,7 +1,7 @@
 """Recommendations of a checkpoint's generation_config.json: sampling parameters, and the tokens that end a text.
 
-An entry that no request could ask for is left out with a warning: it is a mistake in one line of a file, and the model
-can be served without it.
+An entry that no request could use is ignored with a warning: it is an error in one line of a file, and the model can be
+served without it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def config_file(folder: Path, choice: str) -> Path:
 
 
 def sampling_defaults(file: Path) -> dict[str, float]:
-    """Return the sampling parameters in `file` that are within their ranges (as vLLM honours them)."""
+    """Return the sampling parameters in `file` that are within their ranges (as vLLM applies them)."""
     config = read_json(file)
     values: dict[str, float] = {}
-    for name, (least, most) in SAMPLING.items():
+    for name, (minimum, maximum) in SAMPLING.items():
         value = config.get(name)
         if value is None:
             continue
         kinds = int if name == "top_k" else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            log.warning("%s: %s must lie in [%g, %g], got %r; it is left out", file, name, least, most, value)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not minimum <= value <= maximum:
+            log.warning("%s: %s must be between %g and %g, got %r; it is ignored", file, name, minimum, maximum, value)
         else:
             values[name] = max(0, value) if name == "top_k" else value
     return values
 
 
 def end_ids(files: tuple[Path, ...], vocab_size: int) -> list[int]:
-    """Return the ids of the first of `files` that names tokens which end a text."""
+    """Return the end-of-text ids of the first of `files` that names any."""
     for file in files:
         value = read_json(file).get("eos_token_id")
         if value is None:
@@ -59,7 +59,9 @@ def end_ids(files: tuple[Path, ...], vocab_size: int) -> list[int]:
         known = [token_id for token_id in given if _is_id(token_id, vocab_size)]
         for token_id in given:
             if token_id not in known:
-                log.warning("%s: eos_token_id %r is no token id below %d; it is left out", file, token_id, vocab_size)
+                log.warning(
+                    "%s: eos_token_id must be a token id below %d, got %r; it is ignored", file, vocab_size, token_id
+                )
         if known or not given:
             return known
     return []

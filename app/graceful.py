@@ -1,4 +1,4 @@
-"""GracefulServer: uvicorn's server with signals of its own, which drains before it stops."""
+"""GracefulServer: uvicorn's server with its own signal handlers, which drains before it stops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.service import Service
 
 GOODBYE_SECONDS = 1.0  # for tasks without clients to end
 TICKS_PER_POLL = 10  # a second: uvicorn ticks every 0.1 s
-HANG_UP_SECONDS = 2.0  # after the drain, for clients to take the end of their answers; below uvicorn's own limit
+HANG_UP_SECONDS = 2.0  # after the drain, for clients to receive the end of their answers; below uvicorn's own limit
 
 
 class GracefulServer(uvicorn.Server):
@@ -37,7 +37,7 @@ class GracefulServer(uvicorn.Server):
 
     @property
     def exit_status(self) -> int:
-        """0, or minus the number of the first signal that stopped the server, which the process is to end with."""
+        """Return 0, or minus the first signal that stopped the server, with which the process is to end."""
         return -self._captured_signals[0] if self._captured_signals else 0
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class GracefulServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin a drain; on a second signal of either kind, do not wait for answers."""
+        """Begin a drain; on a second signal of either kind, stop without waiting for answers."""
         self.force_exit = self.force_exit or self.should_exit
         self._begin_drain()
         super().handle_exit(sig, frame)
@@ -80,7 +80,7 @@ class GracefulServer(uvicorn.Server):
         hanging_up = asyncio.get_running_loop().call_later(HANG_UP_SECONDS, self._hang_up)
         await super().shutdown(sockets)
         hanging_up.cancel()
-        if self.force_exit:  # uvicorn skips all of this then
+        if self.force_exit:  # uvicorn skips these steps after a forced exit
             self._hang_up()
             if self.server_state.tasks:
                 await asyncio.wait(self.server_state.tasks, timeout=GOODBYE_SECONDS)

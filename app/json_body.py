@@ -1,4 +1,4 @@
-"""JSON from clients: decoded strictly, and limited in what it holds before anything is made of it."""
+"""JSON from clients: strict decoding, and limits on its structure before objects are created from it."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from typing import Any, NoReturn
 
 from app.errors import ApiError
 
-# What json.loads may be given on the event loop: the slowest text of that size takes about 5 ms to decode and validate.
+# Largest text for json.loads on the event loop: the slowest one of that size takes about 5 ms to decode and validate.
 MAX_INLINE_BYTES = 32 << 10
 # A decoder runs without releasing the interpreter lock. At these limits it does so for less than 10 ms.
 MAX_CONTAINERS = 10_000  # objects and arrays
 MAX_KEYS = 30_000
 MAX_VALUES = 150_000
-MAX_FREE = 10_000  # of all three, counted inside of strings too, that need no closer look
-_SLICE_BYTES = 256 << 10  # scanned between two chances for other threads
+MAX_FREE = 10_000  # of all three, counted inside strings too, below which no closer check is needed
+_SLICE_BYTES = 256 << 10  # scanned between two opportunities for other threads to run
 _SURROGATE_STARTS = (rb"\ud", rb"\uD")
 
 
 def decode_json(text: bytes | str) -> Any:
-    """Decode JSON (RFC 8259) in UTF-8. Raises `ApiError` (400) for anything else, a key that an object has twice, NaN
-    and Infinity, and lone surrogates. Texts above `MAX_INLINE_BYTES` pass `check_structure` first and belong in a
-    thread."""
+    """Decode JSON (RFC 8259) in UTF-8. Raises `ApiError` (400) for anything else, duplicate keys of an object, NaN and
+    Infinity, and lone surrogates. Texts above `MAX_INLINE_BYTES` must pass `check_structure` first and belong in a
+    thread.
+    """
     try:
         decoded = _decoder.decode(text if isinstance(text, str) else text.decode())
         raw = text.encode() if isinstance(text, str) else text
         if any(
             start in raw for start in _SURROGATE_STARTS
-        ):  # pairs are characters; a half is not, and cannot be sent back
+        ):  # a pair is a character; a lone surrogate is not, and cannot be sent back
             json.dumps(decoded, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise _invalid(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
         raise _invalid(f"byte {error.start} is not UTF-8") from None
     except UnicodeEncodeError:
-        raise _invalid("half of a surrogate pair") from None
+        raise _invalid("it contains a lone surrogate") from None
     except RecursionError:
         raise _invalid("nested too deeply") from None
-    except ValueError as error:  # ours below, and Python's for a number of more than 4,300 digits
+    except ValueError as error:  # from below, or from Python for a number of more than 4,300 digits
         raise _invalid(str(error).partition(";")[0]) from None
     return decoded
 
@@ -45,7 +46,7 @@ def decode_json(text: bytes | str) -> Any:
 def check_structure(body: bytes) -> None:
     """Raise `ApiError` (400) for JSON with more containers, keys or values than any request needs.
 
-    Counts brackets, colons and commas outside of strings without decoding, in slices.
+    Counts brackets, colons and commas outside of strings in slices, without decoding.
     """
     if sum(map(body.count, (b"{", b"[", b":", b","))) <= MAX_FREE:
         return
@@ -54,7 +55,7 @@ def check_structure(body: bytes) -> None:
     at = 0
     while at < len(body):
         end = min(len(body), at + _SLICE_BYTES)
-        while end < len(body) and body[end - 1] == ord("\\"):  # no escape is cut in two
+        while end < len(body) and body[end - 1] == ord("\\"):  # do not split an escape sequence
             end += 1
         pieces = body[at:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         outside = b"".join(pieces[in_string::2])
@@ -63,13 +64,15 @@ def check_structure(body: bytes) -> None:
         keys += outside.count(b":")
         values += outside.count(b",")
         at = end
-        for what, number, most in (
+        for kind, number, limit in (
             ("objects and arrays", containers, MAX_CONTAINERS),
             ("keys", keys, MAX_KEYS),
             ("values", values, MAX_VALUES),
         ):
-            if number > most:
-                raise ApiError(400, f"the body holds more than {most:,} JSON {what}", code="body_too_complex")
+            if number > limit:
+                raise ApiError(
+                    400, f"the body has {number:,} JSON {kind}; at most {limit:,} are allowed", code="body_too_complex"
+                )
 
 
 def _invalid(why: str) -> ApiError:
@@ -80,8 +83,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     decoded = dict(pairs)
     if len(decoded) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:80]!r} stands twice in an object")
+        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {duplicate[:80]!r} occurs twice in an object")
     return decoded
 
 

@@ -17,8 +17,10 @@ log = logging.getLogger("carousel")
 
 
 class KeyReload:
-    """Files are examined and read in threads, so that a slow file system does not hold the event loop. Readings are
-    serialized, so that an older one cannot replace a newer one. Files that cannot be used change nothing."""
+    """Reloader of keys and tenants. Files are examined and read in threads, so that a slow file system does not block
+    the event loop. Reads are serialized, so that an older result cannot replace a newer one. Unusable files change
+    nothing.
+    """
 
     def __init__(self, service: Service, read_configured: Callable[[], tuple[Tenant, ...]]) -> None:
         """read_configured: returns the tenants of the options and the config file, or raises `SettingsError`."""
@@ -27,7 +29,7 @@ class KeyReload:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
-        self._seen: tuple[Fingerprint | None] | None = None  # of the keys file when it was last read here
+        self._seen: tuple[Fingerprint | None] | None = None  # of the keys file at the last read
 
     def reload(self) -> None:
         """Start to read all sources again."""
@@ -51,14 +53,14 @@ class KeyReload:
                 keys_file_tenants = await asyncio.to_thread(read_keys, self._service.settings.keys_file, tenants)
                 self._service.replace_tenants(tenants, keys_file_tenants)
             except SettingsError as error:
-                log.error("SIGHUP: keys and tenants stay as they were: %s", error)
+                log.error("SIGHUP: keys and tenants are unchanged: %s", error)
             else:
                 count = len(tenants) + len(keys_file_tenants)
-                log.warning("SIGHUP: keys and tenants were read again: %d keys", count)
+                log.warning("SIGHUP: keys and tenants were reloaded: %d keys", count)
 
     async def _read_if_changed(self, keys_file: str) -> None:
         async with self._lock:
-            # Examined before it is read: a change in between is found by the next poll.
+            # Examined before it is read, so that the next poll finds a change in between.
             found = (await asyncio.to_thread(fingerprint, Path(keys_file)),)
             if found == self._seen:
                 return
@@ -68,8 +70,8 @@ class KeyReload:
                 tenants = await asyncio.to_thread(read_keys, keys_file, self._service.settings.tenants)
                 self._service.replace_tenants(self._service.settings.tenants, tenants)
             except SettingsError as error:
-                log.error("keys of the keys file stay as they were: %s", error)
+                log.error("keys of the keys file are unchanged: %s", error)
                 return
         if tenants != before:
             removed = {tenant.digest for tenant in before} - {tenant.digest for tenant in tenants}
-            log.warning("keys file %s was read again: %d keys, %d revoked", keys_file, len(tenants), len(removed))
+            log.warning("keys file %s was reloaded: %d keys, %d revoked", keys_file, len(tenants), len(removed))

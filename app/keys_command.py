@@ -15,17 +15,17 @@ from app.tenant_tables import LIMIT_FIELDS, TenantTable
 from app.tenants import ALL_TIERS
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-DIGITS = 12  # of a digest, in the list
-# Flags of `add`, named as the fields of a table.
+DIGEST_DIGITS = 12  # of a digest, in the list
+# Flags of `add`, named like the fields of a table.
 LIMITS: dict[str, tuple[type, str]] = {
     "weight": (float, "share of a class, against 1 for other tenants"),
-    "deadline_ms": (int, "deadline of requests that have none, in milliseconds"),
-    "max_queue": (int, "requests that may wait at once"),
-    "max_queue_tokens": (int, "prompt tokens that may wait at once"),
-    "requests_per_minute": (int, "requests a minute; 0: no limit"),
-    "tokens_per_minute": (int, "tokens of prompts and answers a minute; 0: no limit"),
-    "max_concurrency": (int, "choices that may wait and run at once; 0: no limit"),
-    "max_websockets": (int, "WebSockets open at once; 0: no limit"),
+    "deadline_ms": (int, "deadline of requests without one, in milliseconds"),
+    "max_queue": (int, "maximum waiting requests"),
+    "max_queue_tokens": (int, "maximum waiting prompt tokens"),
+    "requests_per_minute": (int, "requests per minute; 0: no limit"),
+    "tokens_per_minute": (int, "tokens of prompts and answers per minute; 0: no limit"),
+    "max_concurrency": (int, "maximum choices that wait or run; 0: no limit"),
+    "max_websockets": (int, "maximum open WebSockets; 0: no limit"),
     "websocket_idle_timeout": (float, "seconds after which an idle WebSocket is closed; inf: never"),
 }
 
@@ -33,8 +33,8 @@ LIMITS: dict[str, tuple[type, str]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = commands.add_parser("add", help="make a key, print it once and store its digest")
-    add.add_argument("name", type=_name, help="of the tenant, in logs and metrics")
+    add = commands.add_parser("add", help="create a key, print it once and store its digest")
+    add.add_argument("name", type=_name, help="name of the tenant, in logs and metrics")
     add.add_argument("--replace", action="store_true", help="give an existing tenant a new key; the old one is revoked")
     add.add_argument("--tiers", type=_tiers, help=f"service tiers, separated by commas: {', '.join(ALL_TIERS)}")
     for field, (kind, text) in LIMITS.items():
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = commands.add_parser("list", help="print names, dates, first digits of digests, and limits")
     listing.add_argument("--json", action="store_true", help="print a JSON array")
     revoke = commands.add_parser("revoke", help="remove a key")
-    revoke.add_argument("name", help="of the tenant")
+    revoke.add_argument("name", help="name of the tenant")
     for command in (add, listing, revoke):
         command.add_argument(
             "--keys-file",
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def default_path() -> Path:
-    """Return the keys file that is edited if no option names one. A server reads it only if it is told to."""
+    """Return the keys file to edit if no option names one. A server reads it only if an option names it."""
     if given := os.environ.get("CAROUSEL_KEYS_FILE"):
         return Path(given)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "carousel" / "keys.toml"
@@ -62,7 +62,8 @@ def default_path() -> Path:
 
 def run(options: argparse.Namespace) -> tuple[str, str]:
     """Execute the subcommand and return the texts for standard output and standard error. Only a new key goes to
-    standard output, so that a shell can store it in a variable. Raises `KeysFileError`."""
+    standard output, so that a shell can store it in a variable. Raises `KeysFileError`.
+    """
     path: Path = options.keys_file
     if options.action == "list":
         tables = parse_keys(read_text(path), path)
@@ -102,7 +103,7 @@ def _table(tables: dict[str, TenantTable]) -> str:
     rows = [("name", "created", "digest", "limits")]
     for entry in (_entry(name, table) for name, table in tables.items()):
         limits = ", ".join(f"{field} {_shown(value)}" for field, value in entry["limits"].items())
-        rows.append((entry["name"], entry["created"] or "-", entry["key_sha256"][:DIGITS], limits or "-"))
+        rows.append((entry["name"], entry["created"] or "-", entry["key_sha256"][:DIGEST_DIGITS], limits or "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     cells = [[cell.ljust(width) for cell, width in zip(row, (*widths, 0), strict=True)] for row in rows]
     return "\n".join("  ".join(row).rstrip() for row in cells)

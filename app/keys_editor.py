@@ -1,8 +1,8 @@
-"""Editor of the keys file: adds, replaces and revokes keys, and keeps comments and fields that were written by hand.
+"""Editor of the keys file: adds, replaces and revokes keys, and preserves comments and hand-written fields.
 
-Writers of one file take turns by a lock on a file beside it. A new version is written to a temporary file and renamed,
-so that readers, also after a crash, find a whole old or a whole new file. Only the digest of a key is
-stored.
+Concurrent writers of one file are serialized by a lock on a file beside it. A new version is written to a temporary
+file and renamed, so that readers always find a complete old or new file, even after a crash. Only the digest of a key
+is stored.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def new_key() -> str:
 
 
 def add_key(path: Path, name: str, limits: Mapping[str, Any] = NO_LIMITS, *, replace: bool = False) -> str:
-    """Store a new tenant and return its key. Raises `KeysFileError` and changes nothing where that is not possible.
+    """Store a new tenant and return its key. Raises `KeysFileError` and changes nothing if that is not possible.
 
     limits: fields of the tenant's table. replace: an existing tenant gets a new key and keeps its other limits.
     """
     key = new_key()
     with _edited(path) as tables:
         if name in tables and not replace:
-            raise KeysFileError(f"keys file {path} has a tenant {name!r} already; --replace gives it a new key")
+            raise KeysFileError(f"keys file {path} already has a tenant {name!r}; --replace gives it a new key")
         table = tables[name] if name in tables else tomlkit.table()
         table.pop("key", None)
         table["key_sha256"] = key_digest(key)
@@ -55,8 +55,8 @@ def add_key(path: Path, name: str, limits: Mapping[str, Any] = NO_LIMITS, *, rep
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove a tenant. Raises `KeysFileError` if there is none of that name."""
-    read_text(path)  # refuses a file that does not exist, which is not to be created for this
+    """Remove a tenant. Raises `KeysFileError` if no tenant has that name."""
+    read_text(path)  # raises for a missing file, which must not be created here
     with _edited(path) as tables:
         if name not in tables:
             near = difflib.get_close_matches(name, tables, 1)
@@ -67,7 +67,7 @@ def revoke_key(path: Path, name: str) -> None:
 
 @contextmanager
 def _edited(path: Path) -> Iterator[Table]:
-    """Give the tables of tenants to a caller that changes them, and write the file when it is done."""
+    """Yield the tenants' tables for modification, and write the file at the end of the block."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path):

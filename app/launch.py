@@ -1,4 +1,4 @@
-"""Run the server in this process: bind first, say where it is, show how far the model has come, serve."""
+"""Server start: bind the socket, print the address, show the progress of loading, and serve."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from engine.log_queue import LogHandler, LogWriter
 
 log = logging.getLogger("carousel")
 
-MAX_FRAME = 1 << 20  # bytes of one WebSocket frame from a client
+MAX_FRAME_BYTES = 1 << 20  # of one WebSocket frame from a client
 GRACEFUL_SECONDS = 10  # after the drain
-MIN_OPEN_FILES = 2 * RESERVED_FILES  # the other half is for connections
-BACKLOG = 2048  # connections that may wait to be accepted
-# Objects that have come and not gone before the collector walks through the young ones. At Python's 700 every third
-# request starts a walk, most of which finds those of requests that are still being answered.
-MADE_BETWEEN_WALKS = 10_000
-# For which a thread that decodes a large body keeps the interpreter lock when the event loop wants it; Python's 5 ms
-# would be added to every turn of the loop meanwhile.
+MIN_OPEN_FILES = 2 * RESERVED_FILES  # half of these are for connections
+BACKLOG = 2048  # connections waiting to be accepted
+# Net allocations before the collector scans the youngest generation. With Python's default of 700, every third request
+# starts a scan, most of which finds objects of requests that are still being answered.
+ALLOCATIONS_BETWEEN_COLLECTIONS = 10_000
+# Time that a thread which decodes a large body keeps the interpreter lock when the event loop needs it. Python's
+# default of 5 ms would be added to every turn of the loop meanwhile.
 SWITCH_SECONDS = 0.001
-LONG_PHASES = ("weights", "graphs")  # of a start, worth a progress bar
+LONG_PHASES = ("weights", "graphs")  # phases of a start that get a progress bar
 
 
 def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tuple[Tenant, ...]]) -> int:
@@ -78,28 +78,29 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
     app = create_app(settings, client, text, logs.writer, connections)
     config = uvicorn.Config(
         app,
-        # Never debug: the WebSocket library then logs the text of every frame.
+        # Never debug, at which the WebSocket library logs the text of every frame.
         log_level={"debug": "info", "info": "warning"}.get(settings.log_level, settings.log_level),
         log_config=None,
         access_log=False,
         root_path=settings.root_path,
         forwarded_allow_ips=_proxies(),
-        http=cast(type[asyncio.Protocol], partial(Connection, limits=connections)),  # as it makes protocols
+        # uvicorn calls it to create protocols
+        http=cast(type[asyncio.Protocol], partial(Connection, limits=connections)),
         ws=WebSocketProtocol,
-        ws_max_size=MAX_FRAME,
-        ws_per_message_deflate=False,  # 64 KiB against 14 KiB a connection, for frames of a few dozen bytes
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,  # 64 KiB per connection instead of 14 KiB, for frames of a few dozen bytes
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
         server_header=False,
         backlog=BACKLOG,
     )
     keys = KeyReload(app.state.service, read_configured)
     server = GracefulServer(config, app.state.service, settings.drain_timeout, keys)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's, where there is one
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
         return runner.run(_run(server, client, bound, settings, logs))
 
 
 def load_text(settings: Settings) -> TextModel:
-    """Return the tokenizer and chat template that `settings` ask for. Raises `TokenizerMissing`, `TemplateBroken`."""
+    """Return the tokenizer and chat template that `settings` select. Raises `TokenizerMissing`, `TemplateBroken`."""
     return TextModel.load(
         Path(settings.engine.model),
         settings.chat_template,
@@ -115,23 +116,23 @@ async def _run(
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
     logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
     if not (settings.requires_keys or is_loopback(settings.host)):
-        log.warning("every client that reaches %s may use it; --api-key and --keys-file require keys", settings.host)
+        log.warning("every client that can reach %s may use it; --api-key and --keys-file require keys", settings.host)
     if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):
-        log.warning("group or other users may read or write the keys file %s; chmod 600 it", settings.keys_file)
+        log.warning("other users may read or write the keys file %s; run chmod 600 on it", settings.keys_file)
     if "*" in settings.allowed_origins and not settings.requires_keys:
-        log.warning("any page in a browser that reaches it may use it; --allowed-origins names those that may")
+        log.warning("any web page in a browser that can reach this server may use it; --allowed-origins restricts that")
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     loading = asyncio.create_task(_show_loading(client, url, logs))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
-    if failure and not server.should_exit:  # and not because it was told to stop before it was ready
+    if failure and not server.should_exit:  # not if the server was stopped before it was ready
         logs.announce(f"carousel: {failure}")
         server.should_exit = True
         await serving
         return 1
     gc.collect()
-    gc.freeze()  # what is loaded stays: the collector need not walk through it between two tokens
-    gc.set_threshold(MADE_BETWEEN_WALKS, *gc.get_threshold()[1:])
+    gc.freeze()  # loaded objects stay: the collector skips them between two tokens
+    gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     loading.cancel()
     losing = asyncio.create_task(client.failed())
     await asyncio.wait((serving, losing), return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +146,7 @@ async def _run(
 
 
 async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str:
-    """A progress bar on a terminal while the engine gets ready; one line when it is. Returns why it is not, if so."""
+    """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed."""
     ready = asyncio.create_task(client.ready())
     columns = shutil.get_terminal_size().columns
     disable = logs.is_json or not sys.stderr.isatty()
@@ -177,7 +178,7 @@ async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str
 
 
 class _Screen:
-    """The terminal as a file for a progress bar. A write never blocks the event loop."""
+    """Terminal as a file for a progress bar. A write never blocks the event loop."""
 
     def __init__(self, writer: LogWriter) -> None:
         self.write = writer.write_text
@@ -187,42 +188,42 @@ class _Screen:
 
 
 def _allow_files() -> int:
-    """Raise the limit of open files from the 1024 that shells begin with, as each connection is one. Returns it."""
+    """Raise the soft limit of open files, 1024 by default, as each connection needs one. Returns the new limit."""
     try:
         import resource
-    except ImportError:  # there is none on Windows
+    except ImportError:  # not available on Windows
         return MIN_OPEN_FILES
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(ValueError, OSError):  # macOS names more than it gives
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # macOS reports a larger limit than it allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _connection_limits(settings: Settings, files: int) -> ConnectionLimits:
-    """Return the limits of connections where `files` may be open. Raises `SettingsError`."""
-    most = files - RESERVED_FILES
-    total = settings.max_connections or most
-    if total > most:
+    """Return the connection limits for `files` open files. Raises `SettingsError`."""
+    hard_limit = files - RESERVED_FILES
+    total = settings.max_connections or hard_limit
+    if total > hard_limit:
         reason = f"`ulimit -n` allows {files:,} open files, of which {RESERVED_FILES} are reserved"
-        raise SettingsError(f"max_connections must be at most {most:,}, not {total:,}: {reason}")
+        raise SettingsError(f"max_connections must be at most {hard_limit:,}, not {total:,}: {reason}")
     return ConnectionLimits(total, settings.max_connections_per_address, AddressList(_proxies()))
 
 
 def _proxies() -> str:
-    """Return the addresses and networks of trusted proxies, by uvicorn's variable and default."""
+    """Return the addresses and networks of trusted proxies, from uvicorn's variable and default."""
     return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """The listening socket, before anything expensive. Raises `OSError` that names the address."""
+    """Return the listening socket, bound before anything expensive. Raises `OSError` that names the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     keep_unread(sock, UNREAD_SECONDS)  # inherited by every connection
     try:
         sock.bind((host, port))
-        sock.listen(BACKLOG)  # only here it is known that nobody else does: two may bind at the same moment
+        sock.listen(BACKLOG)  # only now is the address exclusively ours: two servers may bind at the same moment
     except OSError as error:
         sock.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Life: one engine from its start to its end, and the channel to it. Knows nothing of requests."""
+"""Life: one engine from start to end, and the channel to it. Independent of requests."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from engine.worker import Builder, serve
 
 log = logging.getLogger("carousel.life")
 
-# How long an idle OpenMP thread of the engine spins before it sleeps, where torch computes on a CPU. Not at all slows
-# down small models whose operations follow each other within microseconds; as long as it likes takes the cores that
-# this process needs.
+# Iterations for which an idle OpenMP thread of the engine spins before it sleeps, if torch computes on a CPU. Without
+# spinning, small models become slower, because their operations follow each other within microseconds. With unlimited
+# spinning, the threads take the cores that this process needs.
 ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
 
-# Events handed out before the event loop has its turn: for a millisecond or two nobody else is heard.
+# Events handled before the event loop runs other callbacks, which takes a millisecond or two.
 EVENTS_A_TURN = 64
 
-ENDED = "the engine process ended unexpectedly"
-HELD = 10.0  # seconds that a killed process is waited for
+ENDED_MESSAGE = "the engine process ended unexpectedly"
+KILL_WAIT_SECONDS = 10.0  # seconds to wait for a killed process
 
 
 class Life:
-    """An engine in a process of its own; with `build`, on a thread of this one (tests).
+    """Engine in its own process; with `build`, on a thread of this process (for tests).
 
-    hear: acts on a message, and yields after each of its events. lose: told why, once, when nothing more will come: it
-    could not be built; it is gone, and all that it had said was acted on; it was given up. Not told of `end`.
+    hear: handles a message and yields after each of its events. lose: called once with the reason when nothing more
+    will arrive: the engine could not be built, or it has ended and all its messages were handled, or it was given up.
+    It is not called after `end`.
     """
 
     def __init__(
@@ -75,17 +76,18 @@ class Life:
         self._is_started = True
 
     def send(self, *messages: ToEngine) -> None:
-        """In one piece; nothing, when nobody is there. (To write to an engine that is dead is to lose what it had said
-        and was not read yet.)"""
-        if self._is_started:  # nothing goes before the first message
+        """Send messages in one write; do nothing without an engine. (Writing to a dead engine would lose its messages
+        that have not been read yet.)
+        """
+        if self._is_started:  # nothing may precede the first message
             self._channel.send(messages)
 
     def give_up(self, why: str) -> None:
-        """It is there, and of no use: hang up, and have that told."""
+        """Close the channel of a running but unusable engine and report its loss."""
         self._channel.give_up(why)
 
     async def end(self, patience: float) -> None:
-        """Hang up, and wait until it is gone; for `patience` seconds of its own accord."""
+        """Close the channel and wait for the engine to end; kill its process after `patience` seconds."""
         self._channel.close()
         self.heartbeat.close()
         if self._thread is not None:
@@ -95,12 +97,12 @@ class Life:
                 await asyncio.to_thread(self.process.wait, patience)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it for ever
-                    await asyncio.to_thread(self.process.wait, HELD)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may block the process indefinitely
+                    await asyncio.to_thread(self.process.wait, KILL_WAIT_SECONDS)
 
     @property
     def ending(self) -> str:
-        """How its process ended, for the log; empty where it did not, or never was."""
+        """Return how the process ended, for the log; empty if it has not ended or there is none."""
         status = self.process.returncode if self.process is not None else None
         if status is None:
             return ""
@@ -109,8 +111,8 @@ class Life:
 
 
 class _Channel(asyncio.Protocol):
-    """The API's end of the socket: messages in order, a few events a turn. What comes while it is behind stays in the
-    socket, so the engine notices and sends nothing that is not owed to anybody.
+    """API's end of the socket: handles messages in order, a few events per turn. While it lags behind, data stays in
+    the socket, so that the engine notices and sends only necessary messages.
     """
 
     def __init__(self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None]) -> None:
@@ -118,25 +120,25 @@ class _Channel(asyncio.Protocol):
         self._lose = lose
         self._frames = FrameReader(from_engine)
         self._messages: deque[FromEngine] = deque()
-        self._acting: Iterator[None] | None = None  # while it is behind
+        self._handling: Iterator[None] | None = None  # set while messages are being handled
         self._transport: asyncio.Transport | None = None
-        self._has_ended = False  # over there
-        self._is_over = False  # nothing more is heard, and nobody told
+        self._has_ended = False  # the engine's end is closed
+        self._is_over = False  # no further message is handled, and no loss reported
 
     def send(self, messages: Iterable[ToEngine]) -> None:
-        """A frame each, in one piece; nothing, when nobody is there."""
+        """Send each message as a frame, in one write; do nothing without a connection."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(map(encode, messages)))
 
     def close(self) -> None:
-        """Hang up: nothing more is heard, not even the rest of a message that is being acted on."""
+        """Close the connection: no further message is handled, not even the rest of the current one."""
         self._is_over = True
         self._messages.clear()
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of asyncio's classes
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses of asyncio's
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -144,22 +146,22 @@ class _Channel(asyncio.Protocol):
         except ValueError as error:
             self.give_up(f"the engine sent a frame that cannot be read: {error}")
             return
-        if self._acting is None:
-            self._acting = self._act()
-            self._go_on()
+        if self._handling is None:
+            self._handling = self._handle_messages()
+            self._continue()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._has_ended = True
-        if self._acting is None:
-            self.give_up(ENDED)
+        if self._handling is None:
+            self.give_up(ENDED_MESSAGE)
 
     def give_up(self, why: str) -> None:
-        """Hang up, and say why; nothing where that was done."""
+        """Close the connection and report the reason, unless it is closed already."""
         if not self._is_over:
             self.close()
             self._lose(why)
 
-    def _act(self) -> Iterator[None]:
+    def _handle_messages(self) -> Iterator[None]:
         while self._messages:
             try:
                 message = self._messages.popleft()
@@ -170,26 +172,26 @@ class _Channel(asyncio.Protocol):
                     yield
                     if self._is_over:
                         return
-            except Exception:  # a watcher's mistake must not end what serves everybody
-                log.exception("a message of the engine could not be acted on")
+            except Exception:  # an exception in a watcher must not end the channel, which serves all requests
+                log.exception("a message from the engine could not be handled")
 
-    def _go_on(self) -> None:
-        assert self._acting is not None and self._transport is not None
-        for count, _ in enumerate(self._acting, 1):
+    def _continue(self) -> None:
+        assert self._handling is not None and self._transport is not None
+        for count, _ in enumerate(self._handling, 1):
             if count == EVENTS_A_TURN:
                 if self._transport.is_reading():
                     self._transport.pause_reading()
-                asyncio.get_running_loop().call_soon(self._go_on)
+                asyncio.get_running_loop().call_soon(self._continue)
                 return
-        self._acting = None
+        self._handling = None
         if not (self._transport.is_closing() or self._transport.is_reading()):
             self._transport.resume_reading()
         if self._has_ended:
-            self.give_up(ENDED)
+            self.give_up(ENDED_MESSAGE)
 
 
 def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> subprocess.Popen[bytes]:
-    """The engine as a fresh interpreter. It finds the same packages as this one, wherever it was started."""
+    """Start the engine in a new interpreter, with the same import paths as this one from any folder."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**ENGINE_ENVIRONMENT, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
@@ -198,5 +200,6 @@ def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> 
         pass_fds=[sock.fileno(), heartbeat.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal is ours to handle; the engine ends when its channel closes
+        # Ctrl-C in the terminal is handled by this process; the engine ends when its channel closes
+        start_new_session=True,
     )

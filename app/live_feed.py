@@ -1,4 +1,4 @@
-"""LiveFeed: what the engine page shows, made once for any number of watchers."""
+"""LiveFeed: state of the engine page, encoded once for any number of watchers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from app.client import EngineClient, Phase
 from app.recent import Recent
 from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
 
-CHECK_SECONDS = 0.25  # between checks whether the server drains and the engine is there
+CHECK_SECONDS = 0.25  # between checks whether the server drains and the engine is ready
 PHASE_SECONDS = 5.0  # between two events about an engine that is not ready
 WOKEN_AT_ONCE = 10  # watchers; a response takes about 70 us to write
-WAKE_SECONDS = 0.002  # between two groups of them
-ID_CHARACTERS = 6  # of a request's id: enough to follow it, not enough to ask for it
+WAKE_SECONDS = 0.002  # between two groups of watchers
+ID_CHARACTERS = 6  # of a request's id: enough to follow it on the page, not enough to query it
 
 
 class LiveFeed:
-    """Server-sent events of one engine. A slow watcher misses events; it does not get them late.
+    """Server-sent events of one engine. A slow watcher misses events rather than receiving them late.
 
-    While there are watchers, one timer looks whether the feed ends: a timer for each would cost a tenth of a core for
-    300 of them on an idle server. They are woken a few at a time: 300 responses written in one turn of the event loop
-    would hold it for 20 ms.
+    While there are watchers, one timer checks whether the feed ends: a timer per watcher would take a tenth of a core
+    for 300 of them on an idle server. Watchers are woken a few at a time: 300 responses written in one turn of the
+    event loop would block it for 20 ms.
     """
 
     def __init__(self, client: EngineClient, recent: Recent, is_draining: Callable[[], bool]) -> None:
@@ -32,14 +32,14 @@ class LiveFeed:
         self._recent = recent
         self._is_draining = is_draining
         self._watchers = 0
-        self._event = b""  # the newest
+        self._event = b""  # the newest event
         self._waiting: dict[asyncio.Future[None], None] = {}  # watchers of the next event, in order
         self._timer: asyncio.TimerHandle | None = None
         self._before: tuple[float, Load] | None = None  # time and load of the newest snapshot
-        self._phase, self._phase_at = Phase.READY, 0.0  # that the newest event about the engine named, and when
+        self._phase, self._phase_at = Phase.READY, 0.0  # phase in the newest event about the engine, and its time
 
     async def watch(self, is_admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Yield events until the server drains or the watcher is not admitted any more, such as by a revoked key."""
+        """Yield events until the server drains or the watcher is no longer admitted, such as by a revoked key."""
         self._enter()
         try:
             while not self._is_draining():
@@ -48,7 +48,7 @@ class LiveFeed:
                 try:
                     await newer
                 finally:
-                    self._waiting.pop(newer, None)  # on an idle server no event removes those that have left
+                    self._waiting.pop(newer, None)  # on an idle server no event removes watchers that have left
                 if not is_admitted():
                     break
                 if not self._is_draining():
@@ -62,7 +62,7 @@ class LiveFeed:
             self._before = None
             self._phase, self._phase_at = Phase.READY, 0.0
             self._client.watch(self._take)
-            self._timer = asyncio.get_running_loop().call_later(0, self._check)  # once the watcher waits
+            self._timer = asyncio.get_running_loop().call_later(0, self._check)  # runs when the watcher waits
 
     def _leave(self) -> None:
         self._watchers -= 1
@@ -107,7 +107,7 @@ def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load]
     for slot in snapshot.slots:
         slots[slot.slot] = _slot(slot)
     rate = prefill_rate = busy = 0.0
-    if before is not None and now > before[0] and counters.steps >= before[1].counters.steps:  # of one engine
+    if before is not None and now > before[0] and counters.steps >= before[1].counters.steps:  # of the same engine
         seconds, earlier = now - before[0], before[1].counters
         generated = counters.generated_tokens - earlier.generated_tokens
         rate = generated / seconds

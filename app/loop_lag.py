@@ -11,12 +11,12 @@ BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class LoopLag:
-    """Sample the lag of the event loop ten times a second; a callback that blocks longer than that shows whole."""
+    """Sampler of the event loop's lag, ten times a second. Longer blocking is measured in full."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._lag = Histogram(
             "carousel:event_loop_lag_seconds",
-            "Between the time for which a callback was due and the time at which it ran.",
+            "Delay between the due time of a callback and its execution.",
             ("model_name",),
             buckets=BUCKETS,
             registry=registry,

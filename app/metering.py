@@ -1,7 +1,7 @@
-"""Metering: one row for each request that ended, in an SQLite file, to bill from.
+"""Metering: one row per ended request in an SQLite file, for billing.
 
-Owns the file's shape and the thread that writes it. `record` never waits: rows are kept in memory until they are
-written, however long the file is locked, full or gone, up to a bound. app/usage.py reads what is written here.
+Owns the file's schema and the thread that writes it. `record` never waits: while the file is locked, full or missing,
+rows are kept in memory, up to a bound. app/usage.py reads the file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from app.tenants import TIER_OF_CLASS
 
 log = logging.getLogger("carousel.metering")
 
-VERSION = 1  # of the file's shape, in PRAGMA user_version
-APPLICATION = 0x4361726F  # PRAGMA application_id: the file is ours
-COMMIT_SECONDS = 0.2  # rows of that time share a commit; a process that is killed loses no more
+VERSION = 1  # of the file's schema, in PRAGMA user_version
+APPLICATION = 0x4361726F  # PRAGMA application_id of these files
+COMMIT_SECONDS = 0.2  # rows within this time share a commit; a killed process loses no more
 RETRY_SECONDS = 1.0
-COMPLAIN_SECONDS = 60.0
-BUSY_SECONDS = 2.0  # another process may hold the file for that long before it counts as locked
-CLOSE_SECONDS = 10.0  # a disk that does not answer holds up the end of the server no longer
-MOST_WAITING = 100_000  # rows in memory, about 50 MB
-BATCH = 2_000  # rows in a commit
+LOG_INTERVAL_SECONDS = 60.0
+BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
+CLOSE_SECONDS = 10.0  # maximum delay of the server's end by a disk that does not respond
+MAX_WAITING_ROWS = 100_000  # rows in memory, about 50 MB
+MAX_COMMIT_ROWS = 2_000  # rows in a commit
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -58,11 +58,11 @@ COMMIT;
 
 
 class MeteringRefused(SettingsError):
-    """The file cannot be used; the message names it and says why."""
+    """The file cannot be used; the message names the file and the reason."""
 
 
 class Row(NamedTuple):
-    """What one request used, in the order of the table's columns."""
+    """Usage of one request, in the order of the table's columns."""
 
     request_id: str
     ended_at: float
@@ -79,8 +79,9 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, generation: Generation, tenant: str, model: str, slots: int) -> Row:
-        """Of a request that has just ended. Counts are those of its usage block, but for one that never had a slot:
-        nothing was read for it."""
+        """Return the row of a request that has just ended. Token counts are those of its usage block, except for a
+        request that never had a slot, which has no input tokens.
+        """
         request, audit = generation.request, generation.audit
         assert audit.closed_at is not None, f"request {request.id} has not ended"
         return cls(
@@ -103,37 +104,39 @@ INSERT = f"INSERT OR IGNORE INTO usage ({', '.join(Row._fields)}) VALUES ({', '.
 
 
 def _outcome(generation: Generation) -> str:
-    """One word for all its choices: the worst."""
+    """Return one outcome for all choices: the worst one."""
     last = generation.log.records[-1]
     if isinstance(last, Failure):
         return "abort" if last.code == ABANDONED else "error"
     reasons = {record.reason for record in generation.log.records if isinstance(record, Finished)}
-    return next((word for word in ("abort", "length") if word in reasons), "stop")
+    return next((outcome for outcome in ("abort", "length") if outcome in reasons), "stop")
 
 
 def check(connection: sqlite3.Connection) -> bool:
-    """Whether the file has our table already. Raises `MeteringRefused` for a file that is not ours, or of a newer
-    version, and `sqlite3.Error` for one that cannot be read."""
+    """Return whether the file already has the table. Raises `MeteringRefused` for another program's file or a newer
+    version, and `sqlite3.Error` for a file that cannot be read.
+    """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
         if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise MeteringRefused("it is a database of something else")
+            raise MeteringRefused("it is a database of another application")
         return False
     if version != VERSION:
-        raise MeteringRefused(f"it is of version {version}; this Carousel knows version {VERSION}")
+        raise MeteringRefused(f"it has version {version}; this Carousel supports version {VERSION}")
     return True
 
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    """The file, made if there is none, ready to be written. Raises `MeteringRefused` or `sqlite3.Error`."""
-    connection = sqlite3.connect(path.absolute(), timeout=busy_seconds)  # `:memory:` is a file's name too
+    """Open the file for writing, and create it if it is missing. Raises `MeteringRefused` or `sqlite3.Error`."""
+    # absolute, because `:memory:` is also a valid file name
+    connection = sqlite3.connect(path.absolute(), timeout=busy_seconds)
     try:
         if not check(connection):
             connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
             connection.executescript(SCHEMA)
         connection.execute("PRAGMA synchronous = NORMAL")
-        # Every commit goes on into the file itself: nothing is missing from one that is moved or copied, and a loss of
-        # power costs no more than a killed process. The thread alone waits for the disk, five times a second.
+        # Every commit is copied to the main file at once: a moved or copied file is complete, and a loss of power costs
+        # no more than a killed process. Only this thread waits for the disk, five times a second.
         connection.execute("PRAGMA wal_autocheckpoint = 1")
     except BaseException:
         connection.close()
@@ -142,30 +145,30 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 
 class Metering:
-    """Rows on their way to the file. Made, started and closed on the event loop; written on a thread."""
+    """Queue of rows to be written. Created, started and closed on the event loop; written by a thread."""
 
     def __init__(
         self,
         path: Path,
         *,
-        most_waiting: int = MOST_WAITING,
+        most_waiting: int = MAX_WAITING_ROWS,
         busy_seconds: float = BUSY_SECONDS,
         connect: Callable[[Path, float], sqlite3.Connection] = connect,
     ) -> None:
-        """Raises `MeteringRefused` when the file cannot be used."""
-        self.lost = 0  # rows that found no room in memory, or were not written before the end
+        """Raise `MeteringRefused` if the file cannot be used."""
+        self.lost = 0  # rows that did not fit in memory, or were not written before the end
         self._path = path
         self._most_waiting = most_waiting
         self._busy_seconds = busy_seconds
         self._connect = connect
-        self._lock = threading.Lock()  # of the rows that wait; nobody holds it while the disk is waited for
+        self._lock = threading.Lock()  # of the pending rows; not held during disk access
         self._rows: deque[Row] = deque()
-        self._came = threading.Event()  # rows, or the end
+        self._wakeup = threading.Event()  # set by new rows and by the end
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metering", daemon=True)
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None  # which file the connection is to
-        self._complained_at = -COMPLAIN_SECONDS
+        self._file: tuple[int, int] | None = None  # identity of the connected file
+        self._logged_at = -LOG_INTERVAL_SECONDS
         self._failing = False
         try:
             self._connect(path, busy_seconds).close()
@@ -173,83 +176,85 @@ class Metering:
             raise MeteringRefused(f"metering: {path}: {error}") from None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Rows that are not written yet."""
+        """Return the number of rows that are not written yet."""
         return len(self._rows)
 
     def ended(self, generation: Generation, tenant: str, model: str, slots: int) -> None:
-        """`record` what a request used that has just ended."""
+        """Record the usage of a request that has just ended."""
         self.record(Row.of(generation, tenant, model, slots))
 
     def record(self, row: Row) -> None:
-        """Have a row written soon. Returns at once, whatever the disk does."""
+        """Queue a row. Returns at once, independently of the disk."""
         with self._lock:
             if len(self._rows) >= self._most_waiting:
                 self.lost += 1
                 return
             self._rows.append(row)
-        self._came.set()
+        self._wakeup.set()
 
     def close(self) -> None:
-        """Write what waits, and end. Blocks for `CLOSE_SECONDS` at the most; once more does nothing."""
+        """Write pending rows and stop. Blocks for at most `CLOSE_SECONDS`; further calls do nothing."""
         if self._closing.is_set() or self._thread.ident is None:
             return
         self._closing.set()
-        self._came.set()
+        self._wakeup.set()
         self._thread.join(CLOSE_SECONDS)
         with self._lock:
             left = len(self._rows)
             self.lost += left
             self._rows.clear()
         if left:
-            log.error("metering: %s could not be written at the end: %d rows are lost", self._path, left)
+            log.error("metering: %s could not be written before the end: %d rows are lost", self._path, left)
 
-    # On the thread ------------------------------------------------------------------------------------------------
+    # Writer thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._came.wait()
+            self._wakeup.wait()
             self._closing.wait(COMMIT_SECONDS)
-            self._came.clear()
+            self._wakeup.clear()
             while not self._flush() and not self._closing.wait(RETRY_SECONDS):
                 pass
         self._flush()
         self._disconnect()
 
     def _flush(self) -> bool:
-        """Write what waits. False when that fails: the rows still wait then."""
+        """Write pending rows. Return False if that fails; the rows stay pending."""
         while self._rows:
             with self._lock:
-                rows = list(islice(self._rows, BATCH))
+                rows = list(islice(self._rows, MAX_COMMIT_ROWS))
             try:
                 self._write(rows)
-            except Exception as error:  # whatever it is, no request may feel it, and the thread goes on
+            except Exception as error:  # no error may affect a request or end the thread
                 self._disconnect()
-                self._complain(error)
+                self._log_failure(error)
                 return False
             with self._lock:
-                for _ in range(min(len(rows), len(self._rows))):  # fewer: `close` gave them up meanwhile
+                for _ in range(min(len(rows), len(self._rows))):  # fewer if `close` has dropped rows meanwhile
                     self._rows.popleft()
         if self._failing:
             self._failing = False
-            log.warning("metering: %s is written again", self._path)
+            log.warning("metering: %s can be written again", self._path)
         return True
 
     def _write(self, rows: list[Row]) -> None:
-        """All of them or none. A row that is there already stays as it is: a commit may only have seemed to fail."""
+        """Write all rows or none. Existing rows stay unchanged, because a commit that seemed to fail may have
+        succeeded.
+        """
         if self._connection is None or self._identity() != self._file:
-            self._disconnect()  # first, as SQLite keeps what it knows of a file under the file's name
+            self._disconnect()  # before reconnecting, as SQLite caches a file's state by its name
             self._connection = self._connect(self._path, self._busy_seconds)
             self._file = self._identity()
         with self._connection:
             self._connection.executemany(INSERT, rows)
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which file the path leads to now: one that was moved away or removed would take rows that nobody finds."""
+        """Return the identity of the file at the path. Rows written to a moved or removed file would be lost."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -262,13 +267,13 @@ class Metering:
                 self._connection.close()
             self._connection = None
 
-    def _complain(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         self._failing = True
         now = time.monotonic()
-        if now - self._complained_at >= COMPLAIN_SECONDS:
-            self._complained_at = now
+        if now - self._logged_at >= LOG_INTERVAL_SECONDS:
+            self._logged_at = now
             log.error(
-                "metering: %s cannot be written (%s): %d rows wait, %d are lost",
+                "metering: %s cannot be written (%s): %d rows are pending, %d are lost",
                 self._path,
                 error,
                 len(self._rows),

@@ -1,6 +1,7 @@
-"""Prometheus metrics: vLLM's names, so that existing dashboards work, plus class and tenant labels.
+"""Prometheus metrics under vLLM's names, so that existing dashboards work, plus class and tenant labels.
 
-Owns what requests feed as they come, go and are refused. What is read when somebody scrapes is in app/collectors.py.
+Owns the metrics that requests update when they start, end or are refused. app/collectors.py has those that are read at
+scrape time.
 """
 
 from __future__ import annotations
@@ -21,34 +22,35 @@ from app.streams import Failure, Finished
 from app.tenants import ANYBODY, Tenant
 from engine.types import ServiceClass
 
-# From a millisecond: what is smooth for a person differs below where vLLM's buckets begin.
-SECONDS = (
+# From a millisecond: differences that people notice lie below vLLM's smallest bucket.
+LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
     1, 1.5, 2.5, 5, 10, 20, 40, 80, 160,
 )  # fmt: skip
 LABELS = (*ENGINE_LABELS, "tenant")
-COUNT_AFTER = 0.01  # seconds until a token is counted: by then the step's other tokens are on their way
+COUNT_DELAY_SECONDS = 0.01  # seconds until a token is counted; by then the step's other tokens have been sent
 
 
 class Book:
-    """Tokens of one class and tenant that nobody has counted yet."""
+    """Uncounted tokens of one class and tenant."""
 
     __slots__ = ("_begun", "firsts", "gaps", "tokens")
 
     def __init__(self, begun: Callable[[], None]) -> None:
-        """begun: called with the first token since the last count."""
+        """begun: called with the first token after each count."""
         self._begun = begun
         self.clear()
 
     def clear(self) -> None:
-        """They are counted."""
+        """Reset after a count."""
         self.tokens = 0
-        self.firsts: list[float] = []  # of their requests: seconds since arrival
-        self.gaps: list[float] = []  # seconds since the one before in their choice
+        self.firsts: list[float] = []  # of requests: seconds from arrival to the first token
+        self.gaps: list[float] = []  # seconds since the previous token of the same choice
 
     def token(self, gap: float | None, waited: float | None) -> None:
-        """One token came, as `Generation` tells it. Counted in a moment, with the others of the step: no stream waits
-        for the books of another."""
+        """Record a token, with the arguments of `Generation`'s `on_token`. It is counted shortly after, together with
+        the step's other tokens, so that counting does not delay the stream of another request.
+        """
         if not self.tokens:
             self._begun()
         self.tokens += 1
@@ -59,7 +61,7 @@ class Book:
 
 
 class Metrics:
-    """The registry of one server."""
+    """Registry of one server."""
 
     def __init__(self, client: EngineClient, settings: Settings) -> None:
         self.registry = CollectorRegistry()
@@ -69,25 +71,25 @@ class Metrics:
         self.registry.register(EngineCollector(client, settings.model_name))
 
         def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"vllm:{name}", text, LABELS, buckets=SECONDS, registry=self.registry)
+            return Histogram(f"vllm:{name}", text, LABELS, buckets=LATENCY_BUCKETS, registry=self.registry)
 
         self._ttft = histogram(
-            "time_to_first_token_seconds", "From when all of the request was there to its first token."
+            "time_to_first_token_seconds", "Time from the arrival of the whole request to its first token."
         )
-        self._e2e = histogram("e2e_request_latency_seconds", "From when all of the request was there to its end.")
+        self._e2e = histogram("e2e_request_latency_seconds", "Time from the arrival of the whole request to its end.")
         self._queue = histogram(
-            "request_queue_time_seconds", "From the request's hand-over to the engine to its first slot."
+            "request_queue_time_seconds", "Time from the request's submission to the engine to its first slot."
         )
         self._success = Counter(
             "vllm:request_success",
-            "Choices that ended; of a request that failed, those that had not.",
+            "Choices that ended; for a failed request, its unfinished choices.",
             (*LABELS, "finished_reason"),
             registry=self.registry,
         )
         self._prompt = Counter("vllm:prompt_tokens", "Prompt tokens received.", LABELS, registry=self.registry)
         self._generated = Counter("vllm:generation_tokens", "Tokens generated.", LABELS, registry=self.registry)
         self._refused = Counter(
-            "carousel:requests_refused", "Refused before they waited, by the error's code.", (*LABELS, "code"),
+            "carousel:requests_refused", "Requests refused before they were queued, by error code.", (*LABELS, "code"),
             registry=self.registry,
         )  # fmt: skip
         self._good = Counter(
@@ -97,41 +99,46 @@ class Metrics:
             registry=self.registry,
         )
         self._cached = Counter(
-            "carousel:cached_prompt_tokens", "Prompt tokens that the prefix cache had.", LABELS, registry=self.registry
+            "carousel:cached_prompt_tokens", "Prompt tokens found in the prefix cache.", LABELS, registry=self.registry
         )
         self._slot_seconds = Counter(
-            "carousel:slot_seconds", "Time in slots, all choices together.", LABELS, registry=self.registry
+            "carousel:slot_seconds", "Time in slots, summed over choices.", LABELS, registry=self.registry
         )
         self._cost = Counter(
             "carousel:cost",
-            "Of the time in slots, at --price-per-hour for all of them, in the operator's currency.",
+            "Cost of the time in slots, at --price-per-hour for all slots, in the operator's currency.",
             LABELS,
             registry=self.registry,
         )
         objectives = Gauge(
-            "carousel:slo_seconds", "What counts as good.", ("model_name", "objective"), registry=self.registry
+            "carousel:slo_seconds",
+            "Latency objectives of goodput.",
+            ("model_name", "objective"),
+            registry=self.registry,
         )
         objectives.labels(self._model, "ttft").set(settings.slo_ttft)
         objectives.labels(self._model, "itl").set(settings.slo_itl)
         self.names = {tenant.id: tenant.name for tenant in settings.tenants_by_digest.values()}
         self.recent = Recent(time.monotonic)
         self._slo = settings.slo_ttft, settings.slo_itl
-        self._gaps = GapCollector(LABELS, SECONDS)
+        self._gaps = GapCollector(LABELS, LATENCY_BUCKETS)
         self.registry.register(self._gaps)
         self._books: defaultdict[tuple[ServiceClass, str], Book] = defaultdict(lambda: Book(self._count_soon))
         self._counting: asyncio.TimerHandle | None = None
 
     def name_of(self, tenant_id: str) -> str:
-        """Return the label of a tenant. All clients without a key have the same one, so that labels stay few."""
+        """Return the label of a tenant. All clients without a key share one label, which keeps the number of labels
+        small.
+        """
         return self.names.get(tenant_id, ANYBODY.name)
 
     def book(self, service_class: ServiceClass, name: str) -> Book:
-        """Return the counters for tokens of a class and the tenants of that name."""
+        """Return the token counters of a class and the tenants with that name."""
         return self._books[service_class, name]
 
     def _count_soon(self) -> None:
         if self._counting is None:
-            self._counting = asyncio.get_running_loop().call_later(COUNT_AFTER, self._count)
+            self._counting = asyncio.get_running_loop().call_later(COUNT_DELAY_SECONDS, self._count)
 
     def _count(self) -> None:
         if self._counting is not None:
@@ -156,11 +163,11 @@ class Metrics:
         return self._model, service_class.label, self.name_of(tenant)
 
     def refused(self, tenant: Tenant, service_class: ServiceClass, code: str) -> None:
-        """A request was not taken in."""
+        """Count a request that was refused."""
         self._refused.labels(*self._labels(service_class, tenant.id), code).inc()
 
     def ended(self, generation: Generation) -> None:
-        """A request ended, whatever way."""
+        """Count a request that ended for any reason."""
         timing, request = generation.timing, generation.request
         labels = self._labels(request.service_class, request.tenant)
         self._prompt.labels(*labels).inc(len(request.prompt))
@@ -197,6 +204,6 @@ class Metrics:
         return timing.first_token - timing.complete <= ttft and generation.mean_gap <= itl
 
     def text(self) -> bytes:
-        """The exposition."""
+        """Return the metrics in Prometheus's text format."""
         self._count()
         return generate_latest(self.registry)

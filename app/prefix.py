@@ -1,4 +1,4 @@
-"""`--root-path`: the path below which a proxy serves this server, for requests that still have it."""
+"""`--root-path`: path under which a proxy serves this server, for requests that still contain it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Prefix:
-    """Answers below `root_path` as well as without it. Pure ASGI.
+    """Middleware that serves paths below `root_path` as well as without it. Pure ASGI.
 
-    uvicorn puts it in front of every path, as ASGI wants it behind a proxy that has stripped it. In what came with it,
-    from a proxy that strips nothing or past every proxy, it would stand twice.
+    uvicorn prepends it to every path, as ASGI requires behind a proxy that strips it. For requests that already contain
+    it, from a proxy that does not strip it or directly from a client, it would appear twice.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
@@ -17,8 +17,8 @@ class Prefix:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        came = scope.get("path", "").removeprefix(self._root_path)  # the lifespan has none
-        came += "/" if came == self._root_path else ""  # the page, as it is at an address without a path
-        if came.startswith(f"{self._root_path}/"):
-            scope["path"] = came  # in place: the connection keeps this scope, and takes back by it what it has lent
+        path = scope.get("path", "").removeprefix(self._root_path)  # the lifespan scope has no path
+        path += "/" if path == self._root_path else ""  # the page, also without a trailing slash
+        if path.startswith(f"{self._root_path}/"):
+            scope["path"] = path  # in place: the connection keeps this scope and clears extensions in it
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Doing something for a client for as long as it is there."""
+"""Cancellation of work for a client that disconnects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Done = TypeVar("Done")
 
 @asynccontextmanager
 async def while_present(receive: Receive) -> AsyncIterator[None]:
-    """What is done inside is cancelled when the client of an HTTP request leaves, and the block ends there, quietly.
-    The request's body must have been read."""
-    # A limit without a time, until there is one: `asyncio.timeout` tells its own cancellation from everybody else's.
+    """Cancel the block when the client of an HTTP request disconnects, and leave it without an exception. The request's
+    body must have been read.
+    """
+    # A timeout without a time until one is set: `asyncio.timeout` distinguishes its own cancellation from others.
     presence = asyncio.timeout(None)
     try:
         async with presence:
@@ -32,7 +33,7 @@ async def while_present(receive: Receive) -> AsyncIterator[None]:
 
 
 async def done_for(receive: Receive, work: Awaitable[Done]) -> Done:
-    """What `work` makes. Raises `ClientDisconnect`, with `work` cancelled, when the client leaves meanwhile."""
+    """Return the result of `work`. Raises `ClientDisconnect`, with `work` cancelled, if the client disconnects."""
     async with while_present(receive):
         return await work
     raise ClientDisconnect

@@ -1,9 +1,9 @@
-"""Limits of each tenant: requests and tokens a minute, and choices under way at once.
+"""Rate limits of each tenant: requests and tokens per minute, and concurrent choices.
 
-Token buckets: a limit's worth can come at once, and then flows back over a minute. The tokens of an answer are known
-only when it ends, so a bucket may go below zero; its tenant is then refused until it is above again. (The library
-`limits` was not used: its memory store starts a thread for expired entries, walks through all of them, and has no
-bound; and its windows take no charge after the fact.)
+Token buckets: a limit's worth may come at once, and is replenished over a minute. The tokens of an answer are known
+only when it ends, so a bucket may go below zero; its tenant is then refused until it is above zero again. (The library
+`limits` is not used: its memory store starts a thread for expired entries, scans all of them, and is unbounded; and its
+windows accept no charge after the fact.)
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from app.errors import ApiError
 from app.tenants import Tenant
 
-MAX_IDLE_TENANTS = 8192  # without a request under way, whose buckets are remembered
+MAX_IDLE_TENANTS = 8192  # without a running request, whose buckets are remembered
 SECONDS_PER_MINUTE = 60.0
-RETRY_BUSY_SECONDS = 1  # when choices under way are too many; their end is not known
+RETRY_BUSY_SECONDS = 1  # for too many choices; it is unknown when one ends
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one tenant; infinity: no limit."""
+    """Limits of one tenant; infinity: no limit."""
 
     requests_per_minute: float = math.inf
     tokens_per_minute: float = math.inf
-    max_concurrency: float = math.inf  # choices, waiting and running
+    max_concurrency: float = math.inf  # waiting and running choices
 
 
-# Of each network of clients without keys beyond loopback, where no option sets a limit. Far beyond use by people.
+# For each network of clients without keys beyond loopback, if no option sets a limit. Far beyond use by people.
 ANONYMOUS_LIMITS = Limits(requests_per_minute=3000, tokens_per_minute=3_000_000, max_concurrency=512)
 
 
@@ -39,16 +39,16 @@ UNLIMITED = Limits()
 
 @dataclass(slots=True)
 class Usage:
-    """The current use of one tenant. Amounts flow back at the rate of the limit that is in force."""
+    """Current usage of one tenant. Amounts are replenished at the rate of its current limits."""
 
     limits: Limits
-    at: float  # when amounts last flowed back
+    at: float  # time of the last `refill`
     requests: float = 0.0
     tokens: float = 0.0
     running: int = 0
 
     def refill(self, now: float) -> None:
-        """Give back as much as the time since the last call allows."""
+        """Replenish for the time since the last call."""
         minutes = max(0.0, now - self.at) / SECONDS_PER_MINUTE
         self.at = now
         if minutes > 0:
@@ -57,17 +57,18 @@ class Usage:
 
 
 class RateLimits:
-    """The use of all tenants. Bounded: idle tenants are forgotten, the least recently active first."""
+    """Usage of all tenants. Bounded: idle tenants are evicted, the least recently active first."""
 
     def __init__(self, defaults: Mapping[str, int | None], clock: Callable[[], float]) -> None:
-        """defaults: of tenants without limits of their own. None: no limit for keys and for loopback addresses, and
-        that in `ANONYMOUS_LIMITS` for other addresses without a key."""
+        """defaults: limits of tenants without their own. None: no limit for keys and for loopback addresses, and that
+        in `ANONYMOUS_LIMITS` for other addresses without a key.
+        """
         self._defaults = defaults
         self._clock = clock
         self._usages: OrderedDict[str, Usage] = OrderedDict()
 
     def limits_of(self, tenant: Tenant) -> Limits:
-        """Return the limits that are in force for a tenant."""
+        """Return the current limits of a tenant."""
         return Limits(*(self._limit(tenant, name) for name in Limits.__slots__))
 
     def check(self, tenant: Tenant, choices: int = 1) -> None:
@@ -76,7 +77,7 @@ class RateLimits:
         usage = self._usages.get(tenant.id) or Usage(limits, self._clock())
         usage.limits = limits
         usage.refill(self._clock())
-        # An idle tenant may ask for more choices than its limit: otherwise such a request could never be served.
+        # An idle tenant may request more choices than its limit; otherwise such a request could never be served.
         if usage.running and usage.running + choices > limits.max_concurrency:
             raise _refusal("max_concurrency", f"{limits.max_concurrency:,} choices at once", RETRY_BUSY_SECONDS)
         for name, used, limit, unit in (
@@ -114,7 +115,7 @@ class RateLimits:
         return limit or math.inf
 
     def _forget_idle(self) -> None:
-        """Make room for a further tenant, in at most two looks; active tenants go to the end of the line."""
+        """Evict idle tenants, examining at most two; active tenants move to the end."""
         for _ in range(2):
             if len(self._usages) < MAX_IDLE_TENANTS:
                 return

@@ -1,7 +1,6 @@
-"""A realtime session: a conversation over one WebSocket that can be interrupted at any token.
+"""Realtime session: a conversation over one WebSocket that can be interrupted at any token.
 
-Owns the conversation's items and the responses that are under way. Speaks through two functions; knows nothing of
-sockets.
+Owns the conversation's items and its responses in progress. Sends through two functions, independently of sockets.
 """
 
 from __future__ import annotations
@@ -42,16 +41,17 @@ from app.spoken import ConversationItem, SpokenResponse, Telling, encode
 from app.tenants import Tenant
 from engine.types import SamplingParams
 
-MAX_RESPONSES = 8  # under way at once, out-of-band ones included
-MAX_EVENTS_PER_SECOND = 100  # of one socket, after `MAX_BURST` at once
+MAX_RESPONSES = 8  # in progress at once, out-of-band ones included
+MAX_EVENTS_PER_SECOND = 100  # of one socket, after a burst of `MAX_BURST`
 MAX_BURST = 100
-BYTES_PER_EVENT = 16 << 10  # received or sent, that count as one event more
+BYTES_PER_EVENT = 16 << 10  # received or sent bytes that count as one further event
 
 
 @dataclass
 class Session:
-    """One client's conversation. `send` waits until a message can be sent; `write` writes some at once, or none
-    (`app.following`)."""
+    """Conversation of one client. `send` waits until a message can be sent; `write` writes messages at once or not at
+    all (`app.following`).
+    """
 
     service: Service
     tenant: Tenant
@@ -66,15 +66,16 @@ class Session:
     _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
     _rate: CellRate = field(default_factory=lambda: CellRate(MAX_EVENTS_PER_SECOND, MAX_BURST - 1))
-    _active_at: float = field(default_factory=time.monotonic)  # the last frame, or the end of the last response
-    broken: asyncio.Event = field(default_factory=asyncio.Event)  # the client takes nothing any more
+    # time of the last frame, or of the end of the last response
+    _active_at: float = field(default_factory=time.monotonic)
+    broken: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client accepts no more data
 
     async def open(self) -> None:
-        """Say hello."""
+        """Send `session.created`."""
         await self._emit("session.created", session=self._view())
 
     async def take(self, text: str) -> None:
-        """Handle one frame from the client. A frame that is refused gets an `error` event, and the session goes on."""
+        """Handle one frame from the client. A refused frame gets an `error` event, and the session continues."""
         self._active_at = time.monotonic()
         if wait := self._rate.wait(self._active_at):
             await asyncio.sleep(wait)
@@ -101,7 +102,7 @@ class Session:
         return 0.0 if self._responses else time.monotonic() - self._active_at
 
     async def close(self) -> None:
-        """The client is gone: nothing goes on for it."""
+        """End all responses, because the client has left."""
         responses = list(self._responses.values())
         for response in responses:
             if response.generation is not None:
@@ -109,15 +110,15 @@ class Session:
             if response.task is not None:
                 response.task.cancel()
         await asyncio.gather(*(r.task for r in responses if r.task is not None), return_exceptions=True)
-        # Tracebacks of cancelled tasks refer to this session in cycles, until the garbage collector comes by; items may
-        # take megabytes.
+        # Tracebacks of cancelled tasks refer to this session in cycles until the garbage collector runs; items may take
+        # megabytes.
         self._items = Conversation()
 
     async def _handle(self, event: ClientEvent) -> None:
         match event:
             case SessionUpdate(session=fields):
                 self.service.check_model(fields.model)
-                changed = fields.model_dump(exclude_unset=True)  # null is what holds unless something is said
+                changed = fields.model_dump(exclude_unset=True)  # null keeps the default
                 self._fields = self._fields.model_copy(update=changed)
                 await self._emit("session.updated", session=self._view())
             case ItemCreate(item=fields, previous_item_id=previous):
@@ -149,8 +150,10 @@ class Session:
         if in_conversation:
             self._items.check_room()
         if len(self._responses) >= MAX_RESPONSES:
-            raise ApiError(400, f"at most {MAX_RESPONSES} responses at once", code="too_many_responses")
-        stream_id = new_stream_id()  # its account is found by the response's id
+            raise ApiError(
+                400, f"at most {MAX_RESPONSES} responses may be in progress at once", code="too_many_responses"
+            )
+        stream_id = new_stream_id()  # its timeline is found by the response's id
         limit = asked.max_output_tokens or self._fields.max_output_tokens
         response = SpokenResponse(
             f"resp_{stream_id}",
@@ -165,17 +168,17 @@ class Session:
         try:
             response.generation = await self._start(response, turns, stream_id)
         except ApiError:
-            self._forget(response)
+            self._remove(response)
             raise
         previous = self._items.last_id
         if in_conversation:
             self._items.insert(response.item)
-        await self._begin(response, previous)  # before anything is answered that the client said after it
-        response.task = asyncio.create_task(self._narrate(response, previous))
-        response.task.add_done_callback(self._narrated)
+        await self._begin(response, previous)  # before any later event of the client is answered
+        response.task = asyncio.create_task(self._stream_response(response, previous))
+        response.task.add_done_callback(self._on_response_done)
 
-    def _narrated(self, task: asyncio.Task[None]) -> None:
-        """A client that takes nothing any more ends its session, not only the response."""
+    def _on_response_done(self, task: asyncio.Task[None]) -> None:
+        """End the session, not only the response, if its client accepts no more data."""
         if not task.cancelled() and task.exception() is not None:
             self.broken.set()
 
@@ -186,7 +189,7 @@ class Session:
         if instructions:
             turns.insert(0, {"role": "system", "content": instructions})
         if not turns:
-            raise ApiError(400, "there is nothing to answer: create an item first", code="empty_conversation")
+            raise ApiError(400, "there is no message to answer: create an item first", code="empty_conversation")
         return turns
 
     async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
@@ -213,7 +216,7 @@ class Session:
             sampling,
             service_class=service_class,
             stops=(),
-            encoder=None,  # it is not followed over SSE
+            encoder=None,  # no server-sent events
             tenant=self.tenant,
             intake=intake,
             deadline_ms=asked.deadline_ms,
@@ -222,15 +225,15 @@ class Session:
         )
 
     def _cancel(self, response_id: str | None) -> None:
-        """Barge-in: the engine frees slot and pages before its next step; `response.done` follows from the log."""
+        """Interrupt a response: the engine frees slot and pages before its next step, and `response.done` follows."""
         response = self._responses.get(response_id or self._writing or "")
         if response is None or response.generation is None or response.generation.log.is_closed:
-            raise ApiError(400, "no response is under way", param="response_id", code="response_cancel_not_active")
+            raise ApiError(400, "no response is in progress", param="response_id", code="response_cancel_not_active")
         response.cancelled = True
         response.generation.cancel()
 
     async def _begin(self, response: SpokenResponse, previous: str | None) -> None:
-        """Tell that a response begins, in the protocol's order."""
+        """Send the events that begin a response, in the protocol's order."""
         opened = {**response.item.view(), "content": []}
         await self._emit("response.created", response=response.view("in_progress", []))
         await self._emit("response.output_item.added", response_id=response.id, output_index=0, item=opened)
@@ -238,8 +241,8 @@ class Session:
             await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
         await self._emit("response.content_part.added", **response.place, part={"type": "text", "text": ""})
 
-    async def _narrate(self, response: SpokenResponse, previous: str | None) -> None:
-        """Tell how it goes on, and how it ends."""
+    async def _stream_response(self, response: SpokenResponse, previous: str | None) -> None:
+        """Send the text of a response during generation, and the events that end it."""
         item, generation = response.item, response.generation
         assert generation is not None
         at = response.place
@@ -254,16 +257,16 @@ class Session:
             await self._emit("response.output_text.done", **at, text=item.text)
             await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
             await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
-            if item.id in self._items:  # and was not deleted meanwhile
+            if item.id in self._items:  # it may have been deleted meanwhile
                 await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
-            self._forget(response)
+            self._remove(response)
             await self._emit("response.done", response=response.view(status, [item.view()]))
         finally:
             self._items.settle(item)
-            self._forget(response)
+            self._remove(response)
             generation.reader_left()
 
-    def _forget(self, response: SpokenResponse) -> None:
+    def _remove(self, response: SpokenResponse) -> None:
         self._responses.pop(response.id, None)
         self._active_at = time.monotonic()
         if self._writing == response.id:

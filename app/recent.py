@@ -1,6 +1,6 @@
-"""What people felt of late: times to the first token and between tokens, by class, over the last minute.
+"""Client-visible latency of the last minute: times to the first token and between tokens, by class.
 
-For the engine page, where somebody looks now; Prometheus has the buckets for everybody else.
+Shown on the engine page, which needs current values; Prometheus has histograms over longer times.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 from engine.types import ServiceClass
 
-SLICE, SLICES = 5.0, 12  # seconds, and how many of them are kept
-SHORTEST, STEP = 1e-4, 1.05  # seconds of the first bucket, and how much wider each next one is
-BUCKETS = 1 + math.ceil(math.log(1e4 / SHORTEST, STEP))
-BOUNDS = [SHORTEST * STEP**bucket for bucket in range(BUCKETS - 1)]  # upper ones, in seconds; the last bucket has none
+INTERVAL_SECONDS, INTERVALS = 5.0, 12  # seconds of an interval, and number of intervals kept
+MIN_SECONDS, BUCKET_RATIO = 1e-4, 1.05  # upper bound of the first bucket in seconds, and ratio of consecutive bounds
+BUCKETS = 1 + math.ceil(math.log(1e4 / MIN_SECONDS, BUCKET_RATIO))
+# upper bounds in seconds; the last bucket has none
+BOUNDS = [MIN_SECONDS * BUCKET_RATIO**bucket for bucket in range(BUCKETS - 1)]
 
 
 class _Counts:
-    """Of some seconds: by class, first tokens and gaps by bucket, requests that ended, and those of them in time."""
+    """Counts of an interval, by class: first tokens and gaps by bucket, ended requests, and those within objectives."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -28,29 +29,29 @@ class _Counts:
         self.gaps = [[0] * BUCKETS for _ in ServiceClass]
         self.ended = [[0, 0] for _ in ServiceClass]
 
-    def take_away(self, other: _Counts) -> None:
-        """`other` is over."""
+    def subtract(self, other: _Counts) -> None:
+        """Subtract the counts of an expired interval."""
         for mine, others in ((self.firsts, other.firsts), (self.gaps, other.gaps), (self.ended, other.ended)):
             for counts, gone in zip(mine, others, strict=True):
                 counts[:] = [count - less for count, less in zip(counts, gone, strict=True)]
 
 
 class Recent:
-    """Percentiles to five per cent, from counts in buckets: a token costs two additions."""
+    """Percentiles with a resolution of five per cent, from bucket counts: a token costs two additions."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._slices: deque[_Counts] = deque()
+        self._intervals: deque[_Counts] = deque()
         self._all = _Counts()
 
     def first(self, service_class: ServiceClass, seconds: float) -> None:
-        """From a request's arrival to its first token."""
+        """Count a time to the first token."""
         bucket = bisect_left(BOUNDS, seconds)
         self._now().firsts[service_class][bucket] += 1
         self._all.firsts[service_class][bucket] += 1
 
     def gaps(self, service_class: ServiceClass, seconds: Iterable[float]) -> None:
-        """Between two tokens, as often as that was."""
+        """Count gaps between tokens."""
         now, everything = self._now().gaps[service_class], self._all.gaps[service_class]
         for gap in seconds:
             bucket = bisect_left(BOUNDS, gap)
@@ -58,15 +59,16 @@ class Recent:
             everything[bucket] += 1
 
     def ended(self, service_class: ServiceClass, is_good: bool) -> None:
-        """Count a request that ended, within the objectives or not. A client that left before the first token is no
-        failure of the server, and its request is not counted."""
+        """Count a request that ended within the objectives or not. A request whose client left before the first token
+        is not counted, because that is no failure of the server.
+        """
         for counts in (self._now(), self._all):
             counts.ended[service_class][0] += 1
             counts.ended[service_class][1] += is_good
 
     def view(self) -> dict[str, dict[str, Any]]:
-        """By class, in milliseconds; None where nobody came."""
-        self._forget(int(self._clock() / SLICE))
+        """Return the latency by class, in milliseconds; None for a class without requests."""
+        self._forget(int(self._clock() / INTERVAL_SECONDS))
         views: dict[str, dict[str, Any]] = {}
         for c in ServiceClass:
             ended, good = self._all.ended[c]
@@ -79,22 +81,22 @@ class Recent:
         return views
 
     def _now(self) -> _Counts:
-        number = int(self._clock() / SLICE)
-        if not self._slices or self._slices[-1].number != number:
+        number = int(self._clock() / INTERVAL_SECONDS)
+        if not self._intervals or self._intervals[-1].number != number:
             self._forget(number)
-            self._slices.append(_Counts(number))
-        return self._slices[-1]
+            self._intervals.append(_Counts(number))
+        return self._intervals[-1]
 
     def _forget(self, number: int) -> None:
-        while self._slices and self._slices[0].number <= number - SLICES:
-            self._all.take_away(self._slices.popleft())
+        while self._intervals and self._intervals[0].number <= number - INTERVALS:
+            self._all.subtract(self._intervals.popleft())
 
 
 def _percentile(counts: list[int], share: float) -> float | None:
-    """Upper bound, in milliseconds, of the bucket in which it lies."""
+    """Return the upper bound, in milliseconds, of the bucket that contains the percentile."""
     total, seen = sum(counts), 0
     for bucket, count in enumerate(counts if total else ()):
         seen += count
         if seen >= share * total:
-            return 1000 * SHORTEST * float(STEP) ** bucket
+            return 1000 * MIN_SECONDS * float(BUCKET_RATIO) ** bucket
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-FREE_ATTEMPTS = 5  # without a delay: a key that was mistyped, or replaced while its clients ran
+FREE_ATTEMPTS = 5  # without a delay: a key may be mistyped, or replaced while its clients run
 FIRST_DELAY_SECONDS = 0.1  # doubled with each further attempt
 MAX_DELAY_SECONDS = 5.0
 FORGET_SECONDS = 300.0  # after the last attempt
@@ -13,8 +13,7 @@ MAX_NETWORKS = 4096
 
 
 class RefusedKeys:
-    """Wrong keys by network. A correct key is never delayed, so that no client can lock out others at its
-    address."""
+    """Refused keys by network. A correct key is never delayed, so no client can lock out others at its address."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.total = 0

@@ -1,4 +1,4 @@
-"""Checks of a request's line and headers that the HTTP parser leaves to the server (RFC 9110, RFC 9112)."""
+"""Checks of request line and headers that the HTTP parser does not make (RFC 9110, RFC 9112)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def check_version(version: str) -> None:
-    """Raise `ApiError` (505) for an HTTP version that is not spoken here."""
+    """Raise `ApiError` (505) for an unsupported HTTP version."""
     if version not in VERSIONS:
-        raise ApiError(505, "only HTTP/1.0 and HTTP/1.1 are spoken here", code="http_version_not_supported")
+        raise ApiError(505, "Only HTTP/1.0 and HTTP/1.1 are supported.", code="http_version_not_supported")
 
 
 def check_codings(headers: Headers) -> None:
@@ -35,8 +35,9 @@ def check_codings(headers: Headers) -> None:
 
 
 def check_headers(headers: Headers, url: bytes) -> None:
-    """Raise `ApiError` (400) for a header that must not come twice and a malformed Host. Replaces Host by the authority
-    of a URL in absolute form, which counts instead of it (RFC 9112, 3.2.2)."""
+    """Raise `ApiError` (400) for a duplicate header that must be unique, and for a malformed Host. Replaces Host by the
+    authority of a URL in absolute form, which takes precedence (RFC 9112, 3.2.2).
+    """
     for lowered, shown in _ONCE.items():
         if sum(name == lowered for name, _ in headers) > 1:
             raise ApiError(400, f"there is more than one {shown} header", code="duplicate_header")
@@ -45,7 +46,9 @@ def check_headers(headers: Headers, url: bytes) -> None:
         headers.append((b"host", absolute["authority"]))
     host = next((value for name, value in headers if name == b"host"), b"")
     if not _is_authority(host):
-        raise ApiError(400, f"Host must be a name or an address and maybe a port, not {_shown(host)}", code="bad_host")
+        raise ApiError(
+            400, f"Host must be a name or an address with an optional port, got {_shown(host)}", code="bad_host"
+        )
 
 
 def _is_authority(value: bytes) -> bool:

@@ -1,7 +1,7 @@
-"""Request IDs and the access log: an X-Request-Id on every answer, and one line for each request. Pure ASGI.
+"""Request IDs and the access log: an X-Request-Id in every answer, and a log line for each request. Pure ASGI.
 
-Work is done once a request, and for a token only its bytes are counted: pieces of a stream that are written straight to
-the socket (`app.following`) pass here through a wrapper of that write.
+Work is done once per request; per token only bytes are counted: pieces of a stream that are written directly to the
+socket (`app.following`) pass through a wrapper of that function.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEADER = b"x-request-id"
 STREAM_HEADER = b"x-carousel-stream"
 REQUEST_ID = "carousel.request_id"  # key in the scope
 TENANT = "carousel.tenant"  # key in the scope: the name of the tenant that authenticated
-PROBES = ("/health", "/livez", "/readyz", "/metrics")  # logged at level debug: they come every few seconds
-STATIC = "/static/"  # logged at level debug too: a page loads dozens of files
+PROBES = ("/health", "/livez", "/readyz", "/metrics")  # logged at level debug, as they arrive every few seconds
+STATIC = "/static/"  # logged at level debug, as a page loads dozens of files
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -47,10 +47,10 @@ def client_request_id(headers: Headers) -> str | None:
 
 
 class RequestLog:
-    """Middleware around all others."""
+    """Outermost middleware: request IDs and the access log."""
 
     def __init__(self, app: ASGIApp, registry: StreamRegistry) -> None:
-        """registry: where the token counts of an answer are found."""
+        """registry: source of the token counts of answers."""
         self._app = app
         self._registry = registry
 
@@ -82,7 +82,7 @@ class RequestLog:
 
 
 class _Record:
-    """One request and the head of its answer."""
+    """Access record of one request."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.method = scope.get("method", "WEBSOCKET")
@@ -101,7 +101,7 @@ class _Record:
             extension["write"] = self._counted(extension["write"])
 
     def _counted(self, write: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
-        """Return `write` so that the bytes of the pieces that it takes are counted."""
+        """Return `write` with a count of the bytes that it accepts."""
 
         def counted(piece: bytes) -> bool:
             is_taken = write(piece)
@@ -112,7 +112,7 @@ class _Record:
         return counted
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, with the ID in the head of the answer."""
+        """Pass a message on, with the ID in the answer's headers."""
         match message["type"]:
             case "http.response.start" | "websocket.http.response.start":
                 self.status = message["status"]
@@ -128,7 +128,7 @@ class _Record:
         await self._send(message)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the access line that the answer's head tells."""
+        """Return the fields of the access line that are known from the answer's head."""
         fields: dict[str, Any] = {"method": self.method, "path": self.path, "status": self.status or 499}
         if self.method != "WEBSOCKET":
             fields["bytes"] = self._bytes
@@ -143,13 +143,13 @@ class _Record:
         stream = _header(headers, STREAM_HEADER)
         self.stream = stream.decode("ascii") if stream else ""
         own = _header(headers, HEADER)
-        if own and self._given is None:  # an answer's own ID, by which its timeline is found
+        if own and self._given is None:  # an answer's own ID, under which its timeline is found
             self._scope[REQUEST_ID] = own.decode("ascii")
         others = [(name, value) for name, value in headers if name.lower() != HEADER]
         return [*others, (HEADER, self._scope[REQUEST_ID].encode("ascii"))]
 
     async def _refuse(self, reason: str) -> None:
-        """Refuse a WebSocket before its upgrade, by an answer that can have headers and a body."""
+        """Refuse a WebSocket before its upgrade, with an answer that can have headers and a body."""
         if "websocket.http.response" not in self._scope.get("extensions", {}):
             self.status = 403
             await self._send({"type": "websocket.close", "code": 1008, "reason": reason})

@@ -1,4 +1,4 @@
-"""Where the files lie that are served or loaded, in a checkout and in an installation."""
+"""Locations of served and loaded files, in a checkout and in an installation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _PACKAGE = Path(__file__).resolve().parent
 
 @cache
 def root() -> Path:
-    """The folder that holds static/, templates/ and models/: inside the package when installed, else the checkout."""
+    """Return the folder with static/, templates/ and models/: inside the package when installed, else the checkout."""
     bundle = _PACKAGE / "bundle"
     return bundle if bundle.is_dir() else _PACKAGE.parent
 
 
 def static_dir() -> Path:
-    """ES modules, CSS and vendored libraries."""
+    """Return the folder of ES modules, CSS and vendored libraries."""
     return root() / "static"
 
 
 def templates_dir() -> Path:
-    """Jinja2 templates."""
+    """Return the folder of Jinja2 templates."""
     return root() / "templates"
 
 
 def demo_model() -> Path:
-    """The model that ships with Carousel."""
+    """Return the folder of the model that ships with Carousel."""
     return root() / "models" / "demo"

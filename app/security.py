@@ -1,4 +1,4 @@
-"""Who is let in: API keys, the Host and Origin a browser names, the size of a body."""
+"""Access control: API keys, the Host and Origin of browsers, and the size of a body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON_TYPES = frozenset({"application/json", ""})
 
 
 def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | None = None) -> Tenant:
-    """Return the tenant of the key, or of the address where no keys are configured. Raises `ApiError` (401).
+    """Return the tenant of the key, or of the address if no keys are configured. Raises `ApiError` (401).
 
     The given key is hashed and its digest looked up. The time of the lookup depends on the digest alone, from which no
     key can be found: a near miss of a key has an unrelated digest.
@@ -44,7 +44,7 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
 
 
 def authenticate_operator(connection: HTTPConnection, settings: Settings) -> None:
-    """Raise `ApiError` unless the request carries the operator's key: 401, or 403 where none is configured."""
+    """Raise `ApiError` unless the request has the operator's key: 401, or 403 if none is configured."""
     if not settings.operator_key:
         raise ApiError(403, "This server has no operator key; --operator-key sets one.", code="operator_key_missing")
     _require(connection, "operator key", "invalid_operator_key", settings.operator_key)
@@ -52,8 +52,11 @@ def authenticate_operator(connection: HTTPConnection, settings: Settings) -> Non
 
 
 def authenticate_metrics(connection: HTTPConnection, settings: Settings) -> None:
-    """Raise `ApiError` unless the request may read /metrics. With keys, the names and volumes of tenants are not for
-    each of them: 401 without the metrics key or the operator key, 403 where neither is configured."""
+    """Raise `ApiError` unless the request may read /metrics.
+
+    With API keys, tenants must not see each other's names and volumes: 401 without the metrics key or the operator key,
+    403 if neither is configured.
+    """
     keys = [key for key in (settings.metrics_key, settings.operator_key) if key]
     if settings.public_metrics or not (settings.requires_keys or settings.metrics_key):
         return
@@ -65,7 +68,7 @@ def authenticate_metrics(connection: HTTPConnection, settings: Settings) -> None
 
 
 def _require(connection: HTTPConnection, kind: str, code: str, *keys: str) -> None:
-    """Raise `ApiError` (401) unless the request carries one of `keys`, all of which are compared, in constant time."""
+    """Raise `ApiError` (401) unless the request has one of `keys`, all of which are compared in constant time."""
     scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
     given = credentials.strip().encode("utf-8", "surrogatepass")
     matches = [hmac.compare_digest(given, key.encode()) for key in keys]
@@ -74,10 +77,10 @@ def _require(connection: HTTPConnection, kind: str, code: str, *keys: str) -> No
 
 
 async def read_json_body(request: Request, settings: Settings) -> bytes:
-    """The body, as long as it is JSON and not too large. Raises `ApiError` (413, 415)."""
+    """Return the body if it is JSON and not too large. Raises `ApiError` (413, 415)."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in JSON_TYPES:
-        raise ApiError(415, f"Content-Type must be application/json, not {content_type[:80]!r}")
+        raise ApiError(415, f"Content-Type must be application/json, got {content_type[:80]!r}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "compressed bodies are not accepted: send Content-Encoding: identity")
     limit = settings.max_body
@@ -115,16 +118,17 @@ class HostGuard:
         connection = HTTPConnection(scope)
         host = connection.headers.get("host", "")
         problem = None
-        # HTTP/1.0 knows no Host. What speaks it is a health check, and no browser that a page could have send anything.
+        # HTTP/1.0 has no Host. Its clients are health checks, not browsers, which a page could cause to send a request.
         has_name = bool(host) or scope.get("http_version") != "1.0"
-        is_probe = scope["path"] in PROBES and scope.get("method") == "GET"  # Kubernetes asks by the pod's address
+        # Kubernetes sends the pod's address as Host
+        is_probe = scope["path"] in PROBES and scope.get("method") == "GET"
         if not is_probe and has_name and not self._is_own(_split(f"//{host}").hostname or ""):
             message = f"The Host {host[:100]!r} is not a name of this server; the option --allowed-hosts adds names."
             problem = (421, message)
         origin = connection.headers.get("origin")
         unsafe = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD", "OPTIONS")
-        if problem is None and origin is not None and unsafe and not self._may_ask(origin, host):
-            problem = (403, f"the origin {origin[:100]!r} may not ask; --allowed-origins says whose pages may")
+        if problem is None and origin is not None and unsafe and not self._is_allowed_origin(origin, host):
+            problem = (403, f"The origin {origin[:100]!r} is not allowed; the option --allowed-origins adds origins.")
         if problem is None:
             await self._app(scope, receive, send)
         else:
@@ -136,29 +140,30 @@ class HostGuard:
             return True
         return self._allows_addresses and _is_address(name)
 
-    def _may_ask(self, origin: str, host: str) -> bool:
+    def _is_allowed_origin(self, origin: str, host: str) -> bool:
         return _split(origin).netloc == host or origin in self._origins or "*" in self._origins
 
 
 def cross_origin(settings: Settings) -> list[Middleware]:
-    """What lets browsers show our answers to pages of other origins; nothing where there are none. No cookie and no
-    other credential of the browser's goes with their requests."""
+    """Return CORS middleware that lets browsers show answers to pages of the allowed origins; none without such
+    origins. No cookie or other credential of the browser is sent with their requests.
+    """
     if not settings.allowed_origins:
         return []
-    told = ("X-Request-Id", "X-Carousel-Stream", "X-Should-Retry", "Retry-After")
+    exposed_headers = ("X-Request-Id", "X-Carousel-Stream", "X-Should-Retry", "Retry-After")
     rules = Middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
-        expose_headers=told,
+        expose_headers=exposed_headers,
         allow_private_network=True,
     )
     return [rules]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name, or an address, is this machine's for itself."""
+    """Return whether a host name or address is a loopback one."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -167,7 +172,8 @@ def is_loopback(host: str) -> bool:
 
 def machine_names(host: str) -> frozenset[str]:
     """Return the names of this machine, and `host`, for a server that listens on `host`; none on a loopback address.
-    May block for a DNS query."""
+    May block for a DNS query.
+    """
     if is_loopback(host):
         return frozenset()
     return frozenset(name.lower() for name in (host, socket.gethostname(), socket.getfqdn()))
@@ -182,7 +188,7 @@ def _is_address(name: str) -> bool:
 
 
 def _split(address: str) -> SplitResult:
-    """The parts of an address; of a malformed one, none."""
+    """Return the parts of an address; empty parts for a malformed one."""
     try:
         return urlsplit(address)
     except ValueError:

@@ -58,10 +58,10 @@ def create_app(
     logs: LogWriter | None = None,
     connections: ConnectionLimits | None = None,
 ) -> Starlette:
-    """Return the ASGI application. It starts `client` with the server and stops it with it. Raises `SettingsError` when
-    a file that it is to write cannot be written.
+    """Return the ASGI application. It starts and stops `client` with the server. Raises `SettingsError` if a file that
+    it writes to cannot be written.
 
-    logs, connections: counted in /metrics.
+    logs, connections: their counters appear in /metrics.
     """
     service = Service(
         settings=settings,
@@ -72,7 +72,7 @@ def create_app(
         admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic, settings.max_queue_share),
         energy=Energy(),
         metering=_metering(settings),
-        started=int(time.time()),  # deliberately the wall clock: it is shown to clients
+        started=int(time.time()),  # wall clock, because it is shown to clients
     )
 
     _collect(service, logs, connections or ConnectionLimits())
@@ -92,7 +92,7 @@ def create_app(
             await asyncio.to_thread(service.close)
 
     app = Starlette(
-        routes=[  # asked one after another: first those that are wanted most
+        routes=[  # matched in order: the most frequent first
             Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
             Route("/v1/completions", completions.text_completions, methods=["POST"]),
             Route("/", pages.chat_page),
@@ -123,19 +123,19 @@ def create_app(
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
-            ClientDisconnect: _nobody_reads,
-            Exception: _our_fault,
+            ClientDisconnect: _client_disconnected,
+            Exception: _internal_error,
         },
         lifespan=lifespan,
     )
     app.state.service = service
-    app.router.redirect_slashes = False  # a redirect would have clients send their body twice
+    app.router.redirect_slashes = False  # a redirect would make clients send their body twice
     app.router.default = _Unrouted(app.router)
     return app
 
 
 class _Unrouted:
-    """Serve a path with a slash too many as the route without it, and answer 404 to what has no route at all."""
+    """Serve a path with a trailing slash as the route without it, and answer 404 for unknown paths."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -150,13 +150,13 @@ class _Unrouted:
 def _metering(settings: Settings) -> Metering | None:
     if not settings.metering:
         return None
-    from app.metering import Metering  # SQLite, for those who asked for it
+    from app.metering import Metering  # imported only if used: SQLite
 
     return Metering(Path(settings.metering))
 
 
 def _collect(service: Service, logs: LogWriter | None, connections: ConnectionLimits) -> None:
-    """Add to /metrics what is read when somebody scrapes."""
+    """Register the collectors that are read at scrape time."""
     registry, model = service.metrics.registry, service.settings.model_name
     registry.register(AdmissionCollector(service.admission, model))
     registry.register(EnergyCollector(service.energy, model))
@@ -179,21 +179,21 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:
-        message = f"there is no {request.url.path[:80]} here"
-        # An address without a method is a WebSocket's; a POST may have been meant for an address with /v1.
+        message = f"there is no route {request.url.path[:80]}"
+        # A path without a method is a WebSocket's; a POST may have been meant for a path with /v1.
         if request.url.path.startswith("/v1/") or request.scope.get("method") == "POST":
-            message += "; answers come from /v1/chat/completions, /v1/completions and /v1/realtime"
+            message += "; use /v1/chat/completions, /v1/completions or /v1/realtime"
     return JSONResponse(error_body(error.status_code, message), status_code=error.status_code, headers=error.headers)
 
 
-async def _nobody_reads(_: Request, error: Exception) -> Response:
+async def _client_disconnected(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # the client left while it was still sending
 
 
-async def _our_fault(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     # The traceback goes to the log (Starlette re-raises after this answer), never to the client.
     request_id = request.scope[REQUEST_ID]
     log.error("request %s failed", request_id, extra={"fields": {"request_id": request_id}})
     message = f"Internal server error; see the server log for request ID {request_id}."
-    headers = {"Connection": "close", "X-Request-Id": request_id}  # uvicorn closes the connection then
+    headers = {"Connection": "close", "X-Request-Id": request_id}  # after an exception uvicorn closes the connection
     return JSONResponse(error_body(500, message, code="internal_error"), status_code=500, headers=headers)

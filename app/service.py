@@ -1,4 +1,6 @@
-"""Service: what the routes share. Holds settings, engine client, text model, streams, metrics; starts generations."""
+"""Service: shared state of the routes. Holds settings, engine client, text model, streams and metrics; starts
+generations.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +43,23 @@ from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 if TYPE_CHECKING:
     from app.metering import Metering
 
-ENGINE_GONE = "the engine is not available; the server's log says why"
-MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us for each
-CHARACTERS_PER_TOKEN = 16  # of a context, in the longest text that /tokenize takes
-BODY_SHARE = min(0.5, 0.05 * cores())  # of a core, for large bodies; and for texts of /tokenize and /detokenize
-READ_SECONDS_PER_BYTE = 2.5e-9  # of CPU time, that reading a body took on the event loop
-MAX_GRACE = 600.0  # seconds an answer may go on without a reader
-Turns = list[dict[str, Any]]  # of a conversation, as chat templates take them
+ENGINE_GONE = "the engine is not available; see the server log"
+MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
+CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
+CPU_SHARE = min(0.5, 0.05 * cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
+READ_SECONDS_PER_BYTE = 2.5e-9  # CPU time of reading a body on the event loop
+MAX_GRACE = 600.0  # maximum seconds for which an answer continues without a reader
+Turns = list[dict[str, Any]]  # of a conversation, as chat templates read them
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def new_stream_id() -> str:
-    """That nobody can guess."""
+    """Return an unguessable stream id."""
     return secrets.token_hex(12)
 
 
 def _renamed(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
-    """What the engine refused, by the names that the caller knows."""
+    """Return an engine's refusal with the protocol's parameter names."""
     message = str(error)
     if "max_tokens" in names:
         message = message.replace("max_tokens", names["max_tokens"])
@@ -66,7 +68,7 @@ def _renamed(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
 
 @dataclass
 class Service:
-    """The server's parts, made in `app.server` and reached by handlers through `request.app.state`."""
+    """Shared state of the routes, created in `app.server` and accessed through `request.app.state`."""
 
     settings: Settings
     client: EngineClient
@@ -77,18 +79,18 @@ class Service:
     energy: Energy
     metering: Metering | None
     started: int  # Unix time, shown to clients
-    draining: bool = False  # told to stop: nothing new is taken
+    draining: bool = False  # the server is stopping: new requests are refused
     encoding: Encoding = field(init=False)
     live: LiveFeed = field(init=False)
-    # Large bodies, decoded and rendered.
-    bodies: Turnstile = field(default_factory=lambda: Turnstile(1, share=BODY_SHARE))
-    # /tokenize and /detokenize, for which no answer waits.
-    probes: Turnstile = field(default_factory=lambda: Turnstile(1, share=BODY_SHARE))
+    # Decoding and rendering of large bodies.
+    bodies: Turnstile = field(default_factory=lambda: Turnstile(1, share=CPU_SHARE))
+    # /tokenize and /detokenize, on which no answer depends.
+    probes: Turnstile = field(default_factory=lambda: Turnstile(1, share=CPU_SHARE))
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
     websockets: WebSocketLimits = field(init=False)
     refused_keys: RefusedKeys = field(default_factory=lambda: RefusedKeys(time.monotonic))
-    _running: int = 0  # choices of requests that have had a slot, and have not ended
+    _running: int = 0  # choices of requests that have received a slot and have not ended
 
     def __post_init__(self) -> None:
         self.encoding = Encoding(self.text)
@@ -99,7 +101,7 @@ class Service:
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model. Raises `ApiError` (503) until there is one, and when its engine is gone for good."""
+        """Return the loaded model. Raises `ApiError` (503) before it is loaded, and if no engine will be started."""
         if self.client.info is None or not self.client.takes_requests:
             loading = self.client.loading
             raise ApiError(
@@ -110,40 +112,43 @@ class Service:
             )
         return self.client.info
 
-    def admit(self, tenant: Tenant, asked: ServiceClass | None, tokens: int = 0, choices: int = 1) -> ServiceClass:
-        """The class in which `tenant`'s request may wait: the one it asked for, or else standard or what it may have.
-        Raises `ApiError` while nothing new is taken (503), when it may not ask for that (403), or when too much waits
-        already (429, 503). Asked before anything expensive is done for a request, and again when it is queued."""
-        if asked is None:
-            asked = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
-        try:
-            self._check(tenant, asked, tokens, choices)
-        except ApiError as error:
-            self.metrics.refused(tenant, asked, error.code or "other")
-            raise
-        return asked
+    def admit(self, tenant: Tenant, requested: ServiceClass | None, tokens: int = 0, choices: int = 1) -> ServiceClass:
+        """Return the class in which a request of `tenant` may wait: the requested one, else standard or the highest
+        that the tenant may use.
 
-    def _check(self, tenant: Tenant, asked: ServiceClass, tokens: int, choices: int) -> None:
+        Raises `ApiError` while the server stops (503), for a class that the tenant may not use (403), or if a limit is
+        reached (429, 503). Called before expensive work for a request, and again when it is queued.
+        """
+        if requested is None:
+            requested = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
+        try:
+            self._check(tenant, requested, tokens, choices)
+        except ApiError as error:
+            self.metrics.refused(tenant, requested, error.code or "other")
+            raise
+        return requested
+
+    def _check(self, tenant: Tenant, requested: ServiceClass, tokens: int, choices: int) -> None:
         _ = self.info
         if self.draining:
             raise ApiError(503, "the server is stopping", code="server_shutdown", headers={"Retry-After": "5"})
-        if not tenant.may(asked):
+        if not tenant.may(requested):
             tiers = ", ".join(tenant.tiers)
             raise ApiError(
                 403,
-                f"this key may ask for the service tiers {tiers} only",
+                f"this key may only use the service tiers {tiers}",
                 param="service_tier",
                 code="tier_not_allowed",
             )
         self.limits.check(tenant, choices)
-        self.admission.check(tenant, asked, tokens, self.encoding.coming, max(0, self._slots - self._running))
+        self.admission.check(tenant, requested, tokens, self.encoding.coming, max(0, self._slots - self._running))
 
     def check_model(self, name: str | None) -> None:
-        """Raises `ApiError` (404) when `name` is not what is served. No name means: what is served."""
+        """Raise `ApiError` (404) if `name` is not the served model. None selects the served model."""
         if name is not None and name != self.settings.model_name:
             raise ApiError(
                 404,
-                f"the model {name[:200]!r} does not exist here; served is {self.settings.model_name!r}",
+                f"the model {name[:200]!r} does not exist; the served model is {self.settings.model_name!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -157,7 +162,7 @@ class Service:
         intake: Intake,
         names: Mapping[str, str] = NO_NAMES,
     ) -> list[int]:
-        """Token ids of a text that the model is to continue, in turn. Raises `ApiError` where it is far too long."""
+        """Return the token ids of a prompt, tokenized in turn. Raises `ApiError` if it is far too long."""
         most = self.info.max_model_len
         try:
             return await self.encoding.encode(
@@ -167,7 +172,7 @@ class Service:
             raise _renamed(error, names) from None
 
     async def parse(self, schema: type[Schema], body: bytes, intake: Intake | None = None) -> Schema:
-        """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+        """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""
         if len(body) <= MAX_INLINE_BYTES:
             return parse(schema, body)
 
@@ -185,7 +190,7 @@ class Service:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """Return the text of a conversation. Raises `ApiError` when its template refuses it."""
+        """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it."""
         size = sum(len(turn["content"]) for turn in turns)
         is_short = len(turns) <= MAX_INLINE_TURNS and size <= MAX_INLINE_BYTES
 
@@ -206,8 +211,9 @@ class Service:
             raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text that no answer waits for. Raises `ApiError` (400) for one that is longer than
-        `CHARACTERS_PER_TOKEN` times the context."""
+        """Return the token ids of a text on which no answer depends. Raises `ApiError` (400) if it is longer than
+        `CHARACTERS_PER_TOKEN` times the context.
+        """
         most = CHARACTERS_PER_TOKEN * self.info.max_model_len
         if len(text) > most:
             raise ApiError(
@@ -233,7 +239,7 @@ class Service:
         return await self.probes.run(work, size=16 * len(token_ids))
 
     def token_limit(self, wanted: int | None, prompt_tokens: int) -> int:
-        """`wanted`, or as many tokens as context and pool leave behind the prompt."""
+        """Return `wanted`, or by default as many tokens as context and KV pool have left after the prompt."""
         if wanted is not None:
             return wanted
         info = self.info
@@ -254,7 +260,7 @@ class Service:
         goes_on: bool = False,
         grace: float = 0.0,
     ) -> Generation:
-        """Start answering a request of one of the text protocols. Raises `ApiError` when the engine refuses it."""
+        """Start answering a request of one of the text protocols. Raises `ApiError` if the engine refuses it."""
         return self.start(
             prompt,
             fields.sampling(max_tokens, self.text.eos_token_ids, logprobs, self.text.sampling_defaults),
@@ -289,9 +295,12 @@ class Service:
         deadline_ms: int | None = None,
         stream_id: str | None = None,
     ) -> Generation:
-        """Queue a request and make its stream findable, by `stream_id` where that was told already. Its deadline counts
-        from its arrival. goes_on: the answer's text continues the prompt's. names: what the protocol calls parameters
-        of the engine that have another name there. Raises `ApiError`."""
+        """Queue a request and register its stream, under `stream_id` if the client already has it. Its deadline counts
+        from its arrival.
+
+        goes_on: the answer continues the text of the prompt. names: the protocol's names of engine parameters that are
+        named differently. Raises `ApiError`.
+        """
         self.admit(tenant, service_class, len(prompt), n)
         stream_id = stream_id or new_stream_id()
         deadline_ms = tenant.deadline_ms if deadline_ms is None else deadline_ms
@@ -309,7 +318,7 @@ class Service:
             client_id=intake.client_id,
         )
         try:
-            self.client.check(request)  # before anything is made of its tokens
+            self.client.check(request)  # before anything is created from its tokens
         except RequestRefused as error:
             self.metrics.refused(tenant, service_class, error.code)
             raise _renamed(error, names) from None
@@ -337,8 +346,9 @@ class Service:
         return generation
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Take nothing new; let what runs and is read finish for `seconds`, or until there is a hurry; then end the
-        rest with an error that says so."""
+        """Refuse new requests, let requests with readers finish for `seconds` or until `is_hurried()`, then end the
+        rest with an error.
+        """
         self.draining = True
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not is_hurried():
@@ -349,8 +359,9 @@ class Service:
             generation.fail("the server stopped before the answer was complete", "server_shutdown")
 
     def replace_tenants(self, tenants: tuple[Tenant, ...], keys_file_tenants: tuple[Tenant, ...] = ()) -> None:
-        """Admit requests by these keys from now on; running answers go on. Raises `SettingsError` for a key that has
-        another use here, and where no key would be left without a keys file, which would admit every client."""
+        """Replace the tenants whose keys are accepted; running answers continue. Raises `SettingsError` for a key that
+        has another use, and if no key would be left without a keys file, which would admit every client.
+        """
         changed = msgspec.structs.replace(self.settings, tenants=tenants, keys_file_tenants=keys_file_tenants)
         check_keys(changed.tenants_by_digest, changed.operator_key, changed.metrics_key)
         if self.settings.requires_keys and not changed.requires_keys:
@@ -359,12 +370,13 @@ class Service:
         self.metrics.names |= {tenant.id: tenant.name for tenant in changed.tenants_by_digest.values()}
 
     def current_tenant(self, tenant: Tenant) -> Tenant | None:
-        """Return `tenant` with its current limits; None if its key was revoked, or if it has none and one is required
-        by now."""
+        """Return `tenant` with its current limits; None if its key was revoked, or if a key is now required and it has
+        none.
+        """
         return self.settings.tenants_by_digest.get(tenant.digest) if self.settings.requires_keys else tenant
 
     def close(self) -> None:
-        """Have on the disk what is to be there. Blocks; once more does nothing."""
+        """Write pending data to disk. Blocks; further calls do nothing."""
         if self.metering is not None:
             self.metering.close()
 
@@ -374,15 +386,15 @@ class Service:
 
     def _started(self, generation: Generation) -> None:
         self._running += generation.request.n
-        self._waits_no_more(generation)
+        self._leave_queue(generation)
 
-    def _waits_no_more(self, generation: Generation) -> None:
+    def _leave_queue(self, generation: Generation) -> None:
         request = generation.request
         self.admission.leave(request.tenant, request.service_class, len(request.prompt))
 
     def _ended(self, generation: Generation) -> None:
         if generation.timing.started is None:
-            self._waits_no_more(generation)
+            self._leave_queue(generation)
         else:
             self._running -= generation.request.n
         request = generation.request

@@ -1,6 +1,6 @@
-"""What a realtime session tells of: the items of its conversation, its responses, and the words of one as they come.
+"""Wire format of a realtime session: conversation items, responses, and streamed text.
 
-How they look on the wire; knows nothing of sessions.
+Independent of sessions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass
 class ConversationItem:
-    """What somebody said, or is saying."""
+    """Message of a conversation, complete or in progress."""
 
     id: str
     role: str
@@ -30,7 +30,7 @@ class ConversationItem:
     status: str = "completed"
 
     def view(self) -> dict[str, Any]:
-        """As the protocol shows it."""
+        """Return the item in the protocol's format."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "id": self.id,
@@ -44,12 +44,12 @@ class ConversationItem:
 
 @dataclass
 class SpokenResponse:
-    """An answer on its way, and what is known of its end."""
+    """Response in progress, and its outcome."""
 
     id: str
     item: ConversationItem
     fields: ResponseFields
-    limit: int | None  # of tokens; None: as many as fit
+    limit: int | None  # maximum tokens; None: as many as fit
     generation: Generation | None = None
     task: asyncio.Task[None] | None = None
     finish: str = ""
@@ -59,20 +59,20 @@ class SpokenResponse:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where in a session its words stand."""
+        """Return the fields that locate its text in the session."""
         return {"response_id": self.id, "item_id": self.item.id, "output_index": 0, "content_index": 0}
 
     @property
     def status(self) -> str:
-        """How it ended."""
+        """Return the outcome."""
         if self.failure is not None:
             return "failed"
-        if self.cancelled or self.finish == "abort":  # over this session, or over another connection
+        if self.cancelled or self.finish == "abort":  # in this session or over another connection
             return "cancelled"
         return "incomplete" if self.finish == "length" else "completed"
 
     def view(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        """As the protocol shows it."""
+        """Return the response in the protocol's format."""
         return {
             "id": self.id,
             "object": "realtime.response",
@@ -110,19 +110,20 @@ class SpokenResponse:
 
 
 class Telling:
-    """Puts the log of a response into messages, and what it says into the response. Each record once: what is told is
-    remembered there."""
+    """Encoder of a response's log as messages. It also adds text and outcome to the response, so each record must be
+    encoded once.
+    """
 
     __slots__ = ("_delta", "_event_id", "_response")
 
     def __init__(self, response: SpokenResponse, event_id: Callable[[], str]) -> None:
         self._response = response
         self._event_id = event_id
-        # All of a delta's message behind its event's id, but for the text: the same for every token.
+        # The part of a delta's message between event id and text, which is the same for every token.
         self._delta = b'",%s,"delta":' % encode(response.place)[1:-1]
 
     def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
-        """One message for each item that says something."""
+        """Return the messages of `items`; items without content have none."""
         return [message for item in items if (message := self._message(item)) is not None]
 
     def _message(self, item: Item) -> bytes | None:

@@ -1,9 +1,9 @@
-"""Server-sent events: how blocks look, and the response that carries them.
+"""Server-sent events: format of events, and the response that streams them.
 
-Rules that every client tried can live with: never a block without `data:`, status and keep-alive as comments, `id:`
-only together with `data:`, an error frame before an early end, never a `[DONE]` after a failure. Ids and status are for
-readers that may come back, who know server-sent events: others take whatever is not `data:` for the end of an answer
-(litellm), or for JSON (vLLM's benchmark).
+The format works with every client that was tried: no event without `data:`, status and keep-alive as comments, `id:`
+only together with `data:`, an error frame before an early end, and no `[DONE]` after a failure. Ids and status are only
+sent to readers that announced that they may resume: other clients take any line without `data:` for the end of an
+answer (litellm), or for JSON (vLLM's benchmark).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 DONE = b"[DONE]"
 PING = PING_SECONDS, b": ping\n\n"
 
-# UTF-8 of U+0085, U+2028 and U+2029. They may stand in a JSON string as they are, but clients that cut the stream with
-# str.splitlines() (openai-python among them) take them for the end of the line.
+# UTF-8 of U+0085, U+2028 and U+2029. They may occur unescaped in a JSON string, but clients that split the stream with
+# str.splitlines() (such as openai-python) treat them as ends of lines.
 _LINE_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def block(log: StreamLog, seq: int, data: bytes) -> bytes:
-    """One event: `id:` says where to resume, `data:` is one line of JSON."""
+    """Return one event: `id:` is the position to resume from, `data:` is one line of JSON."""
     return b"id: %s.%d\ndata: %s\n\n" % (log.cursor_start, seq, _one_line(data))
 
 
 def plain_block(data: bytes) -> bytes:
-    """One event for a reader that will not resume: `data:` and nothing else."""
+    """Return one event for a reader that will not resume: only `data:`."""
     return b"data: %s\n\n" % _one_line(data)
 
 
@@ -49,15 +49,15 @@ def _one_line(data: bytes) -> bytes:
 
 
 def status_comment(status: StatusEvent) -> bytes:
-    """Where a request stands, as a comment that clients may ignore."""
+    """Return the status of a request as a comment, which clients may ignore."""
     return b": carousel %s\n\n" % msgspec.json.encode(status_view(status))
 
 
 class EventStream(StreamingResponse):
-    """A response of ready-made events that says when its reader is gone, however it went: when its content has ended,
-    and when the client has left, or was hung up on (`app.patience`).
+    """Response of encoded events that calls a function when its reader is gone: after the end of its content, or when
+    the client has disconnected or was disconnected (`app.patience`).
 
-    One task beside the request's own (docs/decisions/0020).
+    It needs one task in addition to the request's own (docs/decisions/0020).
     """
 
     media_type = "text/event-stream"
@@ -68,7 +68,7 @@ class EventStream(StreamingResponse):
         on_close: Callable[[], None],
         headers: dict[str, str] | None = None,
     ) -> None:
-        """content: what is to be sent, but for what it writes by itself through `write` of what it is given."""
+        """content: generator of the bytes to send. It may also write directly through `write` of its argument."""
         self.write: Callable[[bytes], bool] = write_of({})
         self._content = content(self)
         self._on_close = on_close
@@ -83,7 +83,7 @@ class EventStream(StreamingResponse):
             async with while_present(receive):
                 await self.stream_response(send)
         finally:
-            # A reader that leaves while bytes are being sent leaves the generator suspended: end it here.
+            # A reader that leaves during a send leaves the generator suspended: end it here.
             await self._content.aclose()
             if has_reader:
                 self._on_close()

@@ -1,4 +1,4 @@
-"""Where a request stands, as clients are told."""
+"""Status of a request as clients receive it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.types import StatusEvent
 
 
 def status_view(status: StatusEvent) -> dict[str, Any]:
-    """Where a request stands, for people: nothing in it tells about another tenant."""
+    """Return a request's status for clients. It reveals nothing about other tenants."""
     view: dict[str, Any] = {"state": status.state}
     if status.position:
         view["position"] = status.position

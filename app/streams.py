@@ -1,10 +1,10 @@
-"""StreamLog: everything one request has said, kept so that any number of readers can follow, leave and come back.
+"""StreamLog: the output of one request, kept so that any number of readers can follow, disconnect and resume.
 
-Records are appended once and never change; a reader is a cursor. Live status (queue position, pauses) is not part of
-the log: a reader that comes late wants to know how things stand, not how they stood. Knows nothing of protocols.
+Records are appended once and never change; a reader is a cursor. Live status (queue position, preemptions) is not part
+of the log, because a late reader needs only the current status. Independent of protocols.
 
-What is made for every token has `gc=False`: nothing in it leads back to it, so that no length of an answer makes the
-garbage collector walk.
+Objects that are created for every token have `gc=False`: they are in no reference cycles, so the garbage collector need
+not scan them however long an answer is.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from engine.types import Alternative, StatusEvent
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A choice begins."""
+    """Beginning of a choice."""
 
     choice: int
 
 
 class TokenInfo(msgspec.Struct, frozen=True, gc=False):
-    """A token with its log-probability, for those who asked."""
+    """Token with its log-probability, if requested."""
 
     token_id: int
     logprob: float
     top: tuple[Alternative, ...]
-    offset: int  # characters of the choice before it, those of tokens without whole characters yet not counted
+    offset: int  # characters of the choice before it, excluding tokens without whole characters so far
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """More text of one choice. `tokens` is how many tokens it took; `infos` is empty unless log-probabilities were
-    asked for."""
+    """Text of one choice. `tokens` is the number of its tokens; `infos` is empty unless log-probabilities were
+    requested.
+    """
 
     choice: int
     text: str
@@ -46,7 +47,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A choice is complete. `stop` is the stop string that ended it, if one did."""
+    """End of a choice. `stop` is the stop string that ended it, if any."""
 
     choice: int
     reason: str
@@ -54,7 +55,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The request failed: the last record."""
+    """Failure of the request; the last record."""
 
     message: str
     code: str
@@ -62,7 +63,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The request is complete: the last record. time_ms: what its wall time went to, by phase."""
+    """End of the request; the last record. time_ms: wall time by phase."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -74,7 +75,7 @@ Record = Opened | Delta | Finished | Failure | Usage
 
 
 class Numbered(msgspec.Struct, frozen=True, gc=False):
-    """A record and its place in the log, counted from 1."""
+    """Record with its number in the log, counted from 1."""
 
     seq: int
     record: Record
@@ -84,10 +85,10 @@ Item = Numbered | StatusEvent
 
 
 class Encoder(Protocol):
-    """Puts records into the bytes of one protocol. Stateless: the same record gives the same bytes at every reading."""
+    """Encoder of records in one protocol. Stateless: a record gives the same bytes whenever it is read."""
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
-        """What a reader is sent for `items`; possibly nothing."""
+        """Return the bytes for `items`; possibly empty."""
         ...
 
 
@@ -112,10 +113,10 @@ class StreamLog:
         self.id = stream_id
         self.epoch = epoch
         self.owner = owner
-        self.cursor_start = f"{stream_id}.{epoch}".encode()  # of every `Cursor` into this log
-        self.created = time.time()  # deliberately the wall clock: it is shown to clients
+        self.cursor_start = f"{stream_id}.{epoch}".encode()  # prefix of every `Cursor` into this log
+        self.created = time.time()  # wall clock, because it is shown to clients
         self.records: list[Record] = []
-        self.details = 0  # log-probabilities in them
+        self.details = 0  # number of log-probabilities in the records
         self.status: StatusEvent | None = None
         self.closed_at: float | None = None
         self.readers = 0
@@ -123,11 +124,11 @@ class StreamLog:
 
     @property
     def is_closed(self) -> bool:
-        """True when the last record is written."""
+        """Return whether the last record is written."""
         return self.closed_at is not None
 
     def append(self, record: Record) -> None:
-        """Write one record; `Usage` and `Failure` close the log. Readers hear of it with the next `announce`."""
+        """Write one record; `Usage` and `Failure` close the log. Readers are notified by the next `announce`."""
         assert not self.is_closed, f"stream {self.id} is closed"
         self.records.append(record)
         if isinstance(record, Delta):
@@ -137,44 +138,44 @@ class StreamLog:
             self.closed_at = time.monotonic()
 
     def announce(self) -> None:
-        """Tell the followers of what was appended, or of a new `status`."""
+        """Notify followers of appended records or a new `status`."""
         for follower in self.followers:
             follower()
 
     def follow(self, follower: Callable[[], None]) -> None:
-        """Have `follower` called by each `announce` from now on."""
+        """Call `follower` at each `announce` from now on."""
         self.followers += (follower,)
 
     def unfollow(self, follower: Callable[[], None]) -> None:
-        """No more; nothing, where it is not."""
+        """Stop calling `follower`; does nothing if it is not registered."""
         self.followers = tuple(other for other in self.followers if other is not follower)
 
     async def closed(self) -> None:
-        """Wait, as one who reads it, until the last record is written."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Wait, as a reader, until the last record is written."""
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def look() -> None:
-            if self.is_closed and not ended.done():
-                ended.set_result(None)
+        def check() -> None:
+            if self.is_closed and not closed.done():
+                closed.set_result(None)
 
-        self.follow(look)
+        self.follow(check)
         try:
             with Reader(self, 0):
-                look()
-                await ended
+                check()
+                await closed
         finally:
-            self.unfollow(look)
+            self.unfollow(check)
 
 
 class Reader:
-    """A place in a log, for one reader; a context manager, so that the log knows who reads it."""
+    """Position of one reader in a log. A context manager, so that the log counts its readers."""
 
-    __slots__ = ("_after", "_log", "_told")
+    __slots__ = ("_after", "_last_status", "_log")
 
     def __init__(self, log: StreamLog, after: int) -> None:
         self._log = log
         self._after = after
-        self._told: StatusEvent | None = None
+        self._last_status: StatusEvent | None = None
 
     def __enter__(self) -> Reader:
         self._log.readers += 1
@@ -185,15 +186,15 @@ class Reader:
 
     @property
     def is_done(self) -> bool:
-        """True when there will be no more."""
+        """Return whether no further items will follow."""
         return self._log.is_closed and self._after == len(self._log.records)
 
     def take(self) -> list[Item]:
-        """What is new since the last call; of statuses the newest, and none of a finished request."""
+        """Return the new items since the last call; only the newest status, and none after the end of the request."""
         log, after = self._log, self._after
         items: list[Item] = []
-        if log.status is not self._told:
-            self._told = log.status
+        if log.status is not self._last_status:
+            self._last_status = log.status
             if log.status is not None and not log.is_closed:
                 items.append(log.status)
         self._after = len(log.records)
@@ -202,7 +203,7 @@ class Reader:
 
 
 class CursorRefused(Exception):
-    """A resume position that cannot be served. `status` is the HTTP meaning: 400 nonsense, 404 unknown, 410 lost."""
+    """A resume position cannot be served. `status` is the HTTP status: 400 malformed, 404 unknown, 410 lost."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -211,7 +212,7 @@ class CursorRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`<stream>.<epoch>.<seq>`: a place in a log, as event ids name it."""
+    """Position in a log, as in event ids: `<stream>.<epoch>.<seq>`."""
 
     stream: str
     epoch: str
@@ -222,7 +223,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Raises `CursorRefused` (400) for anything that no server of ours wrote."""
+        """Parse an event id. Raises `CursorRefused` (400) for a text that no server has written."""
         stream, _, rest = text.partition(".")
         epoch, _, seq = rest.partition(".")
         if not (stream and epoch and seq.isascii() and seq.isdigit() and len(seq) <= 12):

@@ -2,17 +2,17 @@
 
 [tenants.night-reports]
 key = "sk-..."        # or key_sha256 = "...", its SHA-256 in 64 hexadecimal digits
-weight = 0.5          # its share of a class, against 1 for others
-tiers = ["flex"]      # which service tiers it may ask for
-deadline_ms = 60000   # of requests that name none
-max_queue = 100       # requests of it that may wait at once
+weight = 0.5          # share of a class, against 1 for other tenants
+tiers = ["flex"]      # permitted service tiers
+deadline_ms = 60000   # for requests without a deadline
+max_queue = 100       # maximum waiting requests
 max_queue_tokens = 200000
 requests_per_minute = 600
 tokens_per_minute = 1000000
-max_concurrency = 64  # choices of its requests that may wait and run at once
-max_websockets = 16   # open at once
+max_concurrency = 64  # maximum choices that wait or run
+max_websockets = 16   # maximum open WebSockets
 websocket_idle_timeout = 600.0  # seconds
-created = 2026-11-27T12:00:00Z  # of the key; `carousel keys` writes and lists it, and the server does not use it
+created = 2026-11-27T12:00:00Z  # of the key; written and listed by `carousel keys`, not used by the server
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ import msgspec
 from app.tenants import ALL_TIERS, LIMITS, SENT, Tenant, TenantLimits, can_be_sent, key_digest
 
 DIGEST = re.compile("[0-9a-f]{64}")
-FROM_ONE = ("deadline_ms", "max_queue", "max_queue_tokens", "websocket_idle_timeout")
-LEAST = dict.fromkeys(LIMITS, 0) | dict.fromkeys(FROM_ONE, 1)
+POSITIVE_LIMITS = ("deadline_ms", "max_queue", "max_queue_tokens", "websocket_idle_timeout")
+MIN_VALUES = dict.fromkeys(LIMITS, 0) | dict.fromkeys(POSITIVE_LIMITS, 1)
 LIMIT_FIELDS = TenantLimits.__struct_fields__
 
 
 class TenantError(ValueError):
-    """A table has a value that cannot be used; the message names table and field."""
+    """A table has an invalid value; the message names table and field."""
 
 
 class TenantTable(TenantLimits, frozen=True, kw_only=True):
-    """One table as it is written."""
+    """One table as written in a file."""
 
     key: str | None = None
     key_sha256: str | None = None
@@ -46,14 +46,14 @@ class TenantTable(TenantLimits, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its key."""
+        """Return the SHA-256 of the key."""
         return self.key_sha256 or key_digest(self.key or "")
 
 
 def read_tables(content: Any, where: str) -> dict[str, TenantTable]:
     """Return `[tenants.NAME]` tables by name. Raises `TenantError`.
 
-    where: the name of the tables in messages.
+    where: name of the tables in messages.
     """
     if not isinstance(content, dict):
         raise TenantError(f"{where} must be tables such as [tenants.alice]")
@@ -91,17 +91,17 @@ def _check_key(table: TenantTable, at: str) -> None:
     if table.key is not None and not (table.key and can_be_sent(table.key)):
         raise TenantError(f"{at}.key must be {SENT}")
     if table.key_sha256 is not None and not DIGEST.fullmatch(table.key_sha256):
-        # Not repeated in the message, as it may be a key that was put there by mistake.
+        # The value is not repeated in the message, as it may be a key that was put there by mistake.
         raise TenantError(f"{at}.key_sha256 must be 64 lower-case hexadecimal digits, the SHA-256 of a key")
 
 
 def _check_limits(table: TenantLimits, at: str) -> None:
     if not (0 < table.weight < math.inf):
-        raise TenantError(f"{at}.weight must be a positive number, not {table.weight}")
+        raise TenantError(f"{at}.weight must be a positive number, got {table.weight}")
     wrong = [tier for tier in table.tiers if tier not in ALL_TIERS]
     if wrong or not table.tiers:
-        raise TenantError(f"{at}.tiers must be some of {', '.join(ALL_TIERS)}, not {wrong or 'none'}")
-    for limit, minimum in LEAST.items():
+        raise TenantError(f"{at}.tiers must be some of {', '.join(ALL_TIERS)}, got {wrong or 'none'}")
+    for limit, minimum in MIN_VALUES.items():
         value = getattr(table, limit)
-        if value is not None and not value >= minimum:  # refuses NaN too
-            raise TenantError(f"{at}.{limit} must be at least {minimum}, not {value}")
+        if value is not None and not value >= minimum:  # also refuses NaN
+            raise TenantError(f"{at}.{limit} must be at least {minimum}, got {value}")

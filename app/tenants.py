@@ -1,4 +1,4 @@
-"""Tenants: the owners of requests. Each API key is one; app.tenant_tables reads the limits that files give them."""
+"""Tenants: owners of requests, one per API key. app.tenant_tables reads the limits that files give them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TIER_OF_CLASS = {
     ServiceClass.BATCH: "flex",
 }
 ALL_TIERS = tuple(TIER_OF_CLASS.values())
-# Limits of a tenant, or of all by options of the same names.
+# Limits of a tenant, and options of the same names for all tenants.
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "max_websockets")
-ID_DIGITS = 16  # of a digest: enough to tell owners apart, short enough for logs
-SENT = "printable ASCII without spaces"  # what `can_be_sent` wants
+ID_DIGITS = 16  # of a digest: enough to identify owners, short enough for logs
+SENT = "printable ASCII without spaces"  # requirement of `can_be_sent`
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of one tenant, named as in its table."""
+    """Limits of one tenant, named like the fields of its table."""
 
     weight: float = 1.0
     tiers: tuple[str, ...] = ALL_TIERS
@@ -39,45 +39,45 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
     max_websockets: int | None = None
-    websocket_idle_timeout: float | None = None  # seconds; None: as the option has it
+    websocket_idle_timeout: float | None = None  # seconds; None: the option of this name
 
 
 class Tenant(TenantLimits, frozen=True, kw_only=True):
     """Name, key digest and limits of one tenant."""
 
     name: str
-    digest: str = ""  # of its key, as `key_digest` returns it; the key itself is not kept
+    digest: str = ""  # of its key, from `key_digest`; the key itself is not kept
 
     @property
     def id(self) -> str:
-        """Identify it in queues and in the engine: the beginning of its digest."""
+        """Return its id in queues and in the engine: the first digits of the key's digest."""
         return self.digest[:ID_DIGITS]
 
     @property
     def owner(self) -> str:
-        """Identify the owner of its streams and of its pages in the prefix cache, which no other owner can use."""
+        """Return the owner of its streams and of its pages in the prefix cache, which no other owner can use."""
         return self.id
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is a network of clients without keys, beyond loopback."""
+        """Return whether it is a network of clients without keys, beyond loopback."""
         return False
 
     def may(self, service_class: ServiceClass) -> bool:
-        """Whether its requests may be of that class."""
+        """Return whether its requests may be of that class."""
         return TIER_OF_CLASS[service_class] in self.tiers
 
     @property
     def highest(self) -> ServiceClass:
-        """The highest class that it may ask for."""
+        """Return the highest class that it may use."""
         return min(c for c in ServiceClass if self.may(c))
 
 
 class AnonymousTenant(Tenant, frozen=True, kw_only=True):
-    """The clients of one network, on a server without keys.
+    """Clients of one network, on a server without keys.
 
-    A network has its own place in queues and turns, but owns nothing: clients move between networks, and one network
-    may hold many people. So streams are protected by their unguessable IDs, and the prefix cache is shared.
+    A network has its own queues and share, but owns nothing: clients move between networks, and one network may hold
+    many people. So streams are protected by their unguessable IDs, and the prefix cache is shared.
     """
 
     network: str = ""
@@ -95,7 +95,7 @@ class AnonymousTenant(Tenant, frozen=True, kw_only=True):
         return bool(self.network)
 
 
-ANYBODY = AnonymousTenant(name="anybody")  # clients on this machine, where no keys are configured
+ANYBODY = AnonymousTenant(name="anybody")  # clients on this machine, if no keys are configured
 
 
 @lru_cache(maxsize=1024)
@@ -110,7 +110,7 @@ def key_digest(key: str) -> str:
 
 
 def can_be_sent(key: str) -> bool:
-    """Whether it can be part of a header, in which clients and servers agree on no letters but ASCII's."""
+    """Return whether a key can be sent in a header, in which clients and servers only agree on ASCII."""
     return key.isascii() and key.isprintable() and " " not in key
 
 

@@ -1,7 +1,7 @@
-"""Between text and tokens: what a checkpoint's tokenizer, chat template and recommendations say.
+"""Text model: a checkpoint's tokenizer, chat template and sampling recommendations.
 
-Uses the `tokenizers` library, so the API process starts fast and never imports torch; `app.tokenizer_files` reads the
-files. Knows nothing of HTTP.
+Uses the `tokenizers` library, so that the API process starts fast and never imports torch; `app.tokenizer_files` reads
+the files. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from app.control_tokens import ControlTokens, TooManyControlTokens
 from app.generation_config import AUTO, NONE, config_file, end_ids, sampling_defaults
 from app.tokenizer_files import load_tokenizer
 
-BATCH_FROM = 4096  # ids; fewer are decoded faster than the call that releases the interpreter lock begins
+# ids; for fewer, decoding is faster than the overhead of the call that releases the interpreter lock
+MIN_BATCH_IDS = 4096
 
 
 class TextModel:
@@ -37,10 +38,12 @@ class TextModel:
         sampling_defaults: dict[str, float] | None = None,
         allow_control_tokens: bool = False,
     ) -> None:
-        """allow_control_tokens: encode control tokens in messages as tokens; else `tokenizer` is prepared to encode
-        them as plain text."""
+        """allow_control_tokens: encode control tokens in messages as tokens; otherwise `tokenizer` is changed to encode
+        them as plain text.
+        """
         self.tokenizer = tokenizer
-        self.sampling_defaults = sampling_defaults or {}  # what the checkpoint recommends where a request is silent
+        # the checkpoint's recommendations for requests without own values
+        self.sampling_defaults = sampling_defaults or {}
         self.eos_token_ids = eos
         self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
         self._template = ChatTemplate(template, special) if template else None
@@ -58,8 +61,9 @@ class TextModel:
         generation_config: str = AUTO,
         allow_control_tokens: bool = False,
     ) -> TextModel:
-        """From a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own, `generation_config` is
-        a choice of `app.generation_config.config_file`."""
+        """Load from a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own; `generation_config`
+        is a choice of `app.generation_config.config_file`.
+        """
         tokenizer, special = load_tokenizer(path)
         _check_vocabulary(path, tokenizer)
         template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
@@ -69,44 +73,46 @@ class TextModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model can be talked to in turns."""
+        """Return whether the model supports conversations."""
         return self._template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; by default with what the tokenizer puts around every text (such as a begin token)."""
-        # The batch call releases the interpreter lock while it works, the single one does not: a long text encoded in a
-        # thread would stop the event loop all the same. The fast one finds the same ids without their offsets.
+        """Return the token ids of `text`; by default with the tokenizer's own additions (such as a begin token)."""
+        # The batch call releases the interpreter lock, the single call does not: a long text encoded in a thread would
+        # block the event loop anyway. The fast variant returns the same ids without offsets.
         ids: list[int] = (
             self._tokenizer_of(text).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         )
         return ids
 
     def count_tokens(self, text: str) -> int:
-        """Return how many tokens `text` has, without a list of them."""
+        """Return the number of tokens of `text` without creating a list of them."""
         return len(self._tokenizer_of(text).encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _tokenizer_of(self, text: str) -> Tokenizer:
-        """Return the tokenizer that reads sealed control tokens as plain text, if `text` has some."""
+        """Return the tokenizer that reads sealed control tokens as plain text, if `text` has any."""
         return self._control.tokenizer if self._is_sealed(text) and self._control is not None else self.tokenizer
 
     def _is_sealed(self, text: str) -> bool:
         return self._control is not None and self._control.is_sealed(text)
 
     def least_tokens(self, text: str) -> int:
-        """As many tokens as `text` has at the least, in a fraction of the time that it takes to find them; 0 where that
-        cannot be told."""
+        """Return a lower bound of the number of tokens of `text`, in a fraction of the time to tokenize it; 0 if
+        unknown.
+        """
         if self._longest_token is None:
             return 0
         if self._is_normalized or self._is_sealed(text):
-            return 0  # the length that counts is another one, and finding it holds the interpreter lock
+            return 0  # the normalized length counts, and computing it holds the interpreter lock
         return len(text) // self._longest_token
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of all of `token_ids`."""
+        """Return the text of `token_ids`."""
         ids = list(token_ids)
-        if len(ids) < BATCH_FROM:
+        if len(ids) < MIN_BATCH_IDS:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
-        return str(self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])  # as in `encode`
+        # batch call as in `encode`
+        return str(self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
 
     def render_chat(
         self,
@@ -116,9 +122,12 @@ class TextModel:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """Return the text of a conversation for `encode`, ready for an answer, or for more of the answer that is its
-        last message. variables: see `ChatTemplate.render`. Raises `TemplateRefused` when the template does not take it,
-        and `VariableTaken`."""
+        """Return the text of a conversation for `encode`, ready for an answer, or for the continuation of its last
+        message.
+
+        variables: see `ChatTemplate.render`. Raises `TemplateRefused` if the template does not accept the conversation,
+        and `VariableTaken`.
+        """
         template = self._template
         if template is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions")
@@ -142,18 +151,19 @@ class TextModel:
             raise TemplateRefused(self._control.plain(str(error))) from error
 
     def alone(self, token_id: int) -> tuple[str, bool]:
-        """The text of one token, and whether it adds just that to any whole characters before it."""
+        """Return the text of one token, and whether it adds exactly that text after any whole characters."""
         found = self._alone.get(token_id)
         if found is None:
             text = self.decode([token_id])
-            # A byte-level decoder joins what each token stands for: only bytes that are no characters yet can join.
+            # A byte-level decoder concatenates the bytes of tokens, so only incomplete characters can join.
             is_whole = "\ufffd" not in text and isinstance(self.tokenizer.decoder, ByteLevel)
             found = self._alone[token_id] = text, is_whole
         return found
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for; together with its neighbours' they make up the text, but for a space that
-        some decoders leave out where a text begins."""
+        """Return the bytes of one token; those of consecutive tokens make up the text, except for a space that some
+        decoders omit at the beginning of a text.
+        """
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -165,19 +175,20 @@ class TextModel:
         return both.removeprefix(first).encode()
 
     def goes_on(self, token_id: int) -> bool:
-        """Whether its text may be the rest of a character that tokens before it began; it may have none at all."""
+        """Return whether its bytes may continue a character that earlier tokens began; it may also have no text."""
         return not self.alone(token_id)[0] or b"\x80" <= self.token_bytes(token_id)[:1] < b"\xc0"
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """In characters. None: a token may stand for any number of them, such as one for unknown words, or one that
-        takes the spaces beside it."""
+        """Return the length of the longest token in characters. None: a token may represent any number of them, such as
+        one for unknown words, or one that absorbs adjacent spaces.
+        """
         added = self.tokenizer.get_added_tokens_decoder().values()
         if not isinstance(self.tokenizer.model, BPE) or not isinstance(self.tokenizer.decoder, ByteLevel):
             return None
         if any(token.lstrip or token.rstrip for token in added):
             return None
-        # Written with a character for each byte, and a text has no more characters than bytes.
+        # Vocabulary entries have one character per byte, and a text has no more characters than bytes.
         return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
@@ -186,7 +197,7 @@ class TextModel:
 
     @cached_property
     def falls_back_on_bytes(self) -> bool:
-        """Whether characters that have no token of their own are said as bytes, one token each."""
+        """Return whether characters without their own token are encoded as byte tokens."""
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
 
@@ -199,7 +210,7 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
             raise TemplateBroken(f"{file}: {error}") from None
     template = config.get("chat_template")
     try:
-        if isinstance(template, list):  # several named ones
+        if isinstance(template, list):  # several named templates
             template = {entry["name"]: entry["template"] for entry in template}
         if isinstance(template, dict):
             template = template.get("default")
@@ -215,7 +226,8 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
 
 def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
     """Return every id that ends a text: those of generation_config.json, else of config.json; and the tokenizer's own
-    (as in vLLM), because models trained for chat often name their end there alone."""
+    (as in vLLM), because models trained for chat often name their end token only there.
+    """
     given = read_json(path / "config.json").get("vocab_size")
     vocab_size = given if isinstance(given, int) else 2**31
     ids = end_ids((file, path / "config.json"), vocab_size)
@@ -226,7 +238,7 @@ def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) 
 def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
     """Raise `TokenizerMissing` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
 
-    Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there, which no text contains.
+    Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there that no text contains.
     """
     vocab_size = read_json(path / "config.json").get("vocab_size")
     if not isinstance(vocab_size, int):
@@ -245,7 +257,7 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
 
 
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes, reversed."""
+    """Return the byte for each of GPT-2's printable substitutes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,8 +1,8 @@
-"""The tokenizer of a checkpoint folder, equal to the one that transformers' AutoTokenizer makes of it.
+"""Tokenizer of a checkpoint folder, equal to the one that transformers' AutoTokenizer creates from it.
 
-A tokenizer.json that is complete by itself is loaded with the `tokenizers` package. Other folders are converted by
-transformers in a child process, once, at start: those without a tokenizer.json, those whose other files name further
-tokens, and those whose tokenizer class builds parts of the tokenizer itself.
+A self-contained tokenizer.json is loaded with the `tokenizers` package. Other folders are converted by transformers in
+a child process, once, at start: those without a tokenizer.json, those whose other files name further tokens, and those
+whose tokenizer class builds parts of the tokenizer itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from app.checkpoint_files import TokenizerMissing, read_json
 from app.child_environment import child_environment
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Files from which transformers makes a tokenizer; in a folder without any of them it makes an empty one.
-VOCABULARIES = (
+# Files from which transformers creates a tokenizer; for a folder without any of them it creates an empty one.
+VOCABULARY_FILES = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
@@ -32,12 +32,12 @@ VOCABULARIES = (
     "vocab.txt",
     "*.tiktoken",
 )
-# Files that name tokens where tokenizer_config.json has no added_tokens_decoder.
+# Files that name tokens if tokenizer_config.json has no added_tokens_decoder.
 LEGACY_FILES = ("added_tokens.json", "special_tokens_map.json")
-# Classes for which transformers uses tokenizer.json as it is, and model types for which it accepts them.
+# Classes for which transformers uses tokenizer.json unchanged, and model types for which it accepts them.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 GENERIC_MODEL_TYPES = ("llama", "qwen3")
-CONVERSION_SECONDS = 600  # after which a conversion is given up; the largest vocabularies take about a minute
+CONVERSION_SECONDS = 600  # time limit of a conversion; the largest vocabularies take about a minute
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,23 @@ class TokenizerFiles:
 
     @property
     def special(self) -> dict[str, str]:
-        """The named special tokens of tokenizer_config.json."""
+        """Return the named special tokens of tokenizer_config.json."""
         named = {name: self.config.get(name) for name in SPECIAL_NAMES}
         return {name: self._content(name, token) for name, token in named.items() if token}
 
     @property
     def is_generic(self) -> bool:
-        """Whether transformers would use the tokenizer.json of this folder as it is."""
+        """Return whether transformers would use the tokenizer.json of this folder unchanged."""
         declared = self.config.get("tokenizer_class") or self.model.get("tokenizer_class")
         model_type = self.model.get("model_type")
         if self.config.get("auto_map"):
-            return True  # code of the checkpoint's own is not run, so its tokenizer.json is all there is
+            return True  # the checkpoint's own code is not run, so only its tokenizer.json is left
         if not declared:
             return not model_type
         return declared in GENERIC_CLASSES and (not model_type or model_type in GENERIC_MODEL_TYPES)
 
     def adds_to(self, tokenizer: Tokenizer) -> bool:
-        """Whether these files name tokens, or properties of tokens, that `tokenizer` does not have."""
+        """Return whether these files name tokens, or properties of tokens, that `tokenizer` does not have."""
         added = tokenizer.get_added_tokens_decoder()
         if "added_tokens_decoder" in self.config:
             listed = self.config["added_tokens_decoder"].items()
@@ -91,7 +91,7 @@ class TokenizerFiles:
             for token in listed.values() if isinstance(listed, dict) else listed:
                 yield self._content(key, token)
         for name, token in self.config.items():
-            # Other keys with such a name may be numbers and switches.
+            # Other keys with such a suffix may be numbers or flags.
             if token and (name in SPECIAL_NAMES or (name.endswith("_token") and isinstance(token, str | dict))):
                 yield self._content(name, token)
 
@@ -110,7 +110,7 @@ class TokenizerFiles:
             if not isinstance(self.config.get(key), list | dict | None):
                 raise self._unreadable(key, "a list of tokens", self.config[key])
         for _ in self._named_tokens():
-            pass  # raises for the first that is no token
+            pass  # raises for the first invalid token
 
     def _content(self, name: str, token: Any) -> str:
         text = token.get("content") if isinstance(token, dict) else token
@@ -118,8 +118,8 @@ class TokenizerFiles:
             raise self._unreadable(name, "a text or an object with its content", token)
         return text
 
-    def _unreadable(self, name: str, wanted: str, given: Any) -> TokenizerMissing:
-        return TokenizerMissing(f"{self.path / 'tokenizer_config.json'}: {name} must be {wanted}, not {given!r:.80}")
+    def _unreadable(self, name: str, expected: str, given: Any) -> TokenizerMissing:
+        return TokenizerMissing(f"{self.path / 'tokenizer_config.json'}: {name} must be {expected}, got {given!r:.80}")
 
 
 def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, str]]:
@@ -129,7 +129,7 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     special = files.special
     if tokenizer is None or not files.is_generic or files.adds_to(tokenizer):
         tokenizer, special = _convert(path)
-    # Truncation and padding are saved from training; a prompt is encoded whole.
+    # Truncation and padding are left over from training; a prompt is encoded in full.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = files.config.get("split_special_tokens") is True
@@ -138,8 +138,8 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, str]]:
 
 def _from_json(file: Path) -> Tokenizer | None:
     if not file.exists():
-        if not any(found for pattern in VOCABULARIES for found in file.parent.glob(pattern)):
-            names = ", ".join(VOCABULARIES)
+        if not any(found for pattern in VOCABULARY_FILES for found in file.parent.glob(pattern)):
+            names = ", ".join(VOCABULARY_FILES)
             raise TokenizerMissing(f"{file.parent} has no tokenizer.json, and no {names} to make one from")
         return None
     try:
@@ -153,9 +153,9 @@ def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     if "error" in result:
         reason = result["error"]
         if "trust_remote_code" in reason:
-            reason = "it needs code of its own, which is not run here; a folder with a tokenizer.json is needed, whose "
+            reason = "it needs code of its own, which is not run here; use a folder with a tokenizer.json whose "
             reason += "tokenizer_config.json names no such code (auto_map)"
-        raise TokenizerMissing(f"{path}: transformers cannot make a tokenizer of this folder: {reason}")
+        raise TokenizerMissing(f"{path}: transformers cannot create a tokenizer from this folder: {reason}")
     return Tokenizer.from_str(result["tokenizer"]), result["special"]
 
 

@@ -1,4 +1,4 @@
-"""Turnstile: long synchronous work in threads, a bounded number at a time, interactive requests first."""
+"""Turnstile: run long synchronous work in threads, a bounded number at a time, interactive requests first."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from app.audit import Intake
 from app.cell_rate import CellRate
 from engine.types import Cause, ServiceClass
 
-RELEASE_BYTES = 1 << 20  # bytes or characters, of one input or of several, whose memory is worth returning
-RELEASE_SECONDS = 1.0  # after the last of them
-TOLERANCE_SECONDS = 0.05  # of CPU time, after which a limited turnstile rests
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+RELEASE_BYTES = 1 << 20  # bytes or characters of inputs after which freed memory is returned to the system
+RELEASE_SECONDS = 1.0  # delay after the last of them
+TOLERANCE_SECONDS = 0.05  # CPU time after which a limited turnstile pauses
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 
 Result = TypeVar("Result")
 
 
 class Turnstile:
-    """Run functions in threads.
+    """Bounded executor of functions in threads.
 
-    With a limited `share`, a turnstile rests after its functions until they have taken no more than that share of a
-    core: their threads take cores from the engine, and one client that sends nothing but large inputs would take a
-    whole one.
+    With a limited `share`, a turnstile pauses after its functions until they have used no more than that share of a
+    core: their threads compete with the engine for cores, and a client that sends only large inputs would occupy a
+    whole core.
     """
 
     def __init__(self, places: int, reserved: int = 0, share: float = math.inf) -> None:
-        """places: functions at once. reserved: how many of these are kept for interactive requests, as a function that
-        runs cannot be stopped. share: of a core."""
+        """places: concurrent functions. reserved: number of these for interactive requests, because a running function
+        cannot be stopped. share: maximum share of a core.
+        """
         self._budget = CellRate(share, TOLERANCE_SECONDS)
-        self._resting: asyncio.TimerHandle | None = None
+        self._pause_timer: asyncio.TimerHandle | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self.pending = 0  # functions that wait or run
         self._read = 0  # bytes or characters since memory was last returned
@@ -55,10 +56,13 @@ class Turnstile:
         spent: float = 0.0,
         intake: Intake | None = None,
     ) -> Result:
-        """Return the result of `work`. A caller that is cancelled before its turn costs nothing; afterwards its place
-        stays taken until `work` ends, and an exception of `work` is dropped. The time spent waiting goes to `intake`.
-        size: bytes or characters that `work` reads, whose memory is returned to the system once nothing runs.
-        spent: CPU seconds that its input has taken before, which count to the share as those of `work` do."""
+        """Return the result of `work`.
+
+        A caller that is cancelled before its turn costs nothing; afterwards its place stays occupied until `work` ends,
+        and an exception of `work` is dropped. Waiting time is recorded in `intake`. size: bytes or characters that
+        `work` reads, whose memory is returned to the system when nothing runs. spent: CPU seconds already used for the
+        input, which count towards the share.
+        """
         self.pending += 1
         self._read += size
         try:
@@ -69,8 +73,8 @@ class Turnstile:
             try:
                 return await asyncio.shield(running)
             finally:
-                # The future has the exception, whose traceback has this frame: a cycle, which would keep all that the
-                # caller's frames refer to, such as a body of megabytes, until the garbage collector comes by.
+                # The future holds the exception, whose traceback holds this frame: a cycle that would keep everything
+                # that the caller's frames refer to, such as a body of megabytes, until the garbage collector runs.
                 del running
         finally:
             self.pending -= 1
@@ -79,21 +83,21 @@ class Turnstile:
 
     def _release(self) -> None:
         self._releasing = None
-        if not self.pending:  # else after the last of them
+        if not self.pending:  # otherwise after the last of them
             self._read = 0
             asyncio.get_running_loop().run_in_executor(None, release_memory)
 
     async def _turn(self, service_class: ServiceClass, intake: Intake | None) -> None:
         mine = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (service_class, next(self._arrivals), mine))
-        self._let_in()
+        self._admit_waiting()
         if mine.done():
             return
         began = time.monotonic()
         try:
             await mine
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # the place was given to it in the moment of its cancellation
+            if mine.done() and not mine.cancelled():  # the place was granted at the moment of the cancellation
                 self._pass_on()
             raise
         if intake is not None:
@@ -101,18 +105,18 @@ class Turnstile:
 
     def _end(self, running: asyncio.Future[Any], cpu_seconds: float) -> None:
         if not running.cancelled():
-            running.exception()  # retrieved: asyncio would log it as an error when the caller was cancelled
+            running.exception()  # mark it as retrieved: asyncio would log it as an error if the caller was cancelled
         self._budget.spend(time.monotonic(), cpu_seconds)
         self._pass_on()
 
     def _pass_on(self) -> None:
         self._free += 1
-        self._let_in()
+        self._admit_waiting()
 
-    def _let_in(self) -> None:
+    def _admit_waiting(self) -> None:
         while self._waiting:
             if (rest := self._budget.wait(time.monotonic())) > 0:
-                self._rest(rest)
+                self._pause(rest)
                 return
             service_class, _, first = self._waiting[0]
             if not first.done():
@@ -122,10 +126,10 @@ class Turnstile:
                 first.set_result(None)
             heappop(self._waiting)
 
-    def _rest(self, seconds: float) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-        self._resting = asyncio.get_running_loop().call_later(seconds, self._let_in)
+    def _pause(self, seconds: float) -> None:
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+        self._pause_timer = asyncio.get_running_loop().call_later(seconds, self._admit_waiting)
 
 
 def _timed(work: Callable[[], Result], used: list[float]) -> Result:
@@ -138,16 +142,18 @@ def _timed(work: Callable[[], Result], used: list[float]) -> Result:
 
 
 def release_memory() -> None:
-    """Return freed memory to the system: glibc keeps it for each thread that allocated, and a tokeniser allocates a
-    hundred times the size of its text."""
+    """Return freed memory to the system: glibc keeps it for each thread that allocated, and a tokenizer allocates a
+    hundred times the size of its text.
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_little_memory() -> None:
-    """Have large buffers returned to the system when they are freed. By default glibc raises the size from which it
-    does so with every large buffer that it has seen, and keeps all below."""
+    """Make glibc return large buffers to the system when they are freed. By default it raises the size limit for that
+    with every large buffer that is freed, and keeps all smaller ones.
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             library = ctypes.CDLL(None)

@@ -1,6 +1,7 @@
-"""`carousel usage FILE`: what was used, by whom, and what it costs. Reads what app/metering.py writes, while it does.
+"""`carousel usage FILE`: usage and cost by tenant or other keys. Reads the file that app/metering.py writes, even
+during writing.
 
-Sums are of integers (tokens, microseconds) and money is of fractions: exact until it is printed, and then rounded once.
+Sums are integers (tokens, microseconds) and money is in fractions: exact until printed, then rounded once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BUSY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Prices:
-    """In the operator's currency: an hour of the whole machine, and a million tokens."""
+    """Prices in the operator's currency: per hour of the whole machine, and per million tokens."""
 
     per_hour: Fraction = Fraction(0)
     input: Fraction = Fraction(0)
@@ -49,7 +50,7 @@ class Prices:
 
 @dataclass
 class Sums:
-    """Of some requests."""
+    """Sums over some requests."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -57,15 +58,15 @@ class Sums:
     output_tokens: int = 0
     slot_micros: int = 0
     wall_micros: int = 0
-    machine_micros: Fraction = field(default_factory=Fraction)  # slot_micros as a share of the machine they were on
+    machine_micros: Fraction = field(default_factory=Fraction)  # slot_micros as a share of the machine's slots
 
     def add(self, other: Sums) -> None:
-        """These too."""
+        """Add the sums of other requests."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def cost(self, prices: Prices) -> Fraction:
-        """What they cost, exactly."""
+        """Return the exact cost."""
         tokens = (
             (self.input_tokens - self.cached_tokens) * prices.input
             + self.cached_tokens * prices.cached
@@ -78,39 +79,46 @@ Groups = dict[tuple[str, ...], Sums]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `carousel usage`."""
-    parser.add_argument("file", type=Path, help="what `carousel serve --metering` writes; it may be running")
-    parser.add_argument("--since", type=_moment, metavar="ISO", help="requests that ended then or later; UTC")
-    parser.add_argument("--until", type=_moment, metavar="ISO", help="requests that ended before; UTC")
+    """Add the options of `carousel usage`."""
+    parser.add_argument("file", type=Path, help="file of `carousel serve --metering`, which may be running")
+    parser.add_argument(
+        "--since", type=_timestamp, metavar="ISO", help="only requests that ended at or after this time; UTC"
+    )
+    parser.add_argument(
+        "--until", type=_timestamp, metavar="ISO", help="only requests that ended before this time; UTC"
+    )
     parser.add_argument(
         "--by", type=_keys, default=("tenant", "tier"), metavar="KEYS",
-        help=f"one sum for each of these, separated by commas: {', '.join(KEYS)}; default: tenant,tier",
+        help=f"keys of the sums, separated by commas: {', '.join(KEYS)}; default: tenant,tier",
     )  # fmt: skip
     parser.add_argument("--format", choices=FORMATS, default="table")
-    parser.add_argument("--price-per-hour", type=_price, metavar="X", help="of the whole machine")
-    parser.add_argument("--price-input", type=_price, metavar="X", help="of a million input tokens")
-    parser.add_argument("--price-cached", type=_price, metavar="X", help="of those that were cached; default: the same")
-    parser.add_argument("--price-output", type=_price, metavar="X", help="of a million output tokens")
+    parser.add_argument("--price-per-hour", type=_price, metavar="X", help="price of the whole machine per hour")
+    parser.add_argument("--price-input", type=_price, metavar="X", help="price of a million input tokens")
+    parser.add_argument(
+        "--price-cached", type=_price, metavar="X", help="price of a million cached tokens; default: same"
+    )
+    parser.add_argument("--price-output", type=_price, metavar="X", help="price of a million output tokens")
 
 
 def report(options: argparse.Namespace) -> str:
-    """What the command prints. Raises `MeteringRefused`."""
+    """Return the text that the command prints. Raises `MeteringRefused`."""
     given = (options.price_per_hour, options.price_input, options.price_cached, options.price_output)
     cached = options.price_input if options.price_cached is None else options.price_cached
     prices = None
     if any(price is not None for price in given):
-        of = (options.price_per_hour, options.price_input, cached, options.price_output)
-        prices = Prices(*(price or Fraction(0) for price in of))
+        ordered = (options.price_per_hour, options.price_input, cached, options.price_output)
+        prices = Prices(*(price or Fraction(0) for price in ordered))
     groups = read(options.file, options.by, options.since, options.until)
-    written = {"table": _table, "csv": _csv, "json": _json}[options.format]
-    return written(options.by, groups, prices)
+    formatter = {"table": _table, "csv": _csv, "json": _json}[options.format]
+    return formatter(options.by, groups, prices)
 
 
 def read(path: Path, by: Sequence[str], since: float | None = None, until: float | None = None) -> Groups:
-    """Sums of the requests that ended in [since, until), Unix seconds, for each value of the keys, in their order.
-    Raises `MeteringRefused`."""
+    """Return the sums of the requests that ended in [since, until), Unix seconds, for each value of the keys, sorted.
+    Raises `MeteringRefused`.
+    """
     keys = [KEYS[key] for key in by]
-    # Rounded one by one to whole microseconds, as they were written: a sum of floats would depend on its order.
+    # Each value is rounded to whole microseconds, as it was written: a sum of floats would depend on its order.
     columns = (
         "count(*)", "sum(input_tokens)", "sum(cached_tokens)", "sum(output_tokens)",
         "sum(cast(round(slot_seconds * 1e6) AS INTEGER))", "sum(cast(round(wall_seconds * 1e6) AS INTEGER))",
@@ -131,17 +139,18 @@ def _rows(path: Path, query: str, bounds: tuple[float, float]) -> list[tuple[Any
         raise MeteringRefused(f"{path}: there is no such file")
     try:
         try:
-            return _ask(path, "mode=ro", query, bounds)
+            return _query(path, "mode=ro", query, bounds)
         except sqlite3.OperationalError:
             if path.with_name(f"{path.name}-wal").exists():
                 raise
-            # To read with others SQLite makes a file beside it, which may be forbidden; nobody else is there.
-            return _ask(path, "immutable=1", query, bounds)
+            # For concurrent reading SQLite creates a file beside it, which may be forbidden; without a -wal file no
+            # process writes.
+            return _query(path, "immutable=1", query, bounds)
     except (sqlite3.Error, MeteringRefused) as error:
         raise MeteringRefused(f"{path}: {error}") from None
 
 
-def _ask(path: Path, mode: str, query: str, bounds: tuple[float, float]) -> list[tuple[Any, ...]]:
+def _query(path: Path, mode: str, query: str, bounds: tuple[float, float]) -> list[tuple[Any, ...]]:
     address = f"{path.resolve().as_uri()}?{mode}"
     with contextlib.closing(sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS)) as connection:
         return connection.execute(query, bounds).fetchall() if check(connection) else []
@@ -155,7 +164,7 @@ def _total(groups: Iterable[Sums]) -> Sums:
 
 
 def decimal(value: Fraction) -> Decimal:
-    """To six places."""
+    """Return a value with six decimal places."""
     with localcontext() as context:
         context.prec = 60
         return (Decimal(value.numerator) / Decimal(value.denominator)).quantize(MICRO)
@@ -182,7 +191,7 @@ def _csv(by: Sequence[str], groups: Groups, prices: Prices | None) -> str:
 
 
 def _json(by: Sequence[str], groups: Groups, prices: Prices | None) -> str:
-    """Seconds and money as text: a number would be read as a float."""
+    """Return JSON with seconds and money as text, because a number would be read as a float."""
     rows = [{**dict(zip(by, key, strict=True)), **_fields(sums, prices)} for key, sums in groups.items()]
     total = _fields(_total(groups.values()), prices)
     return json.dumps({"by": list(by), "rows": rows, "total": total}, default=str, indent=2, ensure_ascii=False)
@@ -207,12 +216,14 @@ def _number(value: int | Decimal) -> str:
     return f"{value:,}"
 
 
-def _moment(text: str) -> float:
-    """Unix seconds of a date or a moment; what names no zone is UTC."""
+def _timestamp(text: str) -> float:
+    """Return the Unix seconds of a date or time; UTC by default."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2026-11-30 or 2026-11-30T12:00+01:00") from None
+        raise argparse.ArgumentTypeError(
+            f"must be a date such as 2026-11-30 or 2026-11-30T12:00+01:00, got {text!r}"
+        ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -222,7 +233,7 @@ def _price(text: str) -> Fraction:
     except InvalidOperation:
         price = Decimal("NaN")
     if not price.is_finite() or price < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no price such as 2.50")
+        raise argparse.ArgumentTypeError(f"must be a price such as 2.50, got {text!r}")
     return Fraction(price)
 
 
@@ -230,5 +241,5 @@ def _keys(text: str) -> tuple[str, ...]:
     keys = tuple(filter(None, map(str.strip, text.split(","))))
     unknown = [key for key in keys if key not in KEYS]
     if unknown or not keys or len(set(keys)) < len(keys):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of {', '.join(KEYS)}")
+        raise argparse.ArgumentTypeError(f"must be different keys of {', '.join(KEYS)}, got {text!r}")
     return keys

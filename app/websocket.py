@@ -1,6 +1,6 @@
-"""uvicorn's WebSocket protocol with bounded work per turn of the event loop, a limit on frames that carry no message,
-close frames that reach a client which is still sending, a limit on the time a client may take nothing, and writes
-without a coroutine for each message.
+"""uvicorn's WebSocket protocol with these changes: bounded work per turn of the event loop, a limit on frames without a
+message, close frames that reach a client which is still sending, a limit on the time without a read by the client, and
+writes without a coroutine per message.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
 MAX_CONTROL_FRAMES_PER_SECOND = 50
 MAX_FRAGMENTS = 1024  # of one message
 FLOOD = 1008  # close code for too many frames
-REFUSED = "carousel.refused"  # extension in a scope: the code with which the server closed on account of a frame
+REFUSED = "carousel.refused"  # scope extension: the code with which the server closed the connection because of a frame
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Parse a few frames per turn of the event loop, and refuse floods of frames with code 1008.
+    """WebSocket connection that parses a few frames per turn of the event loop, and refuses floods of frames (code
+    1008).
 
-    A transport delivers up to 256 KiB in one call, which is 43,000 empty frames; parsed in one go they would hold the
+    A transport delivers up to 256 KiB in one call, which is 43,000 empty frames; parsed at once they would block the
     event loop for a second, and the transport could deliver the next call in the same turn. So received bytes wait in
-    `_unparsed` while reading is paused, and reading resumes when they are parsed and the application has taken the
-    messages in them: a client buffers at most two reads and one message here.
+    `_unparsed` while reading is paused. Reading resumes when they are parsed and the application has taken their
+    messages: at most two reads and one message of a client are buffered here.
 
-    A refused frame is read to its end: a socket closed with bytes unread is reset, and a reset overtakes the close
-    frame, so a client that is still sending would see a broken pipe in place of the close code. The close frame and
-    the end of our side are sent, incoming bytes are discarded, and the connection closes with the client's side or
-    `close_timeout` seconds later.
+    After a refused frame the connection is read to its end: a socket closed with bytes unread is reset, and a reset
+    overtakes the close frame, so a client that is still sending would see a broken pipe instead of the close code. The
+    close frame and the end of our side are sent, incoming bytes are discarded, and the connection closes with the
+    client's side or `close_timeout` seconds later.
     """
 
     _next_parse: asyncio.Handle | None = None
@@ -89,7 +90,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.is_closing():
             self._unparsed.clear()
         elif self._is_blocked:
-            self.transport.pause_reading()  # `receive` or `send` ends the block
+            self.transport.pause_reading()  # `receive` or `send` unblocks it
         elif self._unparsed:
             self.transport.pause_reading()
             self._next_parse = self.loop.call_soon(self._parse)
@@ -98,8 +99,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether the application has to act before more is parsed: to take a message, or to answer the handshake, as
-        the answer to a ping must not go out before it."""
+        """Return whether parsing waits for the application: to take a message, or to answer the handshake, because the
+        answer to a ping must not precede it.
+        """
         return self.read_paused or (self.handshake_initiated and not self.handshake_complete)
 
     def _unblock(self) -> None:
@@ -107,8 +109,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._next_parse = self.loop.call_soon(self._parse)
 
     async def receive(self) -> Any:
-        """Return the next message. Unlike uvicorn, resume reading only when all that was read is parsed: in between, a
-        transport would deliver one read after another."""
+        """Return the next message. Unlike uvicorn, resume reading only when all received bytes are parsed; otherwise a
+        transport would deliver one read after another.
+        """
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
@@ -121,7 +124,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._unblock()
 
     def _accept(self, request: Request) -> Response:
-        """Answer a handshake; a refusal by the library does not reach the application, so it gets its ID here."""
+        """Answer a handshake. A refusal by the library does not reach the application, so its ID is set here."""
         response = ServerProtocol.accept(self.conn, request)
         if response.status_code != 101:
             headers = [(name.encode(), value.encode("utf-8", "replace")) for name, value in request.headers.raw_items()]
@@ -134,8 +137,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.scope["extensions"][AT_ONCE] = {"write": self.write}
 
     def write(self, messages: list[bytes]) -> bool:
-        """Write text messages. Return False, with nothing written, while the socket is full and while the connection
-        is not open."""
+        """Write text messages. Return False, with nothing written, if the socket is full or the connection not open."""
         # A transport buffers only bytes that its socket did not accept.
         if self.conn.state is not State.OPEN or self.transport.is_closing() or self.transport.get_write_buffer_size():
             return False
@@ -151,7 +153,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def _count_control_frame(self) -> bool:
-        """Return False, with the connection refused, for one control frame too many within a second."""
+        """Count a control frame. Return False, with the connection refused, if there are too many within a second."""
         now = self.loop.time()
         if now - self._second_began >= 1.0:
             self._second_began, self._control_frames = now, 0
@@ -181,10 +183,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def _refuse(self, code: int, reason: str) -> None:
-        """Fail the connection (RFC 6455, 7.1.7) on account of a frame that the parser itself accepted."""
+        """Fail the connection (RFC 6455, 7.1.7) because of a frame that the parser itself accepted."""
         if self.conn.eof_sent:  # refused before
             return
-        if self.close_sent:  # a client that should be closing does something else
+        if self.close_sent:  # the client continues to send instead of closing
             self.transport.close()
             return
         self.conn.fail(code, reason)
@@ -192,12 +194,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def handle_parser_exception(self) -> None:
-        if self.close_timer is not None:  # a close frame went out before; these are more of the discarded bytes
+        if self.close_timer is not None:  # a close frame was sent before; these are more of the discarded bytes
             return
         assert self.conn.close_sent is not None
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         # Refused frames are marked, as clients may close with any code.
-        # A disconnect message may never be received: sending fails first where the client floods at once.
+        # A disconnect message may never be received: sending fails first if the client floods at once.
         self.scope["extensions"][REFUSED] = {"code": code}
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
@@ -209,8 +211,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _text_frame(text: bytes) -> bytes:
-    """Serialise a whole message as servers send it (RFC 6455, 5.2): unmasked, in one frame. The library makes the same
-    bytes by way of a dozen objects, none of which is in a cache when a token comes."""
+    """Return a whole message as a server's frame (RFC 6455, 5.2): unmasked and unfragmented. The library creates the
+    same bytes with a dozen objects, none of which is cached when a token arrives.
+    """
     size = len(text)
     if size < 126:
         return b"\x81%c%b" % (size, text)

@@ -1,4 +1,4 @@
-"""Limits of WebSockets: those open at once for each tenant, and new ones after floods of frames."""
+"""Limits on WebSockets: open ones of each tenant, and new ones after floods of frames."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from app.errors import ApiError
 from app.tenants import Tenant
 
-DEFAULT_MAX_WEBSOCKETS = 64  # of a key, or of an address beyond loopback
-RETRY_SECONDS = 5  # when an open WebSocket ends is not known
-MAX_FLOODS = 10  # closures for floods of frames, in
+DEFAULT_MAX_WEBSOCKETS = 64  # for a key, or for an address beyond loopback
+RETRY_SECONDS = 5  # it is unknown when an open WebSocket ends
+MAX_FLOODS = 10  # closures for floods of frames within `FLOOD_SECONDS`
 FLOOD_SECONDS = 60.0
-DELAY_SECONDS = 1.0  # of the answer to a handshake after so many: a handshake costs more than the frames of a flood
+# delay of a handshake's answer after so many floods: a handshake costs more than the frames of a flood
+DELAY_SECONDS = 1.0
 MAX_FLOODERS = 4096  # remembered clients
 
 Client = tuple[str, str]  # network and tenant, so that a client cannot lock out others at its address or of its key
@@ -22,19 +23,20 @@ Client = tuple[str, str]  # network and tenant, so that a client cannot lock out
 
 class WebSocketLimits:
     """Open WebSockets by tenant, and recent floods by client. Loopback clients without a key have no limit unless the
-    option sets one, as a proxy may pass on many clients from there."""
+    option sets one, as a proxy there may forward many clients.
+    """
 
     def __init__(self, default: int | None, clock: Callable[[], float]) -> None:
-        """default: of tenants without a limit of their own. 0: no limit; None: `DEFAULT_MAX_WEBSOCKETS`."""
+        """default: limit of tenants without their own. 0: no limit; None: `DEFAULT_MAX_WEBSOCKETS`."""
         self._default = default
         self._clock = clock
         self._open: Counter[str] = Counter()
-        self._floods: OrderedDict[Client, deque[float]] = OrderedDict()  # times; the latest flooder last
+        self._floods: OrderedDict[Client, deque[float]] = OrderedDict()  # times of floods; the most recent flooder last
 
     def check(self, tenant: Tenant, network: str) -> None:
         """Raise `ApiError` (429) unless a client may open another WebSocket.
 
-        network: of the client, as `client_network` returns it.
+        network: of the client, from `client_network`.
         """
         self._check_floods((network, tenant.id))
         limit = self._limit(tenant)
@@ -63,11 +65,11 @@ class WebSocketLimits:
             self._floods.popitem(last=False)
 
     def delay(self, tenant: Tenant, network: str) -> float:
-        """Return the seconds by which the answer to a client's handshake is to be delayed."""
+        """Return the seconds by which to delay the answer to a client's handshake."""
         return DELAY_SECONDS if self._flooded_seconds((network, tenant.id)) > 0 else 0.0
 
     def _flooded_seconds(self, client: Client) -> float:
-        """Return the seconds until the floods of a client are fewer than too many; negative: since then."""
+        """Return the seconds until a client has fewer floods than the limit; negative: since then."""
         times = self._floods.get(client)
         if times is None or len(times) < MAX_FLOODS:
             return -math.inf
@@ -75,7 +77,7 @@ class WebSocketLimits:
 
     def _check_floods(self, client: Client) -> None:
         seconds = self._flooded_seconds(client)
-        if seconds > 0 and client != ("", ""):  # that may be a proxy of many clients
+        if seconds > 0 and client != ("", ""):  # this client may be a proxy of many clients
             retry = math.ceil(seconds)
             message = f"{MAX_FLOODS} WebSockets of this client were closed for floods of frames within a minute"
             raise _refusal(f"{message}. Retry in {retry} s.", "websocket_floods", retry)

@@ -1,1 +1,1 @@
-"""`carousel bench`: what a server does under the loads that papers measure with."""
+"""`carousel bench`: measure a server under the workloads of published evaluations."""

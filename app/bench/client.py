@@ -1,6 +1,8 @@
-"""The client of `carousel bench`, and of `carousel explain`: HTTP and server-sent events over a plain connection, at as
-little cost as it can, for it often shares the machine with what it measures. One connection a request; knows nothing of
-workloads."""
+"""HTTP and server-sent events client of `carousel bench` and `carousel explain`.
+
+Uses plain connections, one per request, with little overhead, because it often shares the machine with the server that
+it measures. It has no knowledge of workloads.
+"""
 
 from __future__ import annotations
 
@@ -22,48 +24,50 @@ from app.errors import failure_status
 from app.settings import SettingsError
 
 CONNECT_SECONDS = 10.0
-QUIET_SECONDS = 120.0  # without a byte, after which a request has failed; Carousel sends a comment every 15
-LARGEST = 4 << 20  # bytes of a body that is not a stream, and of one event
+QUIET_SECONDS = 120.0  # without a byte, after which a request has failed; Carousel sends a comment every 15 s
+MAX_BODY_BYTES = 4 << 20  # of a body that is not a stream, and of one event
 
 
 class NoServer(Exception):
-    """Nobody answers as a server would; the message says why, in a line."""
+    """No usable server answers; the message gives the reason in one line."""
 
 
 class Broken(Exception):
-    """An answer stopped short, or is not what the protocol says."""
+    """An answer ended early or violates the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server is."""
+    """Address of a server."""
 
     url: str
     host: str
     port: int
     path: str
     tls: bool
-    address: str | None = None  # of the host, where it is known: else every request looks it up
+    address: str | None = None  # resolved address of the host; None: every request resolves it
 
     @classmethod
     def parse(cls, url: str) -> Target:
-        """Raises `SettingsError` for what is no address of one."""
-        if "://" not in url:  # as fingers type it
+        """Parse a URL. Raises `SettingsError` if it is not the address of a server."""
+        if "://" not in url:  # users often leave out the scheme
             url = f"http://{url}"
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise SettingsError(f"{url!r} is not a url: {error}") from None
+            raise SettingsError(f"{url!r} is not a URL: {error}") from None
         if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable():
-            raise SettingsError(f"{url!r} is not the url of a server: it should look like http://127.0.0.1:8000")
+            raise SettingsError(f"{url!r} is not the URL of a server; it must look like http://127.0.0.1:8000")
         if parts.username is not None or parts.query or parts.fragment or " " in url:
-            raise SettingsError("the url of a server is its address alone: a key goes into --api-key")
+            raise SettingsError(
+                "the URL of a server must not contain a user, query or fragment; pass a key with --api-key"
+            )
         tls = parts.scheme == "https"
         return cls(url.rstrip("/"), host, port or (443 if tls else 80), parts.path.rstrip("/"), tls)
 
     def head(self, method: str, path: str, length: int, key: str | None) -> bytes:
-        """The lines before a request's body."""
+        """Return the request line and headers."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {name}:{self.port}", "Connection: close"]
         lines += ["Content-Type: application/json", f"Content-Length: {length}"] if length else []
@@ -72,7 +76,7 @@ class Target:
 
 
 class Response:
-    """A response as it arrives. The parser calls its `on_...` methods."""
+    """Response that is being received. The parser calls its `on_...` methods."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self.headers: dict[str, str] = {}
@@ -96,29 +100,29 @@ class Response:
         self._complete = True
 
     async def begin(self) -> None:
-        """Return when status and headers are there. Raises `Broken`."""
+        """Wait for status and headers. Raises `Broken`."""
         while not self._begun:
             if not await self._more():
                 raise Broken("the connection was closed without an answer")
 
     async def read(self) -> bytes:
-        """More of the body; empty at its end. Raises `Broken`."""
+        """Return more of the body; empty at its end. Raises `Broken`."""
         while not self._body and not self._complete:
             if not await self._more():
                 if "content-length" in self.headers or "transfer-encoding" in self.headers:
                     raise Broken("the connection was closed in the middle of the answer")
-                self._complete = True  # HTTP's oldest way to end a body
+                self._complete = True  # as in HTTP/1.0, the end of the connection ends the body
         body = b"".join(self._body)
         self._body.clear()
         return body
 
     async def whole(self) -> bytes:
-        """All of the body. Raises `Broken`."""
+        """Return the whole body. Raises `Broken`."""
         body = bytearray()
         while data := await self.read():
             body += data
-            if len(body) > LARGEST:
-                raise Broken(f"the answer has more than {LARGEST} bytes")
+            if len(body) > MAX_BODY_BYTES:
+                raise Broken(f"the answer has more than {MAX_BODY_BYTES} bytes")
         return bytes(body)
 
     async def _more(self) -> bool:
@@ -128,29 +132,30 @@ class Response:
             if data:
                 self._parser.feed_data(data)
         except TimeoutError:
-            raise Broken(f"nothing came for {QUIET_SECONDS:.0f} s") from None
+            raise Broken(f"no data arrived for {QUIET_SECONDS:.0f} s") from None
         except OSError as error:
             raise Broken(f"the connection broke: {_reason(error)}") from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            raise Broken("what answers does not speak HTTP") from None
+            raise Broken("the server does not speak HTTP") from None
         return bool(data)
 
 
 async def connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Raises `Broken` when nobody is there."""
+    """Open a connection. Raises `Broken` if that fails."""
     tls: dict[str, Any] = {"ssl": True, "server_hostname": target.host} if target.tls else {}
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             return await asyncio.open_connection(target.address or target.host, target.port, **tls)
     except TimeoutError:
         raise Broken(f"no connection to {target.url} in {CONNECT_SECONDS:.0f} s") from None
-    except (OSError, UnicodeError) as error:  # a label of a host's name that is too long is a UnicodeError
+    except (OSError, UnicodeError) as error:  # a host name with a label that is too long raises UnicodeError
         raise Broken(f"no connection to {target.url}: {_reason(error)}") from None
 
 
 async def resolved(target: Target) -> Target:
-    """With the address at which it answers. To look a name up costs a thread's turn, and where it has several addresses
-    a connection that fails: that is not the server's time. Raises `NoServer`."""
+    """Return `target` with the address that accepted a connection. Resolving a name takes a thread switch, and a name
+    with several addresses may cost a failed connection; neither is the server's time. Raises `NoServer`.
+    """
     try:
         _, writer = await connect(target)
     except Broken as error:
@@ -164,7 +169,7 @@ async def resolved(target: Target) -> Target:
 async def request(
     target: Target, method: str, path: str, body: object = None, key: str | None = None
 ) -> AsyncGenerator[Response, None]:
-    """Ask; the response, its headers read. Raises `Broken`, also when nobody is there."""
+    """Send a request and return its response, with its headers read. Raises `Broken`, also if no connection is made."""
     content = b"" if body is None else msgspec.json.encode(body)
     reader, writer = await connect(target)
     try:
@@ -173,11 +178,11 @@ async def request(
         await response.begin()
         yield response
     finally:
-        writer.transport.abort()  # at once: a stream that is left is left by whoever stops measuring
+        writer.transport.abort()  # at once: an unfinished stream is left only when the measurement stops
 
 
 async def ask_json(target: Target, method: str, path: str, body: object = None, key: str | None = None) -> Any:
-    """A small question and its answer. Raises `NoServer`."""
+    """Send a short request and return its JSON answer. Raises `NoServer`."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS), request(target, method, path, body, key) as response:
             status, content = response.status, await response.whole()
@@ -193,17 +198,17 @@ async def ask_json(target: Target, method: str, path: str, body: object = None, 
 
 
 class Events:
-    """Cuts a stream into events, wherever its chunks are cut."""
+    """Parser that splits a stream into events, independently of how its chunks are cut."""
 
     def __init__(self) -> None:
         self._tail = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that are now complete. Raises `Broken` for one without an end."""
+        """Return the data of the events that are now complete. Raises `Broken` for one that is too long."""
         *lines, self._tail = (self._tail + data).split(b"\n")
-        if len(self._tail) > LARGEST:
-            raise Broken(f"a line has more than {LARGEST} bytes")
+        if len(self._tail) > MAX_BODY_BYTES:
+            raise Broken(f"a line has more than {MAX_BODY_BYTES} bytes")
         events = []
         for line in lines:
             line = line.removesuffix(b"\r")
@@ -237,15 +242,16 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True)
 class Answer:
-    """What became of a request. Times are the clock's; `outcome` is done, refused (an HTTP status other than 200),
-    failed (no answer, or one that broke off) or stopped (we left)."""
+    """Outcome of a request. Times are on the clock given to `complete`. `outcome` is done, refused (an HTTP status
+    other than 200), failed (no answer or an incomplete one) or stopped (cancelled by this client).
+    """
 
     outcome: str = "failed"
-    status: int | None = None  # for an answer that ended in an error frame, the status that its code stands for
+    status: int | None = None  # for an answer that ended in an error frame, the status that corresponds to its code
     error: str | None = None
     message: str | None = None
     retry_after: float | None = None
-    tokens: list[float] = field(default_factory=list)  # when text came
+    tokens: list[float] = field(default_factory=list)  # when text arrived
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -255,7 +261,7 @@ class Answer:
 async def complete(
     target: Target, body: dict[str, Any], key: str | None, clock: Callable[[], float], answer: Answer
 ) -> None:
-    """POST /v1/completions, streamed, noted in `answer` as it comes. Raises nothing but `asyncio.CancelledError`."""
+    """Stream POST /v1/completions and record its progress in `answer`. Raises only `CancelledError`."""
     try:
         async with request(target, "POST", "/v1/completions", body, key) as response:
             answer.status = response.status
@@ -276,7 +282,7 @@ async def _follow(response: Response, clock: Callable[[], float], answer: Answer
         now = clock()
         for event in events.feed(data):
             if event == b"[DONE]":
-                # An answer of special tokens alone has no text; that it ended is then the first that was heard of it.
+                # An answer of special tokens alone has no text; its first chunk then counts as its first token.
                 answer.tokens = answer.tokens or ([] if opened is None else [opened])
                 answer.outcome = "done"
                 return
@@ -294,8 +300,8 @@ async def _follow(response: Response, clock: Callable[[], float], answer: Answer
 
 async def _refused(response: Response, answer: Answer) -> None:
     answer.outcome = "refused"
-    again = response.headers.get("retry-after", "")
-    answer.retry_after = float(again) if again.isascii() and again.isdigit() and len(again) < 10 else None
+    seconds = response.headers.get("retry-after", "")
+    answer.retry_after = float(seconds) if seconds.isascii() and seconds.isdigit() and len(seconds) < 10 else None
     code, answer.message = error_of(await response.whole())
     answer.error = code or None
 
@@ -320,7 +326,7 @@ def _note_usage(usage: _Usage, answer: Answer) -> None:
 
 
 def error_of(content: bytes) -> tuple[str, str]:
-    """Code and message of an error body; empty where it is none."""
+    """Return code and message of an error body; both are empty for another body."""
     try:
         error = json.loads(content)["error"]
         return str(error.get("code") or ""), str(error.get("message") or "").partition("\n")[0]
@@ -331,5 +337,5 @@ def error_of(content: bytes) -> tuple[str, str]:
 def _reason(error: Exception) -> str:
     number = getattr(error, "errno", None)
     if isinstance(number, int) and number > 0 and not isinstance(error, ssl.SSLError):
-        return os.strerror(number)  # asyncio's own text says less
+        return os.strerror(number)  # asyncio's own text is less specific
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

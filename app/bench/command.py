@@ -1,4 +1,4 @@
-"""`carousel bench`: from options to a run to a report."""
+"""`carousel bench`: run a workload and write its report."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from app.bench.report import Run
 from app.bench.traffic import Job, Served, Traffic, jobs, look
 from app.settings import SettingsError
 
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
 
 
 def bench(options: Options) -> tuple[str, int]:
-    """Measure and write the report. Returns what to tell, and the exit status: 0 when something was answered, 1 when
-    nothing was, 130 when it was stopped. Raises `NoServer` and `SettingsError` (a url that is none, a folder that
-    cannot be written)."""
+    """Measure and write the report. Return the text to print, and the exit status: 0 if something was answered, 1 if
+    nothing was, 130 if it was interrupted. Raises `NoServer` and `SettingsError` (an invalid URL, a folder that cannot
+    be written).
+    """
     run, folder = asyncio.run(_measure(options))
-    told = write(run, folder)
-    status = INTERRUPTED if run.interrupted else 0 if told["all"]["done"] else 1
+    summary = write(run, folder)
+    status = INTERRUPTED_STATUS if run.interrupted else 0 if summary["all"]["done"] else 1
     stopped = "Stopped. " if run.interrupted else ""
-    return f"{stopped}{report.text(told)}\n\nThe report is in {folder / 'report.html'}", status
+    return f"{stopped}{report.text(summary)}\n\nThe report is in {folder / 'report.html'}", status
 
 
 async def _measure(options: Options) -> tuple[Run, Path]:
-    origin = _origin()  # before the load of our own
+    origin = _origin()  # before this client adds load
     key = options.api_key or next(iter(options.tenant_keys.values()), None)
     urls = {"a": options.url} | ({} if options.url_b is None else {"b": options.url_b})
     servers = {name: await look(url, options.model, key) for name, url in urls.items()}
@@ -61,10 +62,10 @@ async def _measure(options: Options) -> tuple[Run, Path]:
 
 
 async def _drive(options: Options, servers: dict[str, Served], coming: Iterator[Job]) -> tuple[list[Record], bool]:
-    """The records, and whether Ctrl-C cut it short; a second Ctrl-C ends the process."""
+    """Return the records, and whether Ctrl-C stopped the run; a second Ctrl-C ends the process."""
     traffic, loop = Traffic(servers, options.key_of, options.max_concurrency), asyncio.get_running_loop()
     gc.collect()
-    gc.freeze()  # what is loaded stays: the collector need not walk through it while answers are timed
+    gc.freeze()  # loaded objects stay: the collector skips them while answers are timed
     with tqdm(total=options.requests, unit=" requests", disable=None, smoothing=0.05) as bar:
         driving = asyncio.create_task(traffic.drive(coming, lambda record: bar.update()))
         loop.add_signal_handler(signal.SIGINT, driving.cancel)
@@ -77,13 +78,13 @@ async def _drive(options: Options, servers: dict[str, Served], coming: Iterator[
 
 
 def write(run: Run, folder: Path) -> dict[str, Any]:
-    """The three files; returns the summary. Raises `OSError`."""
-    told = run.summary()
+    """Write the three files and return the summary. Raises `OSError`."""
+    summary = run.summary()
     lines = (json.dumps(asdict(record)) for record in sorted(run.records, key=lambda record: record.number))
     (folder / "requests.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
-    (folder / "report.html").write_text(page(run, told), encoding="utf-8")
-    return told
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / "report.html").write_text(page(run, summary), encoding="utf-8")
+    return summary
 
 
 def _folder(options: Options) -> Path:
@@ -91,14 +92,14 @@ def _folder(options: Options) -> Path:
     folder = options.out or Path(f"bench-{options.workload}-{now:%Y%m%d-%H%M%S}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "requests.jsonl").touch()  # better to hear it now than after an hour
+        (folder / "requests.jsonl").touch()  # fail now rather than at the end of the run
     except OSError as error:
         raise SettingsError(f"--out {folder} cannot be written: {error.strerror}") from None
     return folder
 
 
 def _origin() -> dict[str, Any]:
-    """What a reader needs to judge a figure. Of this machine: the client's."""
+    """Return the conditions of the measurement, which are needed to judge a figure. The machine is the client's."""
     return {
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "carousel": __version__,

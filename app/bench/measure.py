@@ -1,4 +1,4 @@
-"""From records to figures: percentiles, rates, goodput, and intervals for what differs between two servers. Pure."""
+"""Figures from records: percentiles, rates, goodput, and confidence intervals for two servers. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
-QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
-COMPARED = {"p50": 50, "p99": 99}
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
+COMPARED_PERCENTILES = {"p50": 50, "p99": 99}
 RESAMPLES = 1000
-BROKEN = "connection"  # error of an answer that did not come, or not to its end
+BROKEN = "connection"  # error code of an answer that did not arrive or was incomplete
 TIERS = ("priority", "default", "flex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One request that was sent. Times in seconds since the first could have been."""
+    """One request that was sent. Times are seconds from the start of the run."""
 
     number: int
     server: str  # a or b
@@ -37,7 +37,7 @@ class Record:
     error: str | None = None
     message: str | None = None
     retry_after: float | None = None
-    tokens: tuple[float, ...] = ()  # when text came; tokens without text of their own come with the next
+    tokens: tuple[float, ...] = ()  # when text arrived; a token without text of its own arrives with the next one
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -45,26 +45,26 @@ class Record:
 
     @property
     def is_done(self) -> bool:
-        """Answered in full."""
+        """Return whether the request was answered in full."""
         return self.outcome == "done"
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from sending it to its first text."""
+        """Return the seconds from sending to the first text; None without text."""
         return self.tokens[0] - self.sent if self.tokens else None
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between one piece of text and the next."""
+        """Return the seconds between consecutive pieces of text."""
         return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
 
     @property
     def latency(self) -> float:
-        """Seconds from sending it to its end."""
+        """Return the seconds from sending to the end."""
         return self.ended - self.sent
 
     def is_good(self, slo: Slo) -> bool:
-        """Within the objectives, as the server's own goodput has it: first token, and mean gap over the answer."""
+        """Return whether first token and mean gap are within the objectives, as in the server's own goodput."""
         if not self.is_done or self.ttft is None:
             return False
         gap = (self.tokens[-1] - self.tokens[0]) / max(1, self.completion_tokens - 1)
@@ -73,13 +73,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives, in seconds."""
+    """Service level objectives, in seconds."""
 
     ttft: float
     itl: float
 
 
-# What is measured of an answer: its values, none or many.
+# Values of each metric in one record: none, one or many.
 METRICS: dict[str, Callable[[Record], list[float]]] = {
     "ttft": lambda record: [] if record.ttft is None else [record.ttft],
     "itl": lambda record: record.gaps,
@@ -88,25 +88,26 @@ METRICS: dict[str, Callable[[Record], list[float]]] = {
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Percentiles, extremes and mean; None of nothing."""
+    """Return percentiles, extremes and mean; None for no values."""
     if not values:
         return None
     array = np.asarray(values, np.float64)
-    marks = np.percentile(array, list(QUANTILES.values()))
-    found = {name: float(mark) for name, mark in zip(QUANTILES, marks, strict=True)}
+    marks = np.percentile(array, list(PERCENTILES.values()))
+    found = {name: float(mark) for name, mark in zip(PERCENTILES, marks, strict=True)}
     return {**found, "max": float(array.max()), "mean": float(array.mean()), "n": len(values)}
 
 
 def duration(records: Sequence[Record]) -> float:
-    """Seconds from the first request to the last end."""
+    """Return the seconds from the first request to the last end."""
     if not records:
         return 0.0
     return max(record.ended for record in records) - min(record.sent for record in records)
 
 
 def figures(records: Sequence[Record], seconds: float, slo: Slo) -> dict[str, Any]:
-    """All figures of some requests of a run that took `seconds`. Latencies in seconds; tokens are those of answers that
-    are complete."""
+    """Return all figures of some requests of a run that took `seconds`. Latencies are in seconds; token counts include
+    complete answers only.
+    """
     done = [record for record in records if record.is_done]
     good = sum(record.is_good(slo) for record in records)
     output = sum(record.completion_tokens for record in done)
@@ -133,19 +134,20 @@ def figures(records: Sequence[Record], seconds: float, slo: Slo) -> dict[str, An
 
 
 def phases(done: Sequence[Record]) -> dict[str, float]:
-    """Where the time of an answer went, in milliseconds, on average: the server's account, and what it knows nothing
-    of. Empty where the server keeps none."""
-    told = [record for record in done if record.time_ms]
-    if not told:
+    """Return the mean time of an answer by phase, in milliseconds: the phases that the server reports, and `outside`
+    for the rest. Empty if the server reports none.
+    """
+    reported = [record for record in done if record.time_ms]
+    if not reported:
         return {}
-    names = dict.fromkeys(name for record in told for name in record.time_ms)
-    mean = {name: sum(record.time_ms.get(name, 0.0) for record in told) / len(told) for name in names}
-    outside = 1000 * sum(record.latency for record in told) / len(told) - sum(mean.values())
+    names = dict.fromkeys(name for record in reported for name in record.time_ms)
+    mean = {name: sum(record.time_ms.get(name, 0.0) for record in reported) / len(reported) for name in names}
+    outside = 1000 * sum(record.latency for record in reported) / len(reported) - sum(mean.values())
     return {**mean, "outside": max(0.0, outside)}
 
 
 def groups(records: Sequence[Record]) -> tuple[dict[str, list[Record]], dict[str, list[Record]]]:
-    """By class and, if there are any, by tenant."""
+    """Return records by class and, if there are tenants, by tenant."""
     tiers = [tier for tier in TIERS if any(record.tier == tier for record in records)]
     tenants = sorted({record.tenant for record in records} - {""})
     return (
@@ -155,7 +157,7 @@ def groups(records: Sequence[Record]) -> tuple[dict[str, list[Record]], dict[str
 
 
 def summary(records: Sequence[Record], slo: Slo, seconds: float) -> dict[str, Any]:
-    """Figures of all, of each class, of each tenant."""
+    """Return the figures of all records, of each class and of each tenant."""
     tiers, tenants = groups(records)
     return {
         "all": figures(records, seconds, slo),
@@ -165,7 +167,7 @@ def summary(records: Sequence[Record], slo: Slo, seconds: float) -> dict[str, An
 
 
 def comparison(a: Sequence[Record], b: Sequence[Record], seed: int) -> dict[str, Any]:
-    """B over A for each metric: all requests, and each class that both had."""
+    """Return ratios B over A for each metric: of all requests, and of each class that both servers have."""
     tiers_a, tiers_b = groups(a)[0], groups(b)[0]
     pairs = {"all": (a, b)}
     if len(tiers_a) > 1 or len(tiers_b) > 1:
@@ -180,18 +182,19 @@ def comparison(a: Sequence[Record], b: Sequence[Record], seed: int) -> dict[str,
 
 
 def ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], seed: int) -> dict[str, Any] | None:
-    """Quantiles of two samples, B over A, with 95 % intervals; None where one is empty.
+    """Return quantiles of two samples, B over A, with 95 % intervals; None if one sample is empty.
 
-    The bootstrap's percentile interval (Efron, 1979). What is drawn again is a request with all its values (Davison and
-    Hinkley, 1997, chapter 3.8): the gaps of one answer are alike, and drawn singly they would promise too much.
+    Uses the bootstrap's percentile interval (Efron, 1979). Whole requests are resampled, with all their values (Davison
+    and Hinkley, 1997, chapter 3.8): the gaps of one answer are correlated, so resampling them one by one would give
+    intervals that are too narrow.
     """
     a, b = [values for values in a if values], [values for values in b if values]
     if not a or not b:
         return None
-    dice = np.random.default_rng(seed % 2**64)
-    drawn_a, drawn_b = resampled(a, dice), resampled(b, dice)
+    rng = np.random.default_rng(seed % 2**64)
+    drawn_a, drawn_b = resampled(a, rng), resampled(b, rng)
     found: dict[str, Any] = {"n_a": len(a), "n_b": len(b)}
-    for at, (name, quantile) in enumerate(COMPARED.items()):
+    for at, (name, quantile) in enumerate(COMPARED_PERCENTILES.items()):
         of_a, of_b = (float(np.percentile(np.concatenate([*map(np.asarray, side)]), quantile)) for side in (a, b))
         usable = drawn_a[:, at] > 0
         low, high = np.percentile(drawn_b[usable, at] / drawn_a[usable, at], (2.5, 97.5)) if usable.any() else (0, 0)
@@ -205,16 +208,16 @@ def ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], seed: int
     return found
 
 
-def resampled(groups: Sequence[Sequence[float]], dice: np.random.Generator) -> Values:
-    """Quantiles of samples drawn anew, whole groups at a time: [RESAMPLES, len(COMPARED)]."""
+def resampled(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> Values:
+    """Return quantiles of samples that are drawn anew, in whole groups: [RESAMPLES, len(COMPARED_PERCENTILES)]."""
     values = np.concatenate([np.asarray(group, np.float64) for group in groups])
     owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     order = np.argsort(values, kind="stable")
     values, owner = values[order], owner[order]
-    quantiles = np.asarray(list(COMPARED.values())) / 100
+    quantiles = np.asarray(list(COMPARED_PERCENTILES.values())) / 100
     found = np.empty((RESAMPLES, len(quantiles)))
     for row in found:
-        times = np.bincount(dice.integers(0, len(groups), len(groups)), minlength=len(groups))
+        times = np.bincount(rng.integers(0, len(groups), len(groups)), minlength=len(groups))
         sample = np.repeat(values, times[owner])  # sorted, as the values are
         place = quantiles * (len(sample) - 1)
         below = np.floor(place).astype(int)
@@ -225,15 +228,15 @@ def resampled(groups: Sequence[Sequence[float]], dice: np.random.Generator) -> V
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What went on over time, in bins of equal width."""
+    """Throughput and concurrency over time, in bins of equal width."""
 
-    edges: list[float]  # one more than there are bins
+    edges: list[float]  # one more than the number of bins
     tokens_per_s: list[float]
     in_flight: list[float]  # on average over the bin
 
 
 def timeline(records: Sequence[Record], bins: int, end: float) -> Timeline:
-    """Tokens and requests in flight over time, from 0 to `end`. An answer's tokens are spread over its pieces."""
+    """Return throughput and concurrency from 0 to `end`. Tokens of an answer are spread over its texts."""
     edges = np.linspace(0.0, max(end, 1e-3), bins + 1)
     width = float(edges[1])
     moments = [moment for record in records for moment in record.tokens]

@@ -1,4 +1,4 @@
-"""Options of `carousel bench`: how they are written, and which of them make sense. Light: `carousel serve` loads it."""
+"""Options of `carousel bench` and their checks. Imports little, because `carousel serve` loads it too."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from app.bench.workloads import Scale
 
 WORKLOADS = ("uniform", "exponential", "sharegpt", "bursts", "mixed", "prefixes", "tenants", "overload")
-TENANTS = ("flood", "calm")  # whom the workload `tenants` knows
+TENANTS = ("flood", "calm")  # tenants of the workload `tenants`
 MOST = 1_000_000_000  # requests, tokens
-SLOWEST, FASTEST = 0.001, 1_000_000  # requests a second
+MIN_RATE, MAX_RATE = 0.001, 1_000_000  # requests per second
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be measured, checked."""
+    """Validated options of a measurement."""
 
     workload: str
     url: str
@@ -46,73 +46,73 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scale(self) -> Scale:
-        """As the workloads want it."""
+        """Return the scale of the workload."""
         from app.bench.workloads import Scale
 
         return Scale(self.rate, self.prompt_tokens, self.output_tokens, self.max_tokens)
 
     @property
     def view(self) -> dict[str, Any]:
-        """What a report may tell: all but the keys."""
-        untold = {"api_key", "tenant_keys", "out"} | ({"share_b"} if self.url_b is None else set())
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in untold}
+        """Return the options that the report shows: all except keys."""
+        hidden = {"api_key", "tenant_keys", "out"} | ({"share_b"} if self.url_b is None else set())
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in hidden}
 
     def key_of(self, tenant: str) -> str | None:
-        """The API key with which a tenant asks."""
+        """Return the API key that a tenant uses."""
         return self.tenant_keys.get(tenant, self.api_key)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line."""
+    """Add the options to the parser."""
     add, names = parser.add_argument, ", ".join(WORKLOADS)
-    add("workload", nargs="?", default="uniform", help=f"one of {names}; default: %(default)s")
-    add("--url", default="http://127.0.0.1:8000", help="of the server; default: %(default)s")
-    add("--url-b", metavar="URL", help="of a second server, which gets a share of the requests and is compared")
-    add("--share-b", type=float, metavar="P", help="probability that a request goes to the second; default: 0.5")
-    add("--requests", type=int, default=200, metavar="N", help="how many; default: %(default)s")
-    add("--rate", type=float, default=4.0, metavar="R", help="requests a second, on average; default: %(default)s")
-    add("--prompt-tokens", type=int, default=64, metavar="N", help="on average; default: %(default)s")
-    add("--output-tokens", type=int, default=48, metavar="N", help="on average; default: %(default)s")
-    add("--max-tokens", type=int, default=512, metavar="N", help="longest prompt, and answer; default: %(default)s")
-    add("--max-concurrency", type=int, metavar="N", help="most requests in flight; others wait here. Default: no limit")
-    add("--seed", type=int, default=0, help="decides lengths, times and prompts; default: %(default)s")
-    add("--api-key", metavar="KEY", help="the key that requests are made with")
+    add("workload", nargs="?", default="uniform", help=f"workload: {names}; default: %(default)s")
+    add("--url", default="http://127.0.0.1:8000", help="URL of the server; default: %(default)s")
+    add("--url-b", metavar="URL", help="URL of a second server, which gets a share of the requests and is compared")
+    add("--share-b", type=float, metavar="P", help="probability that a request goes to the second server; default: 0.5")
+    add("--requests", type=int, default=200, metavar="N", help="number of requests; default: %(default)s")
+    add("--rate", type=float, default=4.0, metavar="R", help="mean requests per second; default: %(default)s")
+    add("--prompt-tokens", type=int, default=64, metavar="N", help="mean prompt length; default: %(default)s")
+    add("--output-tokens", type=int, default=48, metavar="N", help="mean answer length; default: %(default)s")
+    add("--max-tokens", type=int, default=512, metavar="N", help="maximum of both lengths; default: %(default)s")
+    add("--max-concurrency", type=int, metavar="N", help="maximum requests in flight; others wait; default: no limit")
+    add("--seed", type=int, default=0, help="seed for lengths, times and prompts; default: %(default)s")
+    add("--api-key", metavar="KEY", help="API key of the requests")
     add(
         "--tenant-key",
         action="append",
         default=[],
         metavar="NAME=KEY",
-        help=f"of a tenant of the workload 'tenants' ({', '.join(TENANTS)}); once for each",
+        help=f"API key of a tenant of the workload 'tenants' ({', '.join(TENANTS)}); once for each",
     )
-    add("--slo-ttft", type=float, default=1.0, metavar="S", help="good: first token within; default: %(default)s")
-    add("--slo-itl", type=float, default=0.1, metavar="S", help="good: mean between tokens; default: %(default)s")
-    add("--out", type=Path, metavar="DIR", help="where the report goes; default: bench-WORKLOAD-TIME")
-    add("--model", metavar="NAME", help="of those that the server names; default: its first")
+    add("--slo-ttft", type=float, default=1.0, metavar="S", help="objective for the first token; default: %(default)s")
+    add("--slo-itl", type=float, default=0.1, metavar="S", help="objective for the mean gap; default: %(default)s")
+    add("--out", type=Path, metavar="DIR", help="folder of the report; default: bench-WORKLOAD-TIME")
+    add("--model", metavar="NAME", help="name of a served model; default: the server's first")
     add(
         "--ban-eos",
         action="store_true",
-        help="end-of-text tokens cannot be sampled (min_tokens) instead of being ignored: for models that write little "
-        "else behind an answer's natural end. A step costs the server slightly more",
+        help="ban end-of-text tokens (min_tokens) instead of ignoring them: for models that generate little text after "
+        "the natural end of an answer. A step costs the server slightly more",
     )
 
 
 def check(given: Mapping[str, Any]) -> Options:
-    """The options of a parsed command line. Raises `SettingsError`, which names the one that cannot be used."""
+    """Return the options of a parsed command line. Raises `SettingsError`, which names the invalid option."""
     workload, url_b, share_b = given["workload"], given["url_b"], given["share_b"]
     if workload not in WORKLOADS:
-        raise SettingsError(f"there is no workload {workload!r}; there are {', '.join(WORKLOADS)}")
+        raise SettingsError(f"unknown workload {workload!r}; choose one of {', '.join(WORKLOADS)}")
     for name in ("requests", "prompt_tokens", "output_tokens", "max_tokens", "max_concurrency"):
         if given[name] is not None and not 1 <= given[name] <= MOST:
-            raise SettingsError(f"{_flag(name)} must be from 1 to {MOST:,}, not {given[name]}")
-    if not SLOWEST <= given["rate"] <= FASTEST:
-        raise SettingsError(f"--rate must be from {SLOWEST} to {FASTEST:,} requests a second, not {given['rate']}")
+            raise SettingsError(f"{_flag(name)} must be from 1 to {MOST:,}, got {given[name]}")
+    if not MIN_RATE <= given["rate"] <= MAX_RATE:
+        raise SettingsError(f"--rate must be from {MIN_RATE} to {MAX_RATE:,} requests per second, got {given['rate']}")
     for name in ("slo_ttft", "slo_itl"):
         if not 0 < given[name] < math.inf:
-            raise SettingsError(f"{_flag(name)} must be a positive number of seconds, not {given[name]}")
+            raise SettingsError(f"{_flag(name)} must be a positive number of seconds, got {given[name]}")
     if share_b is not None and url_b is None:
         raise SettingsError("--share-b needs --url-b")
     if share_b is not None and not 0 < share_b < 1:
-        raise SettingsError(f"--share-b must lie between 0 and 1, not {share_b}")
+        raise SettingsError(f"--share-b must be between 0 and 1, got {share_b}")
     keys = _tenant_keys(given["tenant_key"], workload)
     for key in (given["api_key"] or "", *keys.values()):
         if not can_be_sent(key):
@@ -129,12 +129,12 @@ def _tenant_keys(pairs: list[str], workload: str) -> dict[str, str]:
     for pair in pairs:
         name, _, key = pair.partition("=")
         if name not in TENANTS or not key:
-            raise SettingsError(f"--tenant-key must be NAME=KEY with a name of {', '.join(TENANTS)}")
+            raise SettingsError(f"--tenant-key must be NAME=KEY with NAME one of {', '.join(TENANTS)}")
         keys[name] = key
     if workload != "tenants" and keys:
-        raise SettingsError(f"--tenant-key is for the workload 'tenants'; {workload!r} has none")
+        raise SettingsError(f"--tenant-key needs the workload 'tenants'; {workload!r} has no tenants")
     if missing := [name for name in TENANTS if workload == "tenants" and name not in keys]:
-        raise SettingsError(f"the workload 'tenants' needs --tenant-key {missing[0]}=KEY: a tenant is known by its key")
+        raise SettingsError(f"the workload 'tenants' needs --tenant-key {missing[0]}=KEY: a key identifies its tenant")
     return keys
 
 

@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file with tables and plots that needs nothing else, wide or narrow, light or dark."""
+"""Report as an HTML page: one self-contained file with tables and plots, for any width, light or dark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.bench.plots import Series, number, seconds
 from app.bench.report import NAMES, Run, mark_of, silence, subjects
 from app.resources import static_dir
 
-BINS = 60  # of the timelines
+TIMELINE_BINS = 60  # of the timelines
 PHASES = {
     "intake": "received",
     "queued": "queued",
@@ -24,26 +24,26 @@ PHASES = {
     "outside": "outside the server",
 }
 MARKS = ("p50", "p90", "p99", "max")
-FEW = 100  # values below which a 99th percentile is nearly the largest
+FEW = 100  # number of values below which a 99th percentile is nearly the maximum
 
 
-def page(run: Run, told: Mapping[str, Any]) -> str:
-    """The report as one HTML file that needs nothing else."""
+def page(run: Run, summary: Mapping[str, Any]) -> str:
+    """Return the report as one self-contained HTML file."""
     title = f"carousel bench {run.options['workload']}"
     sections = [
-        _head(run, told, title),
-        _tiles(told),
-        _section("Latency", _latency(told) + _notes(told)),
-        *([_section("B against A", _compared(told))] if "b_over_a" in told else []),
+        _head(run, summary, title),
+        _tiles(summary),
+        _section("Latency", _latency(summary) + _notes(summary)),
+        *([_section("B against A", _compared(summary))] if "b_over_a" in summary else []),
         '<div class="pair">',
         _section("Time to first token", _distribution(run, "ttft")),
         _section("Between tokens", _distribution(run, "itl")),
         _section("Output tokens per second", _timeline(run, "tokens_per_s")),
         _section("Requests in flight", _timeline(run, "in_flight")),
         "</div>",
-        _section("Where the time of an answer went, on average", _phases(told)),
-        *([_section("Not answered", _unanswered(told))] if told["all"]["not_done"] else []),
-        _section("How it was measured", _origin(told)),
+        _section("Where the time of an answer went, on average", _phases(summary)),
+        *([_section("Not answered", _unanswered(summary))] if summary["all"]["not_done"] else []),
+        _section("How it was measured", _origin(summary)),
     ]
     style = (static_dir() / "css" / "tokens.css").read_text() + STYLE
     return (
@@ -55,20 +55,20 @@ def page(run: Run, told: Mapping[str, Any]) -> str:
     )
 
 
-def _head(run: Run, told: Mapping[str, Any], title: str) -> str:
+def _head(run: Run, summary: Mapping[str, Any], title: str) -> str:
     names = {name: f"{name.upper()}: " if len(run.servers) > 1 else "" for name in run.servers}
     servers = " and ".join(
         escape(f"{names[name]}{server['model']} at {server['url']}") for name, server in run.servers.items()
     )
-    stopped = " Stopped before its end: what follows is of what was done until then." if run.interrupted else ""
+    stopped = " Stopped early: the figures cover only the requests sent until then." if run.interrupted else ""
     return (
         f"<header><h1>{escape(title)}</h1><p>{servers}, {escape(str(run.origin['when']))}. "
-        f"{number(told['all']['requests'])} requests in {told['duration_s']:.1f} s.{stopped}</p></header>"
+        f"{number(summary['all']['requests'])} requests in {summary['duration_s']:.1f} s.{stopped}</p></header>"
     )
 
 
-def _tiles(told: Mapping[str, Any]) -> str:
-    every = told["all"]
+def _tiles(summary: Mapping[str, Any]) -> str:
+    every = summary["all"]
     cached = every["cached_tokens"] / every["prompt_tokens"] if every["prompt_tokens"] else 0.0
     tiles = [
         (number(every["output_tokens_per_s"]), "output tokens/s"),
@@ -84,12 +84,12 @@ def _tiles(told: Mapping[str, Any]) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
-def _latency(told: Mapping[str, Any]) -> str:
+def _latency(summary: Mapping[str, Any]) -> str:
     tables = []
     for metric, name in NAMES.items():
         rows = [
             [label, *(mark_of(row[metric], mark) for mark in MARKS), number(row[metric]["n"]) if row[metric] else "0"]
-            for label, row in subjects(told)
+            for label, row in subjects(summary)
         ]
         tables.append(_table([name.capitalize(), *MARKS, "values"], rows))
     rows = [
@@ -100,32 +100,32 @@ def _latency(told: Mapping[str, Any]) -> str:
             number(row["output_tokens_per_s"]),
             f"{100 * row['goodput']['share']:.0f}%",
         ]
-        for label, row in subjects(told)
+        for label, row in subjects(summary)
     ]
     tables.append(_table(["Throughput", "answered", "requests/s", "tokens/s", "good"], rows))
     return f'<div class="pair">{"".join(tables)}</div>'
 
 
-def _notes(told: Mapping[str, Any]) -> str:
-    options, late = told["options"], told["all"]["late"]
+def _notes(summary: Mapping[str, Any]) -> str:
+    options, late = summary["options"], summary["all"]["late"]
     notes = [
         f"Good: the first token within {options['slo_ttft']:g} s and, on average over the answer, at most "
         f"{options['slo_itl']:g} s between tokens. Shares are of all requests that were sent."
     ]
-    if any(row[metric] and row[metric]["n"] < FEW for _, row in subjects(told) for metric in NAMES):
+    if any(row[metric] and row[metric]["n"] < FEW for _, row in subjects(summary) for metric in NAMES):
         notes.append(f"Of fewer than {FEW} values the 99th percentile is nearly the largest.")
-    if warning := silence(told["all"]):
+    if warning := silence(summary["all"]):
         notes.append(warning)
     if late and late["max"] > 0.05:
         notes.append(
             f"Requests were sent late by {seconds(late['p50'])} (median) to {seconds(late['max'])}: "
             + ("they waited here for --max-concurrency" if options["max_concurrency"] else "this client was busy")
-            + ". Latencies count from the sending."
+            + ". Latencies count from the time of sending."
         )
     return f'<p class="note">{escape(" ".join(notes))}</p>'
 
 
-def _compared(told: Mapping[str, Any]) -> str:
+def _compared(summary: Mapping[str, Any]) -> str:
     rows = [
         [
             f"{NAMES[metric]}, {'median' if mark == 'p50' else mark}" + ("" if group == "all" else f", {group}"),
@@ -134,12 +134,12 @@ def _compared(told: Mapping[str, Any]) -> str:
             "–" if ratio[mark]["ratio"] is None else f"{ratio[mark]['ratio']:.2f}",
             "–" if ratio[mark]["ratio"] is None else f"{ratio[mark]['low']:.2f} to {ratio[mark]['high']:.2f}",
         ]
-        for group, metrics in told["b_over_a"].items()
+        for group, metrics in summary["b_over_a"].items()
         for metric, ratio in metrics.items()
         if ratio is not None
         for mark in ("p50", "p99")
     ]
-    sides = told["a"]["all"], told["b"]["all"]
+    sides = summary["a"]["all"], summary["b"]["all"]
     counts = [
         ["requests", *(number(side["requests"]) for side in sides)],
         ["answered", *(number(side["done"]) for side in sides)],
@@ -149,16 +149,16 @@ def _compared(told: Mapping[str, Any]) -> str:
         ["output tokens/s", *(number(side["output_tokens_per_s"]) for side in sides)],
     ]
     note = (
-        f"Each request went to B with probability {told['options']['share_b']:g}, so rates follow the shares and "
-        "latencies are what to compare. Intervals: bootstrap over requests; one that holds 1.00 shows no difference. "
-        "Those of p99 are too narrow where requests are few: an extreme that did not happen cannot be drawn."
+        f"Each request went to B with probability {summary['options']['share_b']:g}, so rates follow the shares. "
+        "Compare latencies instead. Intervals: bootstrap over requests; one that contains 1.00 shows no difference. "
+        "With few requests the intervals of p99 are too narrow, because an extreme that did not occur cannot be drawn."
     )
     tables = _table(["", "A", "B", "B/A", "95 % interval"], rows) + _table(["", "A", "B"], counts)
     return f'<div class="pair">{tables}</div><p class="note">{note}</p>'
 
 
 def _series(run: Run, metric: str) -> list[Series]:
-    """A curve for each class and server."""
+    """Return a curve for each class and server."""
     found = []
     for server in run.servers:
         tiers, _ = groups([record for record in run.records if record.server == server])
@@ -180,24 +180,24 @@ def _distribution(run: Run, metric: str) -> str:
     return plots.legend(entries) + plots.cdf(series, label)
 
 
-def _timeline(run: Run, what: str) -> str:
+def _timeline(run: Run, metric: str) -> str:
     end = max((record.ended for record in run.records), default=0.0)
     series, edges = [], [0.0, 1.0]
     for server in run.servers:
-        found = timeline([record for record in run.records if record.server == server], BINS, end)
+        found = timeline([record for record in run.records if record.server == server], TIMELINE_BINS, end)
         name = "all" if len(run.servers) == 1 else server.upper()
         edges = found.edges
-        values = found.tokens_per_s if what == "tokens_per_s" else found.in_flight
+        values = found.tokens_per_s if metric == "tokens_per_s" else found.in_flight
         series.append(Series(name, f"server-{server}", values, dashed=server == "b"))
     legend = plots.legend([(one.name, one.look, one.dashed) for one in series]) if len(series) > 1 else ""
-    return legend + plots.course(edges, series, f"{what.replace('_', ' ')} over time")
+    return legend + plots.course(edges, series, f"{metric.replace('_', ' ')} over time")
 
 
-def _phases(told: Mapping[str, Any]) -> str:
+def _phases(summary: Mapping[str, Any]) -> str:
     rows = []
-    for side in [side for side in ("a", "b") if side in told] or [""]:
-        of = told[side] if side else told
-        members = [("all", of["all"]), *(of["classes"].items() if len(of["classes"]) > 1 else ())]
+    for side in [side for side in ("a", "b") if side in summary] or [""]:
+        figures = summary[side] if side else summary
+        members = [("all", figures["all"]), *(figures["classes"].items() if len(figures["classes"]) > 1 else ())]
         for name, row in members:
             order = [phase for phase in PHASES if phase in row["phases_ms"]]
             order += [phase for phase in row["phases_ms"] if phase not in PHASES]
@@ -205,7 +205,7 @@ def _phases(told: Mapping[str, Any]) -> str:
                 label = f"{name}, {side.upper()}" if side else name
                 rows.append((label, {phase: row["phases_ms"][phase] for phase in order}))
     if not rows:
-        return '<p class="none">The server keeps no account of an answer\'s time.</p>'
+        return '<p class="none">The server does not report the time of an answer by phase.</p>'
     names = list(dict.fromkeys(phase for _, parts in rows for phase, value in parts.items() if value > 0))
     table = _table(
         ["", *(label for label, _ in rows)],
@@ -216,21 +216,21 @@ def _phases(told: Mapping[str, Any]) -> str:
     )
 
 
-def _unanswered(told: Mapping[str, Any]) -> str:
-    every, parts = told["all"], []
+def _unanswered(summary: Mapping[str, Any]) -> str:
+    every, parts = summary["all"], []
     parts.append(_table(["Why", "requests"], [[why, number(count)] for why, count in every["not_done"].items()]))
     if every["refusal"]:
         marks = [mark_of(every["refusal"], mark) for mark in MARKS]
-        parts.append(_table(["Refusals", *MARKS], [["time to be told", *marks]]))
+        parts.append(_table(["Refusals", *MARKS], [["time to the refusal", *marks]]))
     if every["retry_after"]:
         marks = [mark_of(every["retry_after"], mark) for mark in MARKS]
-        parts.append(_table(["Come again in", *MARKS], [["Retry-After", *marks]]))
+        parts.append(_table(["Retry after", *MARKS], [["Retry-After", *marks]]))
     return f'<div class="pair">{"".join(parts)}</div>'
 
 
-def _origin(told: Mapping[str, Any]) -> str:
-    given = {name: value for name, value in told["options"].items() if value is not None}
-    facts = {**told["origin"], **{f"--{name.replace('_', '-')}": value for name, value in given.items()}}
+def _origin(summary: Mapping[str, Any]) -> str:
+    given = {name: value for name, value in summary["options"].items() if value is not None}
+    facts = {**summary["origin"], **{f"--{name.replace('_', '-')}": value for name, value in given.items()}}
     rows = [[str(name), str(value)] for name, value in facts.items()]
     return _table(["", ""], rows, look="facts")
 

@@ -1,5 +1,6 @@
-"""Plots as SVG text: distributions, courses over time, bars of parts. Colours are CSS classes of the page around them;
-knows nothing of requests."""
+"""Plots as SVG text: distributions, time series, stacked bars. Colours are CSS classes of the surrounding page. Has no
+knowledge of requests.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 276
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 30
-SHORTEST = 1e-4  # seconds: the left end of a logarithmic axis; what came in one read is no time apart
-POINTS = 240  # of a curve, at most
+MIN_SECONDS = 1e-4  # left end of a logarithmic axis; tokens of one read differ by less
+MAX_POINTS = 240  # maximum number of points of a curve
 BAR, ROW = 20, 52
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Some values with a name and a look."""
+    """Values with a name and a style."""
 
     name: str
     look: str  # a CSS class
@@ -26,7 +27,7 @@ class Series:
 
 
 def seconds(value: float) -> str:
-    """A time as people say it, three digits long: 870 µs, 12.3 ms, 1.05 s."""
+    """Format a time with three digits and a unit: 870 µs, 12.3 ms, 1.05 s."""
     for size, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= 0.9995 * size:
             return f"{_three(value / size)} {unit}"
@@ -38,12 +39,12 @@ def _three(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count or a rate, short: 12,300, 123, 4.56."""
+    """Format a count or a rate: 12,300, 123, 4.56."""
     return f"{value:,.0f}" if value >= 99.95 or value == int(value) else _three(value)
 
 
 def ticks(highest: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 to at least `highest`."""
+    """Return round numbers from 0 to at least `highest`."""
     if not 0 < highest < math.inf:
         return [0.0, 1.0]
     rough = highest / about
@@ -53,7 +54,7 @@ def ticks(highest: float, about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade, or fewer where there are many."""
+    """Return 1, 2 and 5 of each decade between `low` and `high`; fewer for a wide range."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     marks = (1, 2, 5) if last - first <= 2 else (1, 3) if last - first <= 3 else (1,)
     found = [mark * 10.0**power for power in range(first, last + 1) for mark in marks]
@@ -61,22 +62,26 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def curve(values: Sequence[float]) -> list[tuple[float, float]]:
-    """A cumulative distribution as points of a staircase: (value, share that is at most that)."""
+    """Return a cumulative distribution as points of a staircase: (value, share of values at or below it)."""
     ordered, count = sorted(values), len(values)
-    places = range(count) if count <= POINTS else sorted({round(at * (count - 1) / POINTS) for at in range(POINTS + 1)})
+    places = (
+        range(count)
+        if count <= MAX_POINTS
+        else sorted({round(at * (count - 1) / MAX_POINTS) for at in range(MAX_POINTS + 1)})
+    )
     return [(ordered[at], (at + 1) / count) for at in places]
 
 
 def cdf(series: Sequence[Series], label: str) -> str:
-    """Cumulative distributions of times in seconds, on a logarithmic axis."""
+    """Plot cumulative distributions of times in seconds, on a logarithmic axis."""
     shown = [one for one in series if len(one.values)]
     if not shown:
         return nothing()
-    every = [max(SHORTEST, value) for one in shown for value in one.values]
+    every = [max(MIN_SECONDS, value) for one in shown for value in one.values]
     low, high = _decade_part(min(every), down=True), _decade_part(max(every), down=False)
 
     def x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(max(SHORTEST, value) / low) / math.log(high / low)
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(max(MIN_SECONDS, value) / low) / math.log(high / low)
 
     parts = [_axes([(x(tick), _tick_time(tick)) for tick in log_ticks(low, high)], _y(1.0), [0, 0.25, 0.5, 0.75, 1.0])]
     for one in shown:
@@ -88,7 +93,7 @@ def cdf(series: Sequence[Series], label: str) -> str:
 
 
 def course(edges: Sequence[float], series: Sequence[Series], label: str) -> str:
-    """Values over time, one for each bin between `edges` (seconds)."""
+    """Plot values over time, one for each bin between `edges` (seconds)."""
     highest = max((value for one in series for value in one.values), default=0.0)
     marks, last = ticks(highest, 4), edges[-1]
     y = _y(marks[-1])
@@ -107,7 +112,7 @@ def course(edges: Sequence[float], series: Sequence[Series], label: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, Mapping[str, float]]], label: str) -> str:
-    """Horizontal bars made of parts (milliseconds); a part's CSS class is part-NAME."""
+    """Plot horizontal stacked bars of parts in milliseconds; the CSS class of a part is part-NAME."""
     highest = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if highest <= 0:
         return nothing()
@@ -135,7 +140,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], label: str) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str, bool]]) -> str:
-    """Names beside their looks: (name, CSS class, dashed)."""
+    """Return a legend: (name, CSS class, dashed)."""
     items = "".join(
         f'<li><svg viewBox="0 0 24 10" aria-hidden="true"><path class="line {look}{" dashed" if dashed else ""}" '
         f'd="M1 5H23"/></svg>{escape(name)}</li>'
@@ -145,7 +150,7 @@ def legend(entries: Sequence[tuple[str, str, bool]]) -> str:
 
 
 def keys(names: Sequence[tuple[str, str]]) -> str:
-    """Names of the parts of `bars`: (name, what it is)."""
+    """Return a legend of the parts of `bars`: (name, description)."""
     items = "".join(
         f'<li><svg viewBox="0 0 12 12" aria-hidden="true"><rect class="part-{escape(name)}" width="12" height="12"/>'
         f"</svg>{escape(text)}</li>"
@@ -155,12 +160,12 @@ def keys(names: Sequence[tuple[str, str]]) -> str:
 
 
 def nothing() -> str:
-    """In the place of a plot."""
+    """Return a placeholder for a plot without values."""
     return '<p class="none">No such values in this run.</p>'
 
 
 def _decade_part(value: float, *, down: bool) -> float:
-    """1, 2 or 5 of a decade, at or beyond `value`."""
+    """Return 1, 2 or 5 of a decade, at or beyond `value`."""
     size = 10.0 ** math.floor(math.log10(value))
     steps = [step * size for step in (1, 2, 5, 10, 20)]
     if down:
@@ -184,12 +189,12 @@ def _axes(
     across: Sequence[tuple[float, str]],
     y: Callable[[float], float],
     up: Sequence[float],
-    words: Callable[[float], str] = _percent,
+    label_of: Callable[[float], str] = _percent,
 ) -> str:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     drawn = [f'<path class="grid" d="M{LEFT} {y(value):.1f}H{right}"/>' for value in up]
     drawn += [
-        f'<text class="tick" x="{LEFT - 7}" y="{y(value) + 4:.1f}" text-anchor="end">{words(value)}</text>'
+        f'<text class="tick" x="{LEFT - 7}" y="{y(value) + 4:.1f}" text-anchor="end">{label_of(value)}</text>'
         for value in up
     ]
     drawn += [f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}"/>' for x, _ in across]

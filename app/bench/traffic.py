@@ -1,4 +1,4 @@
-"""A workload on its way to one server or two: what each request says, when it is sent, to whom."""
+"""Traffic of a workload to one or two servers: the body, time and destination of each request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from app.bench.measure import Record
 from app.bench.options import Options
 from app.bench.workloads import Asked, prompt_ids, workload
 
-FEWEST_IDS = 16  # token ids from which prompts can be drawn that differ
+MIN_IDS = 16  # minimum number of token ids for prompts that differ
 
-# Prompts are drawn from the token ids of this text, for no route tells how many ids a model has or which are special.
-TEXT = """
+# Prompts are drawn from the token ids of this text, because no route reports a model's vocabulary or special tokens.
+VOCABULARY_TEXT = """
 Early in the morning, before the market opened, an old gardener walked along the river with a basket of apples, three
 letters and a broken clock. He wanted to know why water runs downhill, how bridges carry heavy trains, and whether the
 moon is really as far away as his brother used to say. The baker laughed: every question costs a penny, but answers are
@@ -41,22 +41,22 @@ listening; good night, sleep well, and remember to switch off the kitchen light 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that answers, and what it serves."""
+    """A server and the model that it serves."""
 
     target: Target
     model: str
-    context: int | None  # tokens of prompt and answer together; None where the server does not tell
-    ids: tuple[int, ...]  # token ids of plain text, each once
+    context: int | None  # maximum tokens of prompt and answer together; None if the server does not report it
+    ids: tuple[int, ...]  # distinct token ids of plain text
 
     @property
     def view(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the server as the report shows it."""
         return {"url": self.target.url, "model": self.model, "max_model_len": self.context}
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request, ready to go."""
+    """One request that is ready to be sent."""
 
     number: int
     server: str  # a or b
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Of POST /v1/completions. Either way the answer has exactly the tokens that the workload asks for."""
+        """Return the body of POST /v1/completions. Either way the answer has exactly the tokens of the workload."""
         return {
             "model": self.model,
             "prompt": self.ids,
@@ -82,7 +82,7 @@ class Job:
 
 
 async def look(url: str, name: str | None, key: str | None) -> Served:
-    """Ask a server what it serves. Raises `NoServer`, and `SettingsError` for a url that is none."""
+    """Query a server for its model and tokenizer. Raises `NoServer`, and `SettingsError` for an invalid URL."""
     target = await resolved(Target.parse(url))
     listed = await ask_json(target, "GET", "/v1/models", key=key)
     try:
@@ -90,24 +90,25 @@ async def look(url: str, name: str | None, key: str | None) -> Served:
     except (KeyError, TypeError, AttributeError):
         raise NoServer(f"{target.url}/v1/models does not list models: is that the address of a server?") from None
     if not models or name not in (None, *models):
-        wanted = "a model" if name is None else repr(name)
-        raise NoServer(f"{target.url} does not serve {wanted}, but {', '.join(models) or 'nothing'}")
+        description = "a model" if name is None else repr(name)
+        raise NoServer(f"{target.url} does not serve {description}, but {', '.join(models) or 'nothing'}")
     model = next(iter(models)) if name is None else name
-    told = await ask_json(target, "POST", "/tokenize", {"model": model, "prompt": TEXT}, key)
-    tokens = told.get("tokens") if isinstance(told, dict) else None
+    tokenized = await ask_json(target, "POST", "/tokenize", {"model": model, "prompt": VOCABULARY_TEXT}, key)
+    tokens = tokenized.get("tokens") if isinstance(tokenized, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise NoServer(f"{target.url}/tokenize does not tell token ids")
+        raise NoServer(f"{target.url}/tokenize does not return token ids")
     context = models[model] if isinstance(models[model], int) else None
     return Served(target, model, context, tuple(sorted(set(tokens))))
 
 
 def jobs(options: Options, servers: Mapping[str, Served]) -> Iterator[Job]:
-    """The workload's requests in the order of their times, cut to what the models hold. Raises `NoServer` when two
-    servers have so little in common that the same prompts make no sense."""
+    """Yield the workload's requests in order of time, cut to the models' context. Raises `NoServer` if two servers have
+    too few token ids in common for the same prompts.
+    """
     ids = sorted(set.intersection(*(set(served.ids) for served in servers.values())))
-    if len(ids) < FEWEST_IDS:
+    if len(ids) < MIN_IDS:
         raise NoServer(f"the tokenizers have only {len(ids)} token ids of plain text in common")
-    # Another workload or seed, other prompts: none is in a prefix cache from before.
+    # Each workload and seed has its own prompts, so that none is in a prefix cache from an earlier run.
     random.Random(f"{options.workload} {options.seed}").shuffle(ids)
     contexts = [served.context for served in servers.values() if served.context is not None]
     longest = max(2, min(contexts)) if contexts else None
@@ -123,24 +124,24 @@ def _jobs(options: Options, servers: Mapping[str, Served], ids: list[int], longe
 
 
 def fit(asked: Asked, context: int) -> Asked:
-    """A request that a model of this context can answer."""
+    """Return a request shortened to what a model of this context can answer."""
     prompt = min(asked.prompt_tokens, context - 1)
     return replace(asked, prompt_tokens=prompt, output_tokens=min(asked.output_tokens, context - prompt))
 
 
 def goes_to_b(seed: int, number: int, share: float) -> bool:
-    """Whether B gets a request: by chance, but the same ones at every run."""
+    """Return whether B gets a request: at random, but reproducibly."""
     digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) < share * 2**64
 
 
 class Traffic:
-    """Sends jobs at their times and keeps a record of each that was sent."""
+    """Sender of jobs at their times. Keeps a record of each sent job."""
 
     def __init__(
         self, servers: Mapping[str, Served], key_of: Callable[[str], str | None], limit: int | None = None
     ) -> None:
-        """`key_of`: the key of a tenant. `limit`: most requests in flight."""
+        """key_of: returns the key of a tenant. limit: maximum requests in flight."""
         self.records: list[Record] = []
         self._servers = servers
         self._key_of = key_of
@@ -148,7 +149,7 @@ class Traffic:
         self._began = 0.0
 
     async def drive(self, coming: Iterator[Job], ended: Callable[[Record], object]) -> None:
-        """Send them all and wait for the answers. Cancelled, it leaves those that run, and records them too."""
+        """Send all jobs and wait for the answers. On cancellation, running requests are abandoned and recorded too."""
         self._began = time.perf_counter()
         async with asyncio.TaskGroup() as sending:
             for job in coming:

@@ -1,9 +1,10 @@
-"""Workloads: who asks when, for how much. The same for a live server and for the simulator; a seed decides all.
+"""Workloads: arrival times, lengths, classes and tenants of requests, for a live server and for the simulator. A seed
+determines them.
 
-Shapes are those of the papers: Orca's uniform lengths (OSDI'22), capped exponential ones, lognormal ones with the
-moments of ShareGPT conversations (as in vLLM's evaluation, SOSP'23), gamma-distributed bursts (as in AlpaServe and
-Sarathi-Serve), people beside a backlog, prompts that share prefixes, a tenant that floods, and ten times more than
-fits. Lengths are tokens and scale to what the model's context holds.
+Their shapes are those of published evaluations: Orca's uniform lengths (OSDI'22), capped exponential ones, lognormal
+ones with the moments of ShareGPT conversations (as in vLLM's evaluation, SOSP'23), gamma-distributed bursts (as in
+AlpaServe and Sarathi-Serve), interactive requests beside a backlog, prompts that share prefixes, a tenant that floods,
+and a tenfold overload. Lengths are tokens and scale to the model's context.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-BURSTY = 0.25  # shape of the gamma distribution of the gaps: their coefficient of variation is 2
+BURST_SHAPE = 0.25  # shape of the gamma distribution of the gaps: their coefficient of variation is 2
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One request of a workload."""
 
-    at: float  # seconds after the beginning
+    at: float  # seconds from the beginning
     prompt_tokens: int
     output_tokens: int
     tier: str = "default"  # priority, default or flex
     tenant: str = ""
-    prefix: int | None = None  # requests with the same one share the first half of their prompts
+    prefix: int | None = None  # requests with the same number share the first half of their prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large lengths are, and how fast requests come."""
+    """Mean lengths and rate of a workload."""
 
-    rate: float  # requests a second, on average
+    rate: float  # mean requests per second
     prompt: int = 64  # mean tokens
     output: int = 48
-    longest: int = 512  # of a prompt, and of an answer
+    longest: int = 512  # maximum length of a prompt, and of an answer
 
 
 Source = Callable[[random.Random, Scale], Iterator[Asked]]
 
 
-def _gaps(dice: random.Random, rate: float, shape: float = 1.0) -> Iterator[float]:
-    """Moments at which somebody comes; shape 1 is a Poisson process."""
+def _gaps(rng: random.Random, rate: float, shape: float = 1.0) -> Iterator[float]:
+    """Yield arrival times; shape 1 is a Poisson process."""
     now = 0.0
     while True:
-        now += dice.gammavariate(shape, 1.0 / (shape * rate))
+        now += rng.gammavariate(shape, 1.0 / (shape * rate))
         yield now
 
 
@@ -54,65 +55,66 @@ def _clip(value: float, longest: int) -> int:
     return max(1, min(longest, round(value)))
 
 
-def uniform(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """Lengths uniform between next to nothing and twice the mean."""
-    for at in _gaps(dice, scale.rate):
-        prompt = dice.randint(max(1, scale.prompt // 8), 2 * scale.prompt - scale.prompt // 8)
-        yield Asked(at, _clip(prompt, scale.longest), _clip(dice.randint(1, 2 * scale.output - 1), scale.longest))
+def uniform(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests with lengths uniform from close to 0 to twice the mean."""
+    for at in _gaps(rng, scale.rate):
+        prompt = rng.randint(max(1, scale.prompt // 8), 2 * scale.prompt - scale.prompt // 8)
+        yield Asked(at, _clip(prompt, scale.longest), _clip(rng.randint(1, 2 * scale.output - 1), scale.longest))
 
 
-def exponential(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """Answers exponential, cut at four times their mean; prompts uniform."""
-    for at in _gaps(dice, scale.rate):
-        output = min(dice.expovariate(1 / scale.output), 4 * scale.output)
-        prompt = dice.randint(scale.prompt // 2, 3 * scale.prompt // 2)
+def exponential(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests with exponential answers, cut at four times their mean, and uniform prompts."""
+    for at in _gaps(rng, scale.rate):
+        output = min(rng.expovariate(1 / scale.output), 4 * scale.output)
+        prompt = rng.randint(scale.prompt // 2, 3 * scale.prompt // 2)
         yield Asked(at, _clip(prompt, scale.longest), _clip(output, scale.longest))
 
 
-def _lognormal(dice: random.Random, mean: float, sigma: float) -> float:
-    return dice.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
+def _lognormal(rng: random.Random, mean: float, sigma: float) -> float:
+    return rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
 
 
-def sharegpt(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """Lognormal lengths, prompts more spread out than answers."""
-    for at in _gaps(dice, scale.rate):
-        prompt, output = _lognormal(dice, scale.prompt, 1.2), _lognormal(dice, scale.output, 0.9)
+def sharegpt(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests with lognormal lengths; prompts vary more than answers."""
+    for at in _gaps(rng, scale.rate):
+        prompt, output = _lognormal(rng, scale.prompt, 1.2), _lognormal(rng, scale.output, 0.9)
         yield Asked(at, _clip(prompt, scale.longest), _clip(output, scale.longest))
 
 
-def bursts(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """Lengths as in `sharegpt`, arrivals in bursts."""
-    for at, asked in zip(_gaps(dice, scale.rate, BURSTY), sharegpt(dice, scale), strict=False):
+def bursts(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests with lengths as in `sharegpt` that arrive in bursts."""
+    for at, asked in zip(_gaps(rng, scale.rate, BURST_SHAPE), sharegpt(rng, scale), strict=False):
         yield replace(asked, at=at)
 
 
-def mixed(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """One request in ten is a person's, and they come as a Poisson process; the rest is bulk work that is handed in
-    nine at a time. At a rate beyond what the server can do there is always a backlog."""
-    bulk, handed_in = uniform(random.Random(dice.random()), scale), 0.0
-    for person in sharegpt(dice, replace(scale, rate=scale.rate / 10)):
+def mixed(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield interactive requests, one in ten, as a Poisson process; the others are bulk requests that arrive nine at a
+    time. At a rate beyond the server's capacity there is always a backlog.
+    """
+    bulk, handed_in = uniform(random.Random(rng.random()), scale), 0.0
+    for person in sharegpt(rng, replace(scale, rate=scale.rate / 10)):
         for asked in islice(bulk, 9):
             yield Asked(handed_in, asked.prompt_tokens, asked.output_tokens, "flex")
         yield replace(person, tier="priority")
         handed_in = person.at
 
 
-def prefixes(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """Sixteen groups of callers; those of a group share the first half of their prompts."""
-    for asked in uniform(dice, scale):
-        yield replace(asked, prefix=dice.randrange(16))
+def prefixes(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests of sixteen groups; requests of a group share the first half of their prompts."""
+    for asked in uniform(rng, scale):
+        yield replace(asked, prefix=rng.randrange(16))
 
 
-def overload(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """Ten times the rate, all classes."""
-    for asked in sharegpt(dice, replace(scale, rate=10 * scale.rate)):
-        yield replace(asked, tier=dice.choice(("priority", "default", "flex")))
+def overload(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests of all classes at ten times the rate."""
+    for asked in sharegpt(rng, replace(scale, rate=10 * scale.rate)):
+        yield replace(asked, tier=rng.choice(("priority", "default", "flex")))
 
 
-def tenants(dice: random.Random, scale: Scale) -> Iterator[Asked]:
-    """One tenant floods with nine tenths of the requests, the other asks for a tenth."""
-    for asked in uniform(dice, scale):
-        yield replace(asked, tenant="flood" if dice.random() < 0.9 else "calm")
+def tenants(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+    """Yield requests of two tenants: one floods with nine tenths of the requests, the other sends a tenth."""
+    for asked in uniform(rng, scale):
+        yield replace(asked, tenant="flood" if rng.random() < 0.9 else "calm")
 
 
 WORKLOADS: dict[str, Source] = {
@@ -121,16 +123,17 @@ WORKLOADS: dict[str, Source] = {
 
 
 def workload(name: str, requests: int, scale: Scale, seed: int = 0) -> Iterator[Asked]:
-    """The first `requests` of a workload, in the order in which they come."""
+    """Return the first `requests` requests of a workload, in order of arrival."""
     return islice(WORKLOADS[name](random.Random(f"{name}{seed}"), scale), requests)
 
 
 def prompt_ids(asked: Asked, number: int, vocabulary: int) -> list[int]:
-    """Token ids of a prompt that nobody else has, but for a shared prefix. Ids of special tokens, which are few and
-    come first or last, are left out."""
-    dice = random.Random(number)
+    """Return unique token ids for a prompt, except for a shared prefix. The first and last ids of the vocabulary, among
+    which special tokens are, are left out.
+    """
+    rng = random.Random(number)
     low, high = min(300, vocabulary // 4), max(vocabulary - vocabulary // 8, vocabulary // 4 + 1)
-    own = [dice.randrange(low, high) for _ in range(asked.prompt_tokens)]
+    own = [rng.randrange(low, high) for _ in range(asked.prompt_tokens)]
     if asked.prefix is not None:
         group = random.Random(f"prefix{asked.prefix}")
         half = asked.prompt_tokens // 2

@@ -1,4 +1,4 @@
-"""Handlers. Each reads one request, asks the service, and answers; none of them knows the engine."""
+"""Route handlers. Each reads a request, calls the service and returns an answer; none accesses the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_INLINE_ITEMS = 4096  # of an answer that is encoded on the event loop
 
 
 async def json_response(content: Any, items: int) -> Response:
-    """Encode `content`, in a thread if it has many `items` (numbers, tokens, records)."""
+    """Return a JSON response, encoded in a thread if it has many `items` (numbers, tokens, records)."""
     if items <= MAX_INLINE_ITEMS:
         body = msgspec.json.encode(content)
     else:
@@ -26,16 +26,16 @@ async def json_response(content: Any, items: int) -> Response:
 
 
 def service_of(connection: HTTPConnection) -> Service:
-    """The server's parts."""
+    """Return the service of the application."""
     service: Service = connection.app.state.service
     return service
 
 
 def stream_id_of(name: str) -> str:
-    """Of a stream, or of an answer or a realtime response, whose ids are the stream's behind a prefix."""
+    """Return the stream's id from an id of a stream, an answer or a realtime response, which add a prefix."""
     return name.replace("_", "-").rpartition("-")[2]
 
 
 def tenant_of(connection: HTTPConnection) -> Tenant:
-    """Who asks. Raises `ApiError` (401)."""
+    """Return the tenant of a request. Raises `ApiError` (401)."""
     return authenticate(connection, service_of(connection).settings)

@@ -1,4 +1,4 @@
-"""How a generation is answered over HTTP, streamed or whole: the same for every text protocol."""
+"""HTTP answers from a generation, streamed or whole, for every text protocol."""
 
 from __future__ import annotations
 
@@ -21,31 +21,39 @@ from app.streams import Encoder, Failure, StreamLog
 
 
 def resume_grace(request: Request) -> float:
-    """Seconds the answer goes on when its reader has left (`X-Carousel-Resume`). Raises `ApiError`."""
+    """Return the seconds for which an answer continues without a reader (`X-Carousel-Resume`). Raises `ApiError`."""
     value = request.headers.get("x-carousel-resume")
     if value is None:
         return 0.0
     if not (value.isascii() and value.isdigit() and len(value) < 6):
-        raise ApiError(400, f"X-Carousel-Resume must be whole seconds, not {value[:40]!r}", param="X-Carousel-Resume")
+        raise ApiError(
+            400,
+            f"X-Carousel-Resume must be a whole number of seconds, got {value[:40]!r}",
+            param="X-Carousel-Resume",
+        )
     return float(value)
 
 
 def format_for(request: Request, answer: AnswerFormat) -> AnswerFormat:
-    """How the client that asks is answered: with ids and status only where it says that it may come back."""
+    """Return the format for a client: with ids and status only if it has announced that it may resume."""
     return answer if "x-carousel-resume" in request.headers else answer.plain()
 
 
 def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
-    """The log's records behind `after`, and all that follow, as server-sent events. encoder: another than its own."""
+    """Return the log's records after `after`, and all later ones, as server-sent events.
+
+    encoder: replaces the generation's own.
+    """
     log, encoder = generation.log, encoder or generation.encoder
     if encoder is None:
         raise ApiError(404, f"{log.id} is a response of a realtime session and not a stream", code="stream_not_found")
     if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
-        return Response(status_code=204, headers=_headers(log))  # it knows; an EventSource stops asking
+        # tells an EventSource, which has received the failure, to stop reconnecting
+        return Response(status_code=204, headers=_headers(log))
 
     def content(response: EventStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
-            return _end_mark(log)  # the connection was cut between the last record and it
+            return _end_mark(log)  # the connection was cut after the last record
         return pieces(log, after, encoder, response, sse.PING)
 
     return EventStream(content, generation.reader_left, _headers(log))
@@ -56,8 +64,9 @@ async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
 
 
 async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
-    """Wait for the end and answer with `body()`, which raises `ApiError` for an answer that failed. A client that
-    leaves meanwhile frees its slot."""
+    """Wait for the end and return `body()`, which raises `ApiError` for a failed answer. If the client disconnects
+    meanwhile, its slot is freed.
+    """
     log = generation.log
     try:
         async with while_present(request.receive):
@@ -66,14 +75,14 @@ async def whole(request: Request, generation: Generation, body: Callable[[], dic
     finally:
         generation.reader_left()
     if has_left:
-        return Response(status_code=499)  # nobody reads it: the client is gone
+        return Response(status_code=499)  # the client is gone
     try:
         if len(log.records) <= SLICE:
             content = msgspec.json.encode(body())
         else:
             content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))
     except ApiError as error:
-        error.headers |= _headers(log)  # by which its account is found
+        error.headers |= _headers(log)  # so that the request's timeline can be found
         raise
     return Response(content, media_type="application/json", headers=_headers(log))
 

@@ -1,4 +1,4 @@
-"""GET /v1/engine/events: the engine as the engine page shows it."""
+"""GET /v1/engine/events: state of the engine for the engine page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ SHUTDOWN_GRACE_SECONDS = 2.0
 
 
 async def engine_events(request: Request) -> Response:
-    """Server-sent snapshots, several a second while something runs, without texts and keys. An event `engine` names the
-    phase of an engine that is not ready."""
+    """Stream snapshots as server-sent events, several per second while requests run, without texts and keys. An event
+    `engine` has the phase of an engine that is not ready.
+    """
     tenant, service = tenant_of(request), service_of(request)
     return EventSourceResponse(
         service.live.watch(lambda: service.current_tenant(tenant) is not None),

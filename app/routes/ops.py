@@ -1,4 +1,4 @@
-"""Models, tokenizer, health and metrics."""
+"""Routes for models, tokenizer, health and metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from app.security import authenticate_metrics, authenticate_operator, read_json_
 from app.service import ENGINE_GONE, Service
 from app.tenants import TIER_OF_CLASS, Tenant
 
-STALLED = "the engine makes no progress; it is replaced if that goes on"
-COMING = {
+STALLED_TEXT = "the engine makes no progress; it is replaced if it does not recover"
+LOADING_TEXTS = {
     Phase.LOADING: "the model is loading",
     Phase.RESTARTING: "the engine died, and another one is loading",
-    Phase.RETRYING: "several engines in a row could not serve; another one will be started",
+    Phase.RETRYING: "several engines in a row failed to start; another one will be started",
 }
 
 
@@ -55,7 +55,7 @@ async def model(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """POST /tokenize: a text or a conversation to ids (vLLM's shape)."""
+    """POST /tokenize: return the token ids of a text or a conversation (vLLM's shape)."""
     tenant_of(request)
     service = service_of(request)
     asked = await service.parse(TokenizeRequest, await read_json_body(request, service.settings))
@@ -71,7 +71,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """POST /detokenize: ids to text."""
+    """POST /detokenize: return the text of token ids."""
     tenant_of(request)
     service = service_of(request)
     asked = await service.parse(DetokenizeRequest, await read_json_body(request, service.settings))
@@ -81,8 +81,9 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health and /readyz: 200 when requests are served; else 503 with the progress of the start. While a dead
-    engine is replaced, requests are accepted but wait, so a load balancer may prefer other servers."""
+    """GET /health and /readyz: return 200 if requests are served, else 503 with the progress of the start. While a dead
+    engine is replaced, requests are accepted but wait, so a load balancer may prefer other servers.
+    """
     service = service_of(request)
     client = service.client
     if service.draining:
@@ -90,17 +91,18 @@ async def health(request: Request) -> Response:
         return JSONResponse(body, status_code=503, headers={"Retry-After": "5"})
     if client.phase is Phase.READY and not client.is_stalled:
         return JSONResponse({"status": "ready"})
-    message = STALLED if client.is_stalled else COMING.get(client.phase, ENGINE_GONE)
+    message = STALLED_TEXT if client.is_stalled else LOADING_TEXTS.get(client.phase, ENGINE_GONE)
     body = error_body(503, message, code="engine_unavailable")
-    if client.phase in COMING:
+    if client.phase in LOADING_TEXTS:
         loading = client.loading
         body["loading"] = {"what": loading.what, "done": loading.done, "total": loading.total}
     return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
 
 
 async def alive(request: Request) -> Response:
-    """GET /livez: 200 while the event loop runs, also while the model loads and during a drain; 503 when the process is
-    about to exit because no engine can be started."""
+    """GET /livez: return 200 while the event loop runs, even while the model loads and during a drain; 503 if the
+    process is about to exit because no engine can be started.
+    """
     if service_of(request).client.phase in (Phase.FAILED, Phase.STOPPED):
         return JSONResponse(error_body(503, ENGINE_GONE, code="engine_unavailable"), status_code=503)
     return JSONResponse({"status": "alive"})
@@ -115,7 +117,7 @@ async def drain(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics, for Prometheus."""
+    """GET /metrics: return metrics for Prometheus."""
     service = service_of(request)
     authenticate_metrics(request, service.settings)
     await asyncio.to_thread(service.energy.read)

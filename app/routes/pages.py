@@ -1,4 +1,4 @@
-"""The pages people see. Jinja2 shells; everything that moves is in static/."""
+"""HTML pages: Jinja2 shells whose dynamic parts are in static/."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def _page(request: Request, name: str) -> Response:
 
 
 def _examples(lines: str | None) -> list[str] | None:
-    """The operator's examples; None leaves the page its own."""
+    """Return the operator's example questions; None selects the page's own."""
     return None if lines is None else [line.strip() for line in lines.splitlines() if line.strip()]
 
 
 async def chat_page(request: Request) -> Response:
-    """GET /."""
+    """GET /: the chat page."""
     return _page(request, "chat")
 
 
 async def engine_page(request: Request) -> Response:
-    """GET /engine."""
+    """GET /engine: the engine page."""
     return _page(request, "engine")
 
 
 async def icon(_: Request) -> Response:
-    """GET /favicon.ico: the icon that pages link, for browsers that look at no link, or show what has none."""
+    """GET /favicon.ico: the icon that pages link, for browsers that ignore the link or have no page."""
     headers = {"Cache-Control": "public, max-age=86400", "X-Content-Type-Options": "nosniff"}
     return FileResponse(static_dir() / "favicon.svg", headers=headers)

@@ -1,4 +1,4 @@
-"""/v1/realtime: the WebSocket around a session."""
+"""/v1/realtime: WebSocket of a realtime session."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from app.service import Service
 from app.tenants import Tenant
 from app.websocket import FLOOD, REFUSED
 
-MAX_SLEEP_SECONDS = 3600.0  # an event loop takes no infinite time
+MAX_SLEEP_SECONDS = 3600.0  # an event loop accepts no infinite delay
 KEY_PROTOCOL = "openai-insecure-api-key."
 
 
 async def realtime(socket: WebSocket) -> None:
-    """Serve one session until the client leaves. A client that is refused gets an HTTP error in place of the upgrade:
-    before it, a connection costs nothing and can do no harm."""
+    """Serve one session until the client leaves. A refused client gets an HTTP error instead of the upgrade; before the
+    upgrade a connection costs little.
+    """
     service = service_of(socket)
     offered = [protocol.strip() for protocol in socket.headers.get("sec-websocket-protocol", "").split(",")]
     key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
@@ -51,12 +52,12 @@ async def realtime(socket: WebSocket) -> None:
 
 
 async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
-    """Run a session until its client leaves, is refused or has been idle for too long."""
+    """Run a session until its client leaves, is refused or was idle for too long."""
 
     async def send(message: bytes) -> None:
         try:
             await socket.send_text(message.decode())
-        except (RuntimeError, OSError) as error:  # how Starlette and uvicorn say that the client has just gone
+        except (RuntimeError, OSError) as error:  # raised by Starlette and uvicorn if the client has just left
             raise WebSocketDisconnect(1006) from error
 
     session = Session(service, tenant, send, write_of(socket.scope), socket.scope[REQUEST_ID])
@@ -81,23 +82,23 @@ async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
 
 
 async def without_upgrade(_: Request) -> Response:
-    """What came over HTTP: by mistake, or through a proxy that did not pass the upgrade on (RFC 9110, 15.5.22)."""
+    """Refuse a request without an upgrade: an error, or a proxy that did not forward it (RFC 9110, 15.5.22)."""
     raise ApiError(
         426,
-        "/v1/realtime needs a WebSocket: the request must come with Upgrade: websocket, which proxies have to pass on",
+        "/v1/realtime needs a WebSocket: send Upgrade: websocket, and configure proxies to forward it",
         headers={"Connection": "Upgrade", "Upgrade": "websocket"},
     )
 
 
 async def _serve(socket: WebSocket, session: Session) -> None:
-    """Frames to events, until the client leaves."""
+    """Handle frames from the client until it leaves."""
     await session.open()
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             return
         if message.get("text") is None:
-            await _close(socket, 1003, "text frames only")
+            await _close(socket, 1003, "Only text frames are supported.")
             return
         tenant = session.service.current_tenant(session.tenant)
         if tenant is None:
@@ -116,6 +117,6 @@ async def _wait_until_idle(session: Session, limit: float) -> None:
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
-    """Say why, to a client that may be gone already; a frame has room for 123 bytes of it."""
+    """Close with a reason, if the client is still there; a frame has room for 123 bytes of it."""
     with suppress(RuntimeError, OSError, WebSocketDisconnect):
         await socket.close(code, reason.encode()[:120].decode(errors="ignore"))

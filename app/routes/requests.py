@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}: where the time of a request went, while it runs and for a while after."""
+"""GET /v1/requests/{id}: timeline of a request, while it runs and for a while after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.streams import CursorRefused
 
 
 async def account_of(request: Request) -> Response:
-    """Of one's own."""
+    """Return the timeline of the client's own request."""
     owner = tenant_of(request).owner
     stream_id = stream_id_of(request.path_params["request_id"])
     try:
@@ -24,13 +24,13 @@ async def account_of(request: Request) -> Response:
     except CursorRefused:
         given = request.path_params["request_id"][:80]
         raise ApiError(
-            404, f"no request {given!r}, or it ended too long ago", param="request_id", code="request_not_found"
+            404, f"request {given!r} does not exist or has expired", param="request_id", code="request_not_found"
         ) from None
     return Response(msgspec.json.encode(account(generation)), media_type="application/json")
 
 
 def account(generation: Generation) -> dict[str, Any]:
-    """The body of the answer."""
+    """Return the body of the answer."""
     log, request = generation.log, generation.request
     state = "ended" if log.is_closed else log.status.state if log.status is not None else "queued"
     return {

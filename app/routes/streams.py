@@ -1,4 +1,4 @@
-"""/v1/streams/{id}: come back to an answer, or stop it."""
+"""/v1/streams/{id}: resume or stop an answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from app.streams import CursorRefused
 
 
 async def stream_of(request: Request) -> Response:
-    """GET follows an answer, DELETE stops it."""
+    """Handle GET, which resumes an answer, and DELETE, which stops it."""
     owner = tenant_of(request).owner
     registry, stream_id = service_of(request).registry, stream_id_of(request.path_params["stream_id"])
     try:
         if request.method == "DELETE":
-            registry.get(stream_id, owner).cancel()  # what was said stays readable; stopping what has ended is no error
+            # the output so far stays readable; stopping an ended answer is no error
+            registry.get(stream_id, owner).cancel()
             return Response(status_code=204)
         cursor = request.headers.get("last-event-id") or request.query_params.get("starting_after")
         generation, after = registry.find(stream_id, owner, cursor or None)

@@ -1,1 +1,1 @@
-"""What clients send and get, one file per protocol. The only files that know a protocol's JSON."""
+"""Requests and answers of each protocol. Only these files contain a protocol's JSON format."""

@@ -1,4 +1,4 @@
-"""What the text protocols' answers have in common: chunks made of records, the whole made of all of them."""
+"""Common parts of the text protocols' answers: chunks from single records, and whole answers from all records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass
 class Said:
-    """All that one choice said."""
+    """Output of one choice."""
 
     text: str = ""
     infos: list[TokenInfo] = field(default_factory=list)
@@ -29,23 +29,26 @@ class Said:
 
 @dataclass(frozen=True)
 class UsageReports:
-    """What a stream says of the tokens it took. at_end: all that is known, in a chunk of its own. prompt_tokens: how
-    many those are, where each chunk says how far its choice has come; else None."""
+    """Usage information in a stream.
+
+    at_end: whether a final chunk has the full usage. prompt_tokens: the number of prompt tokens, if each chunk has the
+    usage of its choice so far; else None.
+    """
 
     at_end: bool = False
     prompt_tokens: int | None = None
 
 
 @dataclass
-class Counted:
-    """Tokens of each choice, counted on from where the last reader was: every chunk asks for them."""
+class TokenCounter:
+    """Cumulative token counts of each choice, continued from the last call, because every chunk needs them."""
 
     log: StreamLog
     seq: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
 
     def up_to(self, seq: int, choice: int) -> int:
-        """Of a choice, up to a record that is not before those that were counted."""
+        """Return the tokens of a choice up to record `seq`, which must not be before that of the last call."""
         for record in self.log.records[self.seq : seq]:
             if isinstance(record, Delta):
                 self.tokens[record.choice] = self.tokens.get(record.choice, 0) + record.tokens
@@ -54,7 +57,7 @@ class Counted:
 
 
 class AnswerFormat(ABC):
-    """One protocol's way to put a log into words. Stateless: a record gives the same bytes whenever it is read."""
+    """Encoder of a log in one protocol. A record gives the same bytes whenever it is read."""
 
     __slots__ = ("_chunk_start", "_counted", "_is_plain", "_model", "_reports", "_tier", "text")
 
@@ -68,33 +71,33 @@ class AnswerFormat(ABC):
         self._reports = reports
         self._is_plain = False
         self.text = text
-        self._counted: Counted | None = None
-        self._chunk_start: tuple[StreamLog, bytes] | None = None  # what each chunk of a log begins with
+        self._counted: TokenCounter | None = None
+        self._chunk_start: tuple[StreamLog, bytes] | None = None  # beginning of each chunk of a log
 
     def plain(self) -> Self:
-        """The same for a reader that will not come back: no ids, and not a word of where its request stands."""
+        """Return a copy for a reader that will not resume: without ids and status."""
         plain = copy.copy(self)
         plain._is_plain = True
         return plain
 
     @abstractmethod
     def opened(self) -> dict[str, Any] | None:
-        """A choice begins: what its first chunk says, if there is one."""
+        """Return the first chunk's part for a choice that begins; None for no such chunk."""
 
     @abstractmethod
     def delta(self, delta: Delta) -> dict[str, Any]:
-        """A choice goes on."""
+        """Return a chunk's part with more text of a choice."""
 
     @abstractmethod
     def finished(self) -> dict[str, Any]:
-        """A choice ends; the reason is added."""
+        """Return a chunk's part for a choice that ends; the reason is added."""
 
     @abstractmethod
-    def whole_choice(self, said: Said) -> dict[str, Any]:
-        """A choice as part of an answer that is not streamed; index and reason are added."""
+    def whole_choice(self, content: Said) -> dict[str, Any]:
+        """Return a choice of an answer that is not streamed; index and reason are added."""
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
-        """The blocks of a few records at once."""
+        """Return the blocks of some items, joined."""
         blocks = [self._record(log, item) if isinstance(item, Numbered) else self._status(item) for item in items]
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
@@ -105,7 +108,7 @@ class AnswerFormat(ABC):
         return b"" if self._is_plain else sse.status_comment(status)
 
     def whole(self, log: StreamLog, n: int) -> dict[str, Any]:
-        """The body of an answer that was not streamed. Raises `ApiError` when it failed."""
+        """Return the body of an answer that is not streamed. Raises `ApiError` if the answer failed."""
         choices = [Said() for _ in range(n)]
         totals: dict[str, Any] = {}
         for record in log.records:
@@ -116,7 +119,7 @@ class AnswerFormat(ABC):
                 case Finished(choice, reason, _):
                     choices[choice].finish = _finish_reason(reason)
                 case Failure(message, code, param):
-                    # What openai's clients look at before they ask again by themselves.
+                    # OpenAI's clients check this header before they retry by themselves.
                     headers = {"X-Should-Retry": "false"} if code in FINAL else {}
                     raise ApiError(failure_status(code), message, param=param, code=code, headers=headers)
                 case Usage():
@@ -126,17 +129,17 @@ class AnswerFormat(ABC):
         return {
             **self._head(log, self.whole_object),
             "choices": [
-                {"index": index, **self.whole_choice(said), "finish_reason": said.finish}
-                for index, said in enumerate(choices)
+                {"index": index, **self.whole_choice(content), "finish_reason": content.finish}
+                for index, content in enumerate(choices)
             ],
             "usage": totals,
         }
 
     def _record(self, log: StreamLog, item: Numbered) -> bytes:
         match item.record:
-            case Delta() as delta:  # nearly all of them
-                says = delta.text or delta.infos
-                return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if says else b""
+            case Delta() as delta:  # the common case
+                has_content = delta.text or delta.infos
+                return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if has_content else b""
             case Opened(choice):
                 opening = self.opened()
                 return b"" if opening is None else self._chunk(log, item.seq, choice, opening)
@@ -152,26 +155,28 @@ class AnswerFormat(ABC):
                     block = self._block(log, item.seq, msgspec.json.encode(chunk))
                 return block + self._block(log, item.seq, sse.DONE)
 
-    def _chunk(self, log: StreamLog, seq: int, choice: int, said: dict[str, Any], finish: str | None = None) -> bytes:
-        # Most of a chunk is the same in all chunks of an answer, so it is put together around the part that is not.
+    def _chunk(
+        self, log: StreamLog, seq: int, choice: int, content: dict[str, Any], finish: str | None = None
+    ) -> bytes:
+        # Most of a chunk is the same in all chunks of an answer, so only the rest is encoded.
         if self._chunk_start is None or self._chunk_start[0] is not log:
             self._chunk_start = (log, msgspec.json.encode(self._head(log, self.chunk_object))[:-1])
         data = b'%s,"choices":[{"index":%d,%s,"finish_reason":%s}]%s}' % (
             self._chunk_start[1],
             choice,
-            _encode(said)[1:-1],
+            _encode(content)[1:-1],
             b"null" if finish is None else _encode(finish),
             self._usage_so_far(log, seq, choice),
         )
         return self._block(log, seq, data)
 
     def _usage_so_far(self, log: StreamLog, seq: int, choice: int) -> bytes:
-        """What a chunk says of its choice up to this record."""
+        """Return a chunk's usage of its choice up to this record."""
         prompt_tokens = self._reports.prompt_tokens
         if prompt_tokens is None:
             return b',"usage":null' if self._reports.at_end else b""
         if self._counted is None or self._counted.log is not log or self._counted.seq > seq:
-            self._counted = Counted(log)
+            self._counted = TokenCounter(log)
         tokens = self._counted.up_to(seq, choice)
         return b',"usage":' + _encode(
             {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
@@ -188,7 +193,7 @@ class AnswerFormat(ABC):
 
 
 def usage(record: Usage) -> dict[str, Any]:
-    """OpenAI's usage block, and what the time went to."""
+    """Return OpenAI's usage block with the time by phase added."""
     return {
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
@@ -199,5 +204,5 @@ def usage(record: Usage) -> dict[str, Any]:
 
 
 def _finish_reason(reason: str) -> str:
-    # The protocols have no word for "you asked to stop"; what was said until then is a complete, shorter answer.
+    # The protocols have no reason for a stopped answer; its text until then is a complete, shorter answer.
     return "stop" if reason == "abort" else reason

@@ -16,19 +16,19 @@ MAX_MESSAGES = 4096  # of one conversation
 
 
 class TextPart(Strict):
-    """A part of a message's content; text is the only kind these models read."""
+    """Part of a message's content; these models only read text."""
 
     type: Annotated[str, only("text")]
     text: str
 
 
 class Message(Strict):
-    """One turn."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
-    name: str | None = None  # for the template, which most ignore (as in vLLM)
-    # An answer comes back as the next question's history just as it was given, with what it did not have.
+    name: str | None = None  # passed to the template; most templates ignore it (as in vLLM)
+    # Clients send an earlier answer back as history, including its fields without a value.
     refusal: Absent = None
     annotations: Empty | None = None
     audio: Absent = None
@@ -37,11 +37,11 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """The content as one string."""
+        """Return the content as one string."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-# What a template is told besides, such as `enable_thinking` (as in vLLM).
+# Further variables of the template, such as `enable_thinking` (as in vLLM).
 TemplateVariables = Annotated[dict[str, str | bool | int | float | None], at_most(64)]
 
 
@@ -70,7 +70,7 @@ class ChatRequest(SamplingFields):
     web_search_options: Absent = None
 
     def check(self) -> None:
-        """What types alone cannot say. Raises `ApiError`."""
+        """Check values that are wrong in combination. Raises `ApiError`."""
         super().check()
         check_parts(self.messages)
         if self.top_logprobs and not self.logprobs:
@@ -98,18 +98,18 @@ class ChatRequest(SamplingFields):
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens to generate; None: as many as fit."""
+        """Return the maximum number of tokens to generate; None: as many as fit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def names(self) -> dict[str, str]:
-        """What is called otherwise here than in the engine."""
+        """Return this protocol's names of engine parameters that are named differently."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"prompt": "messages", "max_tokens": limit}
 
     @property
     def turns(self) -> list[dict[str, Any]]:
-        """The messages as chat templates take them."""
+        """Return the messages as chat templates read them."""
         return turns(self.messages)
 
 
@@ -119,14 +119,14 @@ def check_parts(messages: Sequence[Message]) -> None:
     if parts > MAX_PARTS:
         raise ApiError(
             400,
-            f"messages must have at most {MAX_PARTS} content parts in all, not {parts}",
+            f"messages must have at most {MAX_PARTS} content parts in all, got {parts}",
             param="messages",
             code="invalid_value",
         )
 
 
 def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them. `developer` is OpenAI's newer word for `system`."""
+    """Return messages as chat templates read them. `developer` is OpenAI's newer name of `system`."""
     return [
         {"role": "system" if m.role == "developer" else m.role, "content": m.text}
         | ({} if m.name is None else {"name": m.name})
@@ -135,7 +135,7 @@ def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 class ChatFormat(AnswerFormat):
-    """Chunks and bodies of chat completions."""
+    """Encoder of chat completions."""
 
     __slots__ = ()
 
@@ -152,9 +152,9 @@ class ChatFormat(AnswerFormat):
     def finished(self) -> dict[str, Any]:
         return {"delta": {}, "logprobs": None}
 
-    def whole_choice(self, said: Said) -> dict[str, Any]:
-        message = {"role": "assistant", "content": said.text, "refusal": None}
-        return {"message": message, "logprobs": self._logprobs(said.infos)}
+    def whole_choice(self, content: Said) -> dict[str, Any]:
+        message = {"role": "assistant", "content": content.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(content.infos)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
         if not infos:

@@ -1,4 +1,4 @@
-"""Fields that the text protocols share, and how they become the engine's parameters."""
+"""Fields that the text protocols share, and their conversion to the engine's parameters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from app.tenants import TIERS
 from engine.types import SamplingParams, ServiceClass
 
 MAX_STOP_LENGTH = 1024  # characters
-MAX_NAME = 80  # of a field, in an error
+MAX_NAME = 80  # of a field, in an error message
 
-# Lists stop at their first wrong item: a megabyte of wrong ones would otherwise be a gigabyte of error objects. And
-# none is so long that others wait while it is looked at.
+# Validation of lists stops at the first wrong item: a megabyte of wrong ones would otherwise become a gigabyte of error
+# objects. Maximum lengths bound the time of a validation.
 TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 17)]
 MAX_PARTS = 4096  # of all messages together
 
@@ -27,12 +27,14 @@ DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last t
 
 
 def at_most(items: int) -> BeforeValidator:
-    """Of an object with more fields none is looked at: each that is wrong would be an error object."""
+    """Return a validator that refuses objects with more fields before any is validated, because each wrong field would
+    become an error object.
+    """
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > items:
             raise PydanticCustomError(
-                "too_long", "at most {items} fields, not {given}", {"items": items, "given": len(value)}
+                "too_long", "at most {items} fields, got {given}", {"items": items, "given": len(value)}
             )
         return value
 
@@ -45,18 +47,19 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 class Strict(BaseModel):
-    """Exact types, no unknown fields: what is not understood is refused by name."""
+    """Schema with exact types and without unknown fields, which are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def check(self) -> None:
-        """Raise `ApiError` for values that are wrong together; `parse` calls it."""
+        """Raise `ApiError` for values that are wrong in combination; `parse` calls it."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_is_enough(cls, fields: Any) -> Any:
-        """Each unknown field would be an error object: a megabyte of them would keep everybody waiting for seconds.
-        With null they were left out, as clients write it, and are none."""
+        """Keep only one unknown field: each would become an error object, and a megabyte of them would block the event
+        loop for seconds. Unknown fields with null count as left out, as some clients send them.
+        """
         known = cls.model_fields
         if not isinstance(fields, dict) or fields.keys() <= known.keys():
             return fields
@@ -65,16 +68,16 @@ class Strict(BaseModel):
         return {name: fields[name] for name in known if name in fields} | unknown
 
 
-# A field that is known but not honoured: null means that it was left out, as clients write it; all else is refused.
+# A known but unsupported field: null counts as left out, as some clients send it; any other value is refused.
 Absent: TypeAlias = None
 
 
-def only(done: Any) -> AfterValidator:
-    """Of what can be asked for, all that is done here: whatever else is called unsupported, and not wrong."""
+def only(supported: Any) -> AfterValidator:
+    """Return a validator that accepts a single supported value and refuses others as unsupported, not invalid."""
 
     def check(value: Any) -> Any:
-        if value != done:
-            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(done)})
+        if value != supported:
+            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(supported)})
         return value
 
     return AfterValidator(check)
@@ -115,7 +118,7 @@ class SamplingFields(Strict):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     deadline_ms: DeadlineMs | None = None
-    # Accepted and honoured by doing nothing: they name the caller or his bookkeeping and change no answer.
+    # Accepted without effect: they identify the caller or its records and change no answer.
     user: str | None = None
     metadata: Metadata | None = None
     safety_identifier: str | None = None
@@ -123,38 +126,39 @@ class SamplingFields(Strict):
     store: Off | None = None
 
     def check(self) -> None:
-        """What types alone cannot say. Raises `ApiError`."""
+        """Check values that are wrong in combination. Raises `ApiError`."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
 
     def usage_reports(self, prompt_tokens: int) -> UsageReports:
-        """What its stream is to say of the tokens it takes."""
-        asked = self.stream_options or StreamOptions()
-        return UsageReports(bool(asked.include_usage), prompt_tokens if asked.continuous_usage_stats else None)
+        """Return the usage information that the stream is to contain."""
+        requested = self.stream_options or StreamOptions()
+        return UsageReports(bool(requested.include_usage), prompt_tokens if requested.continuous_usage_stats else None)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
+        """Return the stop strings."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def asked_class(self) -> ServiceClass | None:
-        """The class that `service_tier` asks for; None leaves it to the tenant's limits."""
+        """Return the class that `service_tier` selects; None leaves it to the tenant's limits."""
         return None if self.service_tier in (None, "auto") else TIERS[self.service_tier]
 
     def sampling(
         self, max_tokens: int, eos: frozenset[int], logprobs: int | None, defaults: dict[str, float]
     ) -> SamplingParams:
-        """The engine's view. `defaults` is what the checkpoint recommends; without that, the protocol's. Without a seed
-        a random one is drawn."""
+        """Return the engine's sampling parameters. Missing values come from `defaults`, the checkpoint's
+        recommendations, else from the protocol. Without a seed, a random one is drawn.
+        """
 
         values = effective_defaults(defaults)
 
         def value(name: str) -> float:
-            asked: float | None = getattr(self, name)
-            return values[name] if asked is None else asked
+            requested: float | None = getattr(self, name)
+            return values[name] if requested is None else requested
 
         stop_ids = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos)
         return SamplingParams(
@@ -176,7 +180,7 @@ class SamplingFields(Strict):
 
 
 def effective_defaults(recommended: dict[str, float]) -> dict[str, float]:
-    """The sampling parameters of a request that sets none: a checkpoint's recommendations, else the protocol's."""
+    """Return the sampling parameters of a request that sets none: the checkpoint's, else the protocol's."""
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     return neutral | recommended
 
@@ -197,16 +201,19 @@ def parse(schema: type[Schema], body: bytes) -> Schema:
     """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
     fields = decode_json(body)
     try:
-        asked = schema.model_validate(fields)
+        requested = schema.model_validate(fields)
     except ValidationError as error:
         raise refusal(error) from None
-    asked.check()
-    return asked
+    requested.check()
+    return requested
 
 
 def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
-    """The first problem of a validation, as a client reads it. is_tagged: the schema is one of several that a tag tells
-    apart; the parameter is then the whole path behind the tag, not the field that it is in."""
+    """Return the first problem of a validation as an error for the client.
+
+    is_tagged: the schema is one of several that a tag selects; the parameter is then the whole path after the tag
+    instead of its first field.
+    """
     kind, path, message = _problem(error)
     path = path[1:] if is_tagged else path
     where = ".".join(path)
@@ -218,21 +225,22 @@ def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
 
 
 def _problem(error: ValidationError) -> tuple[str, list[str], str]:
-    """What kind the first problem is of, where it is, and what to say of it. Of a field that may be one thing or
-    another, what is said is said of the one that comes nearest: whatever is wrong with a list is that it is too long or
-    wrong inside it, and not that it is no string."""
+    """Return type, path and message of the first problem. For a field with alternative types, choose the alternative
+    that matches best: if a list is too long or wrong inside, report that instead of the fact that it is no string.
+    """
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    same_field = [one for one in problems if one["loc"][:1] == problems[0]["loc"][:1]]
+    same_field = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
     nearest = max(
-        same_field, key=lambda one: (one["type"] == "too_long", len(one["loc"]), not one["type"].endswith("_type"))
+        same_field,
+        key=lambda problem: (problem["type"] == "too_long", len(problem["loc"]), not problem["type"].endswith("_type")),
     )
-    way = nearest["loc"]
-    # What nobody knows may be called anything, the name of a type too.
-    unknown = way[-1:] if nearest["type"] == "extra_forbidden" else ()
-    known = [part for part in way[: len(way) - len(unknown)] if not _is_alternative(part)]
+    path = nearest["loc"]
+    # An unknown field may have any name, even that of a type.
+    unknown = path[-1:] if nearest["type"] == "extra_forbidden" else ()
+    known = [part for part in path[: len(path) - len(unknown)] if not _is_alternative(part)]
     return nearest["type"], [str(part)[:MAX_NAME] for part in (*known, *unknown)], nearest["msg"]
 
 
 def _is_alternative(part: int | str) -> bool:
-    """Whether a part of a path names one of several types that a field may have, and not a field."""
+    """Return whether a part of a path is one of several alternative types of a field rather than a field."""
     return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or part in ("str", "int"))

@@ -31,26 +31,27 @@ class CompletionRequest(SamplingFields):
     best_of: Annotated[int, only(1)] | None = None
 
     def check(self) -> None:
-        """What types alone cannot say. Raises `ApiError`."""
+        """Check values that are wrong in combination. Raises `ApiError`."""
         super().check()
         if isinstance(self.prompt, list) and len(self.prompt) > 1 and not isinstance(self.prompt[0], int):
-            raise ApiError(400, "prompt: one prompt per request", param="prompt", code="unsupported_value")
+            raise ApiError(400, "prompt must be a single prompt per request", param="prompt", code="unsupported_value")
 
     def token_limit(self, room: int) -> int:
-        """Return the most tokens to generate: without `max_tokens` the protocol's 16, or as many as `min_tokens` asks
-        for, and no more than there is `room` for."""
+        """Return the maximum number of tokens to generate: without `max_tokens` the protocol's 16, or `min_tokens` if
+        larger, and at most `room`.
+        """
         return self.max_tokens or min(max(DEFAULT_MAX_TOKENS, self.min_tokens or 0), room)
 
     @property
     def single_prompt(self) -> str | list[int]:
-        """The prompt, out of the list that may be around it."""
+        """Return the prompt without the list that may enclose it."""
         if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
             return self.prompt[0]
         return self.prompt
 
 
 class CompletionFormat(AnswerFormat):
-    """Chunks and bodies of text completions."""
+    """Encoder of text completions."""
 
     __slots__ = ()
 
@@ -66,13 +67,14 @@ class CompletionFormat(AnswerFormat):
     def finished(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
-    def whole_choice(self, said: Said) -> dict[str, Any]:
-        return {"text": said.text, "logprobs": self._logprobs(said.infos)}
+    def whole_choice(self, content: Said) -> dict[str, Any]:
+        return {"text": content.text, "logprobs": self._logprobs(content.infos)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
-        """The protocol's parallel lists. A token stands among its likeliest, whether it is one of them or not. Its
-        offset is where its text begins in the answer's: one that shows nothing, or only completes a character later,
-        begins where the next one does."""
+        """Return the protocol's parallel lists. A token is listed among its likeliest alternatives, whether or not it
+        is one of them. Its offset is the start of its text in the answer's text; a token without visible text, or one
+        that only completes a character later, has the offset of the next token.
+        """
         if not infos:
             return None
 
@@ -87,8 +89,9 @@ class CompletionFormat(AnswerFormat):
         return lists
 
     def _names(self, token_ids: Iterable[int]) -> dict[int, str]:
-        """Return a name for each token that no other one has: its text, or its bytes as OpenAI writes them where they
-        are no text or another token has the same text, or its id."""
+        """Return a unique name for each token: its text; its bytes as OpenAI writes them if they are not text or
+        another token has the same text; else its id.
+        """
         names: dict[str, int] = {}
         for token_id in token_ids:
             raw = self.text.token_bytes(token_id)

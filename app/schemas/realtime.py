@@ -1,4 +1,4 @@
-"""`/v1/realtime`: what clients send over the WebSocket. Text only; audio is refused by name."""
+"""`/v1/realtime`: events that clients send over the WebSocket. Text only; audio is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ContentPart(Strict):
 
 
 class ItemFields(Strict):
-    """A message of the conversation."""
+    """Message of the conversation."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     type: Literal["message"]
@@ -35,7 +35,7 @@ class ItemFields(Strict):
 
     @property
     def text(self) -> str:
-        """All parts as one text."""
+        """Return the text of all parts."""
         return "".join(part.text for part in self.content)
 
 
@@ -49,7 +49,7 @@ few_parts = AfterValidator(_check_parts)
 
 
 class SessionFields(Strict):
-    """What `session.update` may change. `temperature`, `top_p` and `seed` are ours; the protocol has none of them."""
+    """Fields of `session.update`. `temperature`, `top_p` and `seed` are extensions of the protocol."""
 
     type: Literal["realtime"] | None = None
     model: str | None = None
@@ -64,7 +64,7 @@ class SessionFields(Strict):
 
 
 class ResponseFields(Strict):
-    """What `response.create` may say."""
+    """Fields of `response.create`."""
 
     conversation: Literal["auto", "none"] = "auto"
     input: Annotated[list[ItemFields], Field(fail_fast=True, max_length=MAX_ITEMS), few_parts] | None = None
@@ -77,7 +77,7 @@ class ResponseFields(Strict):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    deadline_ms: DeadlineMs | None = None  # ours too: all of the answer must be there by then
+    deadline_ms: DeadlineMs | None = None  # an extension too: time until the whole answer must be complete
 
 
 class _Event(Strict):
@@ -133,7 +133,7 @@ _adapter: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(di
 
 
 class EventRefused(Exception):
-    """A client event that cannot be served; carries what the `error` event says."""
+    """A client event that cannot be served, with the content of its `error` event."""
 
     def __init__(self, error: ApiError, event_id: str | None) -> None:
         super().__init__(str(error))
@@ -142,7 +142,7 @@ class EventRefused(Exception):
 
 
 def parse_event(text: str) -> ClientEvent:
-    """Return one frame as an event. Raises `EventRefused`."""
+    """Parse one frame. Raises `EventRefused`."""
     try:
         fields = decode_json(text)
     except ApiError as error:
@@ -154,7 +154,7 @@ def parse_event(text: str) -> ClientEvent:
 
 
 def parse_long_event(text: str) -> ClientEvent:
-    """Return a frame of more than `MAX_INLINE_BYTES` as an event, in a thread. Raises `EventRefused`."""
+    """Parse a frame of more than `MAX_INLINE_BYTES`, in a thread. Raises `EventRefused`."""
     try:
         check_structure(text.encode())
     except ApiError as error:

@@ -12,7 +12,7 @@ from app.schemas.common import Strict, TokenIds
 
 
 class TokenizeRequest(Strict):
-    """A text, or a conversation as it would be given to the model."""
+    """A text, or a conversation that is rendered as for the model."""
 
     model: str | None = None
     prompt: str | None = None
@@ -20,7 +20,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = None
 
     def check(self) -> None:
-        """What types alone cannot say. Raises `ApiError`."""
+        """Check values that are wrong in combination. Raises `ApiError`."""
         if self.prompt is None and self.messages is None:
             raise ApiError(400, "prompt or messages is needed", param="prompt", code="missing")
         if self.messages is None:
@@ -28,7 +28,7 @@ class TokenizeRequest(Strict):
         check_parts(self.messages)
         for name in ("prompt", "add_special_tokens"):
             if getattr(self, name) is not None:
-                raise ApiError(400, f"{name} is not for messages", param=name, code="invalid_value")
+                raise ApiError(400, f"{name} cannot be combined with messages", param=name, code="invalid_value")
 
 
 class DetokenizeRequest(Strict):

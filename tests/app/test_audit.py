@@ -160,7 +160,8 @@ def test_an_intake_says_what_it_waited_for():
     assert (view["wall_ms"], view["totals_ms"][INTAKE]) == (4250.0, 4250.0)
     account = {"id": "r", "class": "batch", "state": "queued", "prompt_tokens": 3, "cached_tokens": 0}
     text = "\n".join(lines(account | {"completion_tokens": 0} | view))
-    assert "it had not all arrived" in text and "long texts of others were tokenised first" in text
+    assert "the request had not fully arrived" in text
+    assert "long texts of other requests were tokenized first" in text
 
 
 def test_what_a_client_takes_to_send_its_request_counts_for_no_first_token():

@@ -41,7 +41,7 @@ def test_a_recommendation_out_of_range_is_left_out(
     """The others are honoured; the warning names the file, the entry and its range."""
     assert TextModel.load(folder(tmp_path, generation)).sampling_defaults == defaults
     [line] = caplog.messages
-    assert f"generation_config.json: {named} must lie in [" in line and "left out" in line
+    assert f"generation_config.json: {named} must be between" in line and "ignored" in line
 
 
 @pytest.mark.parametrize(

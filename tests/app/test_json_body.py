@@ -28,12 +28,12 @@ def test_any_json_value_comes_back_as_it_was(value, ensure_ascii: bool):
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        (b'{"n": 1, "n": 2}', "the key 'n' stands twice"),
-        (b'{"a": [{"b": 1, "b": 1}]}', "the key 'b' stands twice"),
+        (b'{"n": 1, "n": 2}', "the key 'n' occurs twice"),
+        (b'{"a": [{"b": 1, "b": 1}]}', "the key 'b' occurs twice"),
         (b'{"temperature": NaN}', "NaN is not a JSON number"),
         (b'{"temperature": -Infinity}', "-Infinity is not a JSON number"),
-        (b'{"stop": "\\ud800"}', "half of a surrogate pair"),
-        (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
+        (b'{"stop": "\\ud800"}', "a lone surrogate"),
+        (b'{"\\uDFFF": 1}', "a lone surrogate"),
         (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
         (b"[" * 250_000, "nested too deeply"),
         (b'{"n": %s}' % (b"1" * 5000), "4300"),

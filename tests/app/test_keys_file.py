@@ -136,7 +136,7 @@ def test_keys_are_required_with_an_empty_file_and_its_path_comes_from_any_source
         settings = parse([model, *arguments], environment)
         assert settings.requires_keys and settings.tenants_by_digest == {}
     assert not parse([model], {}).requires_keys
-    with pytest.raises(SettingsError, match="keys_file is given but empty"):
+    with pytest.raises(SettingsError, match="keys_file must be the path of a file"):
         parse([model], {"CAROUSEL_KEYS_FILE": ""})
 
 
@@ -187,7 +187,7 @@ def test_a_plain_key_is_replaced_by_a_digest(keys: Keys, path: Path):
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["add", "alice"], "has a tenant 'alice' already; --replace"),
+        (["add", "alice"], "already has a tenant 'alice'; --replace"),
         (["add", "bob", "--weight", "0"], "tenants.bob.weight must be a positive number"),
         (["add", "bob", "--tiers", "gold"], "tenants.bob.tiers"),
         (["revoke", "alcie"], "has no tenant 'alcie'; the nearest name is 'alice'"),

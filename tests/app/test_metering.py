@@ -134,7 +134,7 @@ def test_a_locked_file_delays_rows_and_nothing_else(opened, path: Path, caplog, 
     assert len(rows_of(path)) == 2
     first = caplog.records[0]
     assert first.levelno == logging.ERROR
-    assert "2 rows wait" in first.getMessage()
+    assert "2 rows are pending" in first.getMessage()
     assert "locked" in first.getMessage()
     assert "written again" in caplog.records[-1].getMessage()
     assert len(caplog.records) == 2
@@ -257,7 +257,7 @@ def test_whatever_a_file_is_called_it_is_a_file(tmp_path: Path, monkeypatch):
     ("damage", "says"),
     [
         (a_text, "not a database"),
-        (a_foreign_table, "something else"),
+        (a_foreign_table, "another application"),
         (a_newer_one, f"version {VERSION + 1}"),
         (Path.mkdir, "unable to open"),
     ],
@@ -279,7 +279,10 @@ def test_the_server_does_not_start_with_such_a_file(path: Path):
     a_foreign_table(path)
     command = [sys.executable, "-m", "app", "serve", "--port", "0", "--metering", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, f"carousel: metering: {path}: it is a database of something else\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"carousel: metering: {path}: it is a database of another application\n",
+    )
 
 
 # From a request to a row ----------------------------------------------------------------------------------------------

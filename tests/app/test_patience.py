@@ -133,7 +133,7 @@ def test_who_takes_nothing_is_hung_up_on(
 
     play(loop, path, client)
     assert [record.message for record in caplog.records if record.name.startswith("carousel")] == [
-        "a reader took nothing for 0.2 s and is given up"
+        "The connection is closed because its client read nothing for 0.2 s."
     ]
     assert "Traceback" not in caplog.text
 

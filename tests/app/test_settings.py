@@ -102,8 +102,8 @@ def test_the_help_says_what_holds_where_nothing_is_said():
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        ("prot = 1", "'prot': port"),
-        ("max-num-seqs = 4", "'max-num-seqs': max_num_seqs"),
+        ("prot = 1", "'prot'; did you mean port"),
+        ("max-num-seqs = 4", "'max-num-seqs'; did you mean max_num_seqs"),
         ('port = "many"', "port"),
         ("port = 1.5", "port"),
         ("port = true", "port"),
@@ -130,7 +130,7 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
         (["./nowhere/x"], {}, "nowhere"),
         ([], {"CAROUSEL_PORT": "x"}, "CAROUSEL_PORT"),
         ([], {"CAROUSEL_PORT": "tcp://10.0.0.7:8000"}, "CAROUSEL_PORT .* Kubernetes"),
-        ([], {"CAROUSEL_API_KEYS": "secret"}, "CAROUSEL_API_KEYS is no option: CAROUSEL_API_KEY"),
+        ([], {"CAROUSEL_API_KEYS": "secret"}, "CAROUSEL_API_KEYS is not an option; did you mean CAROUSEL_API_KEY"),
         ([], {"CAROUSEL_CONFIG": "/nowhere.toml"}, "/nowhere.toml"),
         (["--max-num-seqs", "0"], {}, "max_num_seqs"),
         (["--port", "99999"], {}, "port"),
@@ -201,9 +201,9 @@ def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
 @pytest.mark.parametrize(
     ("name", "files", "advice"),
     [
-        ("model.gguf", None, "is a file: GGUF files are not read; serve the folder or hub name"),
+        ("model.gguf", None, "is a file: GGUF files are not supported; serve the folder or hub name"),
         ("model.safetensors", None, "is a file: a folder with config.json"),
-        ("folder", ["model-Q4.GGUF"], "has no config.json in .*: GGUF files are not read"),
+        ("folder", ["model-Q4.GGUF"], "has no config.json in .*: GGUF files are not supported"),
         ("folder", ["README.md"], "has no config.json in .*: a folder with config.json"),
     ],
 )

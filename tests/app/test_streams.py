@@ -166,7 +166,7 @@ def test_a_stream_that_is_not_kept_any_more_is_gone_and_not_unknown():
     registry = StreamRegistry(ttl=10.0)
     finish(registry, "s", "alice")
     for owner in ("bob", "alice"):
-        with pytest.raises(CursorRefused, match="not kept any more") as refused:
+        with pytest.raises(CursorRefused, match="has expired") as refused:
             if owner == "alice":
                 registry.expire(now=lambda: 1e12)
             registry.find("s", owner, f"s.{registry.epoch}.1")

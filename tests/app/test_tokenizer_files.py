@@ -157,7 +157,7 @@ def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_
     """The child process writes its error instead of a traceback."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
-    with pytest.raises(TokenizerMissing, match=r"transformers cannot make a tokenizer of this folder: \S"):
+    with pytest.raises(TokenizerMissing, match=r"transformers cannot create a tokenizer from this folder: \S"):
         load_tokenizer(tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_a_tokenizer_with_code_of_its_own_is_refused_with_a_way_out(tmp_path: Pa
     error = {"error": "Please pass the argument `trust_remote_code=True` to allow custom code to be run."}
     monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: error)
     (tmp_path / "vocab.txt").touch()
-    with pytest.raises(TokenizerMissing, match=r"code of its own, .* a folder with a tokenizer\.json is needed"):
+    with pytest.raises(TokenizerMissing, match=r"code of its own, .* use a folder with a tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
