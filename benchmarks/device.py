@@ -11,7 +11,8 @@ from statistics import median
 import torch
 
 from engine.execution.graphs import record
-from kernels.interface import Kernels, load
+from kernels.interface import Kernels
+from kernels.load import load
 
 Call = Callable[[], object]
 

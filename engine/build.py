@@ -32,7 +32,7 @@ from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import ModelInfo, SamplingParams
 from kernels.interface import Kernels
-from kernels.interface import load as load_kernels
+from kernels.load import load as load_kernels
 
 # Parameters below which one thread of torch serves a model fastest. Its operations are too short to share, and torch's
 # threads wait for each other: they lose nine tenths of their speed as soon as another process needs a core.

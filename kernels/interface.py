@@ -1,4 +1,4 @@
-"""Interface of the back ends, and `load`, which picks one for a device.
+"""Interface of the back ends; `kernels.load` picks one for a device.
 
 Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads, D head size, N pages, S positions in
 a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
@@ -10,7 +10,6 @@ hold positions in the cache, `page * S + offset`. In `gather_slots` and `sample_
 
 from __future__ import annotations
 
-import logging
 from typing import Literal, Protocol
 
 import torch
@@ -19,8 +18,6 @@ from torch import Tensor
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, StepPass
 from kernels.plans import DecodePlan, RopePlan
 from kernels.slots import PromptRows, SlotTensors, StepRows, StepState
-
-log = logging.getLogger("carousel.kernels")
 
 Choice = Literal["auto", "torch"]
 
@@ -227,47 +224,3 @@ class Kernels(Protocol):
 
         logits[R, V] any float, chosen[R] int64 -> (chosen_logprob[R], top_ids[R, k], top_logprobs[R, k]).
         """
-
-
-def load(
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    choice: Choice = "auto",
-    batch_invariant: bool = False,
-    may_round: bool = False,
-) -> Kernels:
-    """Return the fastest back end for `device` and the requested `dtype` (None: unknown).
-
-    Triton on a CUDA device; C++ for float32 and bfloat16 on a CPU if it compiles; else the torch references, which
-    `choice="torch"` selects explicitly. batch_invariant: return a back end that gives a row the same bits in every
-    batch, as all do in float32 on a CPU; raise `ValueError` if there is none. may_round: for float32 on a CPU, allow
-    rounding the operands that bfloat16 weights, keys and values are multiplied with, as `dtype` bfloat16 does.
-    """
-    from kernels.reference.backend import ReferenceKernels
-
-    if device.type == "cuda":
-        if batch_invariant and choice == "torch":
-            raise ValueError(
-                "torch's kernels are not batch-invariant on a GPU; use kernels=auto or batch_invariant=False"
-            )
-        if choice == "torch":
-            return ReferenceKernels()
-        if batch_invariant:
-            from kernels.invariant import InvariantKernels
-
-            return InvariantKernels()
-        from kernels.backend import TritonKernels
-
-        return TritonKernels()
-    if choice != "torch" and dtype in (torch.float32, torch.bfloat16):
-        from kernels.cpu.library import CannotCompile
-
-        try:
-            from kernels.cpu.backend import CpuKernels
-
-            return CpuKernels(may_round or dtype == torch.bfloat16)
-        except CannotCompile as error:
-            log.warning("The CPU kernels are unavailable; falling back to torch, which is slower. Reason: %s", error)
-    if batch_invariant and dtype != torch.float32:
-        raise ValueError(f"torch's kernels are batch-invariant on a CPU in float32 only, got dtype {dtype}")
-    return ReferenceKernels()

@@ -14,7 +14,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.heartbeat import Heartbeat
 from engine.types import Request, SamplingParams
-from kernels.interface import load
+from kernels.load import load
 from tests.conftest import ROOT
 
 

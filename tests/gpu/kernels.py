@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import interface
 from kernels.decoder import Linear
 from kernels.interface import Kernels
+from kernels.load import load as load_kernels
 from kernels.plans import DecodePlan, RopePlan
 from kernels.reference.backend import ReferenceKernels
 from kernels.slots import PromptRows, SlotTensors, StepRows
@@ -165,5 +165,5 @@ def _fields(record: Any) -> Tensors:
 
 
 def load(device: torch.device, *given: Any, **options: Any) -> Kernels:
-    """`kernels.interface.load`, which knows nothing of a pretended GPU."""
-    return Queued() if device.type == "cuda" else interface.load(device, *given, **options)
+    """`kernels.load.load`, which knows nothing of a pretended GPU."""
+    return Queued() if device.type == "cuda" else load_kernels(device, *given, **options)

@@ -455,7 +455,7 @@ def test_without_a_compiler_torch_serves_and_says_so(tmp_path: Path):
     """A machine without a compiler gets the references, and a warning with the reason."""
     code = (
         "import logging, torch; logging.basicConfig()\n"
-        "from kernels.interface import load\n"
+        "from kernels.load import load\n"
         "print(type(load(torch.device('cpu'), torch.float32)).__name__)"
     )
     environment = {**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.interface import load
+from kernels.load import load
 from tests import needs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def test_triton_is_imported_for_its_back_end_only():
     run(
         "import sys, torch\n"
         "before = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
-        "from kernels.interface import load\n"
+        "from kernels.load import load\n"
         "load(torch.device('cpu')), load(torch.device('cpu'), torch.float32)\n"
         "after = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
         "assert after == before and 'kernels.backend' not in sys.modules\n"

@@ -10,8 +10,8 @@ import torch
 from triton.runtime import interpreter
 
 from kernels import invariant
-from kernels.interface import load
 from kernels.invariant import InvariantKernels, InvariantLinear
+from kernels.load import load
 from tests.kernels.conftest import half_precision
 from tests.kernels.paged import make_paged
 

@@ -1,89 +1,32 @@
-"""Other causal language models, run by transformers with paged attention in place of their own.
+"""Loading of other causal language models, which transformers runs with paged attention in place of their own.
 
-transformers lets an attention function be registered by name, and passes it the keyword arguments of a model's call.
-Each forward pass therefore carries its own `PagedStep`, and a flat batch of many sequences runs as one row of tokens
-with explicit positions. `fallback_check` verifies that a model computes through that function alone.
+`transformers_model` wraps a loaded model; `fallback_check` verifies that it computes through paged attention alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engine.execution.cache import KVCache
-from engine.execution.inputs import ModelInputs
-from engine.execution.models.attention import StepAttention
-from engine.execution.models.errors import ModelConfigError, ModelError, WeightsError
+from engine.execution.models.errors import ModelError, WeightsError
+from engine.execution.models.fallback_check import (
+    attends_by_itself,
+    check_against_own_attention,
+    discover_shape,
+    refuse_config,
+)
 from engine.execution.models.safetensors_files import list_tensors
 from engine.execution.models.sources import Progress
-from kernels.decoder import Linear, StepPass
+from engine.execution.models.transformers_model import ATTENTION, TransformersModel, paged_attention
+from kernels.decoder import Linear
 from kernels.interface import Kernels
-from kernels.interface import load as load_kernels
-from kernels.slots import StepState
+from kernels.load import load as load_kernels
 
-ATTENTION = "carousel_paged"
 MAX_REASON = 300  # characters of an error message of transformers
-STEP = "carousel_step"  # keyword argument that is passed through a model's forward to the attention function
-
-
-class Step(Protocol):
-    """Step-specific part of the attention function."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Attend with q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, D] and return [T, Hq, D]."""
-
-
-@dataclass(frozen=True)
-class PagedStep:
-    """Step over the paged cache."""
-
-    attention: StepAttention
-    on_layer: Callable[[], None]
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        """Write keys and values to the cache, through which the rows of a chunk attend to each other, then attend."""
-        self.on_layer()
-        cache = self.attention.cache
-        slots = self.attention.inputs.slots
-        self.attention.kernels.write_cache(k, v, slots, cache.k[layer], cache.v[layer])
-        return self.attention(layer, q, scale, window)
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """Attention shape of a model's layers, found by a test run. windows: per layer, 0 for full attention."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    windows: tuple[int, ...]
-
-
-def paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D]."""
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ModelError(f"{type(module).__name__} attends with {name}, which paged attention does not support")
-    layer: Any = module.layer_idx
-    step: Step = kwargs[STEP]
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
-    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-    return step.attend(int(layer), q, k, v, scale, sliding_window or 0).unsqueeze(0), None
 
 
 class PackedModule(nn.Module):
@@ -96,79 +39,6 @@ class PackedModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x[..., K] to [..., N]."""
         return self._packed(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-
-
-class TransformersModel:
-    """Implementation of `engine.execution.models.interface.Model` around a model of transformers."""
-
-    def __init__(
-        self,
-        causal_lm: Any,
-        shape: AttentionShape,
-        num_parameters: int,
-        on_layer: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Wrap `causal_lm`; `on_layer` is called for each layer of a forward pass."""
-        self._on_layer = on_layer
-        config = causal_lm.config.get_text_config()
-        self._body = causal_lm.get_decoder()
-        self._head = causal_lm.get_output_embeddings()
-        self._shape = shape
-        self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
-        self._factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
-        self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)  # NanoChat
-        self.is_own = False
-        self.num_parameters = num_parameters
-        self.vocab_size = int(config.vocab_size)
-        self.max_position = _max_position(config)
-        self.dtype: torch.dtype = causal_lm.dtype
-        self.weights_dtype = self.dtype
-        self.device: torch.device = causal_lm.device
-
-    @property
-    def num_layers(self) -> int:
-        return self._shape.num_layers
-
-    @property
-    def num_heads(self) -> int:
-        return self._shape.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self._shape.num_kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self._shape.head_dim
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Return the sliding window of each layer, 0 for full attention."""
-        return self._shape.windows
-
-    @torch.inference_mode()
-    def forward(self, inputs: ModelInputs, cache: KVCache, kernels: Kernels) -> Tensor:
-        """Return hidden states [T, H] after the last norm."""
-        attention = StepAttention.begin(inputs, cache, kernels, self._shape.num_heads, self._shape.windows)
-        return run_body(self._body, inputs.token_ids, inputs.positions, PagedStep(attention, self._on_layer))
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [R, V] float32 for hidden[R, H]."""
-        logits: Tensor = self._head(hidden)
-        logits = logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
-        return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
-
-    def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
-        return None
-
-
-def run_body(body: Any, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-    """Return the last hidden states [T, H] for token_ids[T] and positions[T]; `step` computes attention."""
-    arguments: dict[str, Any] = {STEP: step}
-    out = body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **arguments)
-    hidden: Tensor = out.last_hidden_state[0]
-    return hidden
 
 
 def load_fallback(
@@ -188,8 +58,6 @@ def load_fallback(
     # Imported late: importing transformers takes seconds, which models of the own decoder do not need.
     from transformers import AttentionInterface
 
-    from engine.execution.models.fallback_check import check_against_own_attention, discover_shape, refuse_config
-
     refuse_config(config)
     AttentionInterface.register(ATTENTION, paged_attention)
     entries = {} if load_format == "dummy" else list_tensors(path)
@@ -208,8 +76,6 @@ def load_fallback(
 
 def _load_weights(path: Path, name: str, dtype: torch.dtype | None) -> Any:
     from transformers import AutoModelForCausalLM
-
-    from engine.execution.models.fallback_check import attends_by_itself
 
     try:
         causal_lm, info = AutoModelForCausalLM.from_pretrained(
@@ -275,10 +141,3 @@ def _pack_linears(model: nn.Module, kernels: Kernels) -> None:
                 bias = dict(child.named_parameters(recurse=False)).get("bias")
                 packed = kernels.pack_linear(child.weight.data, None if bias is None else bias.data)
                 setattr(parent, name, PackedModule(packed))
-
-
-def _max_position(config: Any) -> int:
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:
-        raise ModelConfigError("max_position_embeddings", limit, "must be a positive integer")
-    return limit

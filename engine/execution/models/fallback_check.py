@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,8 @@ from engine.execution.inputs import ModelInputs
 from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.fallback_lengths import longest_probe, named_lengths
-from kernels.interface import load as load_kernels
-
-if TYPE_CHECKING:
-    from engine.execution.models.fallback import AttentionShape, TransformersModel
+from engine.execution.models.transformers_model import STEP, AttentionShape, TransformersModel, run_body
+from kernels.load import load as load_kernels
 
 log = logging.getLogger("carousel.engine")
 
@@ -101,8 +99,6 @@ class ShapeRecorder:
 @torch.inference_mode()
 def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
     """Run two tokens through the model and return the shape of its attention calls."""
-    from engine.execution.models.fallback import STEP, AttentionShape, run_body
-
     recorder = ShapeRecorder()
     name = type(causal_lm).__name__
     tokens = torch.zeros(2, dtype=torch.int64, device=causal_lm.device)

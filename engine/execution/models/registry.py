@@ -17,7 +17,7 @@ from engine.execution.models.rope import check_rope_table
 from engine.execution.models.sources import CheckpointSource, DummySource, Progress, WeightSource
 from engine.execution.models.weights import load_weights
 from kernels.interface import Kernels
-from kernels.interface import load as load_kernels
+from kernels.load import load as load_kernels
 
 LOAD_FORMATS = ("safetensors", "dummy")
 

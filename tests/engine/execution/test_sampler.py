@@ -12,7 +12,7 @@ from engine.execution.sampler import Sampler
 from engine.execution.slots import SlotState
 from engine.scheduling.batch import Batch, Join
 from engine.types import SamplingParams
-from kernels.interface import load
+from kernels.load import load
 
 V = 50
 CPU = torch.device("cpu")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.interface import Kernels, load
+from kernels.interface import Kernels
+from kernels.load import load
 from tests.engine.models.checkpoints import Checkpoint, Checkpoints
 
 

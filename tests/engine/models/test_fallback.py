@@ -14,8 +14,8 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.models import ModelConfigError, ModelError, WeightsError, load_model
-from engine.execution.models.fallback import TransformersModel
 from engine.execution.models.fallback_check import check_against_own_attention, refuse_config
+from engine.execution.models.transformers_model import TransformersModel
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import FALLBACKS, REFUSED, Checkpoint, Checkpoints, save
 from tests.engine.models.driver import Driver, Row

@@ -191,7 +191,7 @@ import sys
 from pathlib import Path
 import torch
 from engine.execution.models import load_model
-from kernels.interface import load
+from kernels.load import load
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
