@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.types import Event, Request, ServiceClass, TokenEvent
 
-TENTHS = 1e4  # tenths of a millisecond per second
+BINS_PER_SECOND = 1e4  # a bin is a tenth of a millisecond
 GOOD_TTFT, GOOD_ITL = 1.0, 0.1  # seconds, the server's defaults: time to first token, mean time between tokens
 
 
@@ -35,7 +35,7 @@ class Felt:
         for tenths in sorted(self.gaps):
             seen += self.gaps[tenths]
             if seen >= rank:
-                return 1000 * tenths / TENTHS
+                return 1000 * tenths / BINS_PER_SECOND
         return 0.0
 
     def add(self, others: Felt) -> None:
@@ -89,7 +89,7 @@ class Tally:
 
     def take(self, events: list[Event], now: float) -> None:
         """Count the events of a step."""
-        answers, last, gap, tenths = self._answers, 0.0, now, int(now * TENTHS)
+        answers, last, gap, tenths = self._answers, 0.0, now, int(now * BINS_PER_SECOND)
         for event in events:
             if type(event) is not TokenEvent:
                 continue
@@ -98,7 +98,7 @@ class Tally:
                 if answer.last != last:  # for nearly all answers, the last token is from the same step
                     last = answer.last
                     gap = now - last
-                    tenths = int(gap * TENTHS)
+                    tenths = int(gap * BINS_PER_SECOND)
                 if gap > answer.longest:
                     answer.longest = gap
                 gaps = answer.gaps

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.reference.noise import LARGEST_NOISE, column_hash, gumbel, gumbel_of, least_uniform, row_keys
 
 # If more than one in this many tokens passes the first bound, hashing all columns in bulk is faster.
-SPARSE = 8
+BULK_HASH_RATIO = 8
 BULK = 1 << 17  # columns hashed at a time: their words fill a quarter of the L2 cache
 SLACK = 1e-5
 
@@ -121,7 +121,7 @@ def _perturbed_argmax(scaled: Tensor, threshold: Tensor, key_a: Tensor, key_b: T
     top, column = scaled.max(dim=-1)
     reached = top + gumbel(column_hash(column, key_a, key_b))  # score of a kept token: a lower bound of the winner's
     kept = scaled >= torch.maximum(threshold, reached - LARGEST_NOISE).unsqueeze(1)
-    if int(kept.sum()) * SPARSE > kept.numel():
+    if int(kept.sum()) * BULK_HASH_RATIO > kept.numel():
         _drop_hopeless(kept, scaled, key_a, key_b)
     rows, columns = kept.nonzero(as_tuple=True)
     scores = scaled[rows, columns] + gumbel(column_hash(columns, key_a[rows], key_b[rows]))
