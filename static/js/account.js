@@ -1,11 +1,11 @@
-// Owns the timeline under a finished answer: a bar of its phases, and on demand each interval with its reason.
+// Timeline under a finished answer: a bar of its phases and, on demand, each interval with its reason.
 import { h, icon } from "./dom.js";
 import { because, spent } from "./labels.js";
 
-const SHORTEST = 0.5; // ms; what took less is left out
+const SHORTEST = 0.5; // ms; shorter phases are left out
 
 export class AccountView {
-  #filled = ""; // the stream whose intervals are listed
+  #filled = ""; // stream of the listed intervals
 
   /** @param {(stream: string) => Promise<{ choices: { intervals: any[] }[] }>} load */
   constructor(load) {
@@ -40,7 +40,7 @@ export class AccountView {
       const worth = choices[0].intervals.filter(({ ms }) => ms >= SHORTEST);
       this.list.replaceChildren(...worth.map((interval) => line(interval.phase, spent(interval.phase, interval.ms), because(interval))));
     } catch {
-      // The server has forgotten it, or is away: the totals that came with the answer are still true.
+      // The server no longer has the timeline or is unreachable; the totals from the answer still hold.
       this.list.replaceChildren(...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, spent(phase, ms), "")));
     }
   }

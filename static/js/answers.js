@@ -1,11 +1,11 @@
-// Owns the answers that are being written, in the open conversation and in others: applies the wire's events to the records,
-// saves them now and then, and tells whoever is looking. One tab drives an answer; the others read what it saved.
+// Answers in progress, in the open conversation and in others: applies stream events to the records, saves them periodically
+// and updates the page. One tab drives an answer; the other tabs read the saved records.
 import { ApiError } from "./api.js";
 import { Answer } from "./stream.js";
 import { leftOver, sort } from "./reasoning.js";
 
 const SAVE_EVERY = 400;
-const SILENCE = 4000; // of a tab that writes; one that is queued for longer shares its answer with another reader
+const SILENCE = 4000; // ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
 
 /**
  * @typedef {import("./store.js").Conversation} Conversation
@@ -16,7 +16,7 @@ const SILENCE = 4000; // of a tab that writes; one that is queued for longer sha
 
 export class Runs {
   #heirs = /** @type {Set<string>} */ (new Set());
-  #ended = Promise.resolve(); // when the last answer that ended is written down
+  #ended = Promise.resolve(); // resolves when the last ended answer is saved
   #runs = /** @type {Map<string, { answer: Answer, message: Message }>} */ (new Map());
 
   /**
@@ -28,7 +28,7 @@ export class Runs {
     this.page = page;
   }
 
-  /** Conversations with an answer on its way. */
+  /** Ids of conversations with an answer in progress. */
   get running() {
     return new Set(this.#runs.keys());
   }
@@ -38,21 +38,21 @@ export class Runs {
     return this.#drive(conversation, message, new Answer(body));
   }
 
-  /** Picks up what a reload or a closed tab left; if another tab still drives it, waits for its end first. */
+  /** Resumes an answer after a reload or a closed tab; if another tab still drives it, waits for its end first. */
   async pickUp(conversation, message) {
     await this.#alone(message.id, async () => {
       await this.store.refresh({ id: conversation.id });
       const now = this.store.get(conversation.id);
       const left = now?.messages.at(-1);
       if (!now || left?.id !== message.id || left.state !== "streaming" || this.#runs.has(now.id)) return;
-      if (left.usage) return this.#end(now, left, "done"); // all was said, only the goodbye was missed
+      if (left.usage) return this.#end(now, left, "done"); // the text is complete, only the end of the stream was missed
       left.resumed = true;
       if (left.stream) return this.#run(now, left, new Answer(null, left.stream, left.last));
       this.#end(now, left, "error", new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }));
     });
   }
 
-  /** Another tab writes this answer; should it go away, it is picked up here. Without locks its silence has to tell. */
+  /** Takes over an answer of another tab when that tab goes away. Without locks this is inferred from missing updates. */
   async inherit(conversation, message) {
     if (this.#heirs.has(message.id)) return;
     this.#heirs.add(message.id);
@@ -61,7 +61,7 @@ export class Runs {
     this.#heirs.delete(message.id);
   }
 
-  /** Until nothing is heard of an answer from the tab that writes it. */
+  /** Waits until the tab that drives an answer stops updating it. */
   async #silence(conversation, id) {
     for (;;) {
       const last = this.store.get(conversation)?.messages.at(-1);
@@ -81,7 +81,7 @@ export class Runs {
     return true;
   }
 
-  /** Ends an answer that another tab has removed, with its conversation or alone; nothing of it is written back. @param {string} id */
+  /** Ends an answer that another tab deleted, alone or with its conversation, without saving it. @param {string} id */
   dropRemoved(id) {
     const run = this.#runs.get(id);
     if (!run || this.store.get(id)?.messages.includes(run.message)) return;
@@ -108,7 +108,7 @@ export class Runs {
     let savedAt = 0;
     let pausedAt = 0;
     for await (const event of answer.events()) {
-      if (this.#runs.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: let the generator clean up
+      if (this.#runs.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: the generator still has to clean up
       if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
       const waits = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.pieces));
       pausedAt = waits ? Date.now() : 0;
@@ -118,7 +118,7 @@ export class Runs {
         this.#end(conversation, message, end, event.kind === "error" ? event.error : null);
         return;
       }
-      // When the first token came can be read from nothing that comes later.
+      // Save at the first token: its time cannot be derived from later events.
       const begins = event.kind === "open" || (event.kind === "delta" && message.pieces === 1);
       if (Date.now() - savedAt < SAVE_EVERY && !begins) continue;
       savedAt = Date.now();
@@ -126,7 +126,7 @@ export class Runs {
     }
   }
 
-  /** One event onto the record and, if somebody looks, onto the page. Gives the final state when it is one. */
+  /** Applies an event to the record and, if the answer is visible, to the page. Returns the final state, or null. */
   #apply(conversation, message, event) {
     const look = this.page.lookAt(message);
     if ("id" in event && event.id) message.last = event.id;
@@ -142,7 +142,7 @@ export class Runs {
         return null;
       case "delta":
         message.lastAt = Date.now();
-        if (!message.resumed) message.firstAt ??= message.lastAt; // it may have come while nobody read
+        if (!message.resumed) message.firstAt ??= message.lastAt; // after a reload the time of the first token is unknown
         message.pieces = (message.pieces ?? 0) + 1;
         this.#say(message, { text: "", thinking: event.thinking });
         this.#say(message, sort(message, event.text));
@@ -201,9 +201,9 @@ export class Runs {
     if (error) this.page.failed(error);
   }
 
-  /** Runs while holding a lock that other tabs respect; plain http has no locks, there two tabs may both read. */
+  /** Runs `work` under a lock shared by all tabs. Plain http has no locks, so there two tabs can read the same answer. */
   #alone(name, work) {
-    // Whoever is let in next reads the record: it must not find an answer on its way that has ended.
+    // The next holder of the lock reads the record, which must not show an ended answer as in progress.
     const whole = () => work().finally(() => this.#ended);
     return navigator.locks ? navigator.locks.request(`carousel.answer.${name}`, whole) : whole();
   }

@@ -1,4 +1,4 @@
-// Owns HTTP towards the server: URLs, the key, and the shape of errors. Knows nothing about what is shown.
+// HTTP client of the server: URLs, the API key, and the form of errors. Independent of the page.
 import { RESUME_SECONDS, url } from "./env.js";
 
 const KEY = "carousel.key";
@@ -17,7 +17,7 @@ export class ApiError extends Error {
   }
 }
 
-let memoryKey = ""; // deliberate: only where sessionStorage is forbidden
+let memoryKey = ""; // used only if sessionStorage is forbidden
 export function apiKey() {
   try {
     return sessionStorage.getItem(KEY) ?? memoryKey;
@@ -33,15 +33,16 @@ export function setApiKey(key) {
     if (key) sessionStorage.setItem(KEY, key);
     else sessionStorage.removeItem(KEY);
   } catch {
-    // Kept in memory then, for as long as the page lives.
+    // Kept in memory while the page is open.
   }
 }
 
-// What a proxy in between says by itself when nothing answers behind it (52x: Cloudflare).
+// Statuses that a proxy returns if its upstream does not respond (52x: Cloudflare).
 const AWAY = new Set([502, 503, 504, 520, 521, 522, 523, 524]);
 
 /**
- * A response that is not an error. ApiError: what the server refused; TypeError: it was not reached, as of `fetch`.
+ * Returns a successful response. Throws ApiError if the server refused the request, TypeError (as `fetch` does) if it was not
+ * reached.
  * @param {string} path @param {RequestInit} [init] @returns {Promise<Response>}
  */
 export async function call(path, init = {}) {
@@ -62,7 +63,7 @@ export async function readError(response) {
   try {
     body = JSON.parse(text);
   } catch {
-    // A proxy in between may answer with a page of its own.
+    // A proxy may answer with its own page.
   }
   const error = body?.error ?? {};
   const message = typeof error.message === "string" && error.message ? error.message : plainReason(response);
@@ -74,7 +75,7 @@ export async function readError(response) {
 
 const plainReason = (response) => `The server answered ${response.status} ${response.statusText}`.trim() + ".";
 
-/** Milliseconds to wait, or null where the server named none. @param {Headers} headers */
+/** Returns the milliseconds to wait, or null if the server named none. @param {Headers} headers */
 export function retryAfter(headers) {
   const exact = Number.parseFloat(headers.get("retry-after-ms") ?? "");
   if (exact >= 0) return exact;
@@ -87,26 +88,26 @@ export function retryAfter(headers) {
 /** @returns {Promise<{ id: string, max_model_len?: number, service_tiers?: string[] }[]>} */
 export const listModels = async () => (await (await call("/v1/models")).json()).data;
 
-/** Opens an answer. @param {object} body @param {AbortSignal} signal */
+/** Starts an answer. @param {object} body @param {AbortSignal} signal */
 export const startAnswer = (body, signal) =>
   call("/v1/chat/completions", {
     method: "POST", signal, body: JSON.stringify(body),
     headers: { "Content-Type": "application/json", Accept: "text/event-stream", "X-Carousel-Resume": String(RESUME_SECONDS) },
   });
 
-/** Picks an answer up after the last event seen. @param {string} stream @param {string | null} last @param {AbortSignal} signal */
+/** Resumes an answer after the last received event. @param {string} stream @param {string | null} last @param {AbortSignal} signal */
 export const resumeAnswer = (stream, last, signal) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, {
     signal, headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
   });
 
-/** How many tokens a conversation has, and how many the model can take. @param {object[]} messages @returns {Promise<{ count: number, max_model_len: number }>} */
+/** Returns the tokens of a conversation and the context length of the model. @param {object[]} messages @returns {Promise<{ count: number, max_model_len: number }>} */
 export const countTokens = async (messages) =>
   (await call("/tokenize", { method: "POST", body: JSON.stringify({ messages }), headers: { "Content-Type": "application/json" } })).json();
 
-/** Where an answer's time went. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
+/** Returns the timeline of an answer. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
 export const accountOf = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
 
-/** Frees the slot at once. `keepalive` lets it leave even while the page goes away. @param {string} stream */
+/** Stops an answer, which frees its slot at once. With `keepalive` the request survives the page. @param {string} stream */
 export const stopAnswer = (stream) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, { method: "DELETE", keepalive: true }).then(() => {}, () => {});

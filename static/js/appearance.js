@@ -1,4 +1,4 @@
-// Owns the choice of theme. js/theme.js applies the stored one before first paint.
+// Choice of theme. js/theme.js applies the stored one before first paint.
 import { openMenu } from "./menu.js";
 import { readPref, writePref } from "./prefs.js";
 

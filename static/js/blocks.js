@@ -1,13 +1,13 @@
-// Owns where Markdown may be cut: text arrives in pieces, top-level blocks leave as soon as nothing can change them.
-// Pure and linear: each line is looked at once, whatever it holds. Knows nothing about HTML.
+// Incremental splitter of Markdown: takes text in pieces and returns top-level blocks as soon as no later text can change
+// them. Pure, and linear in the text: each line is processed once. Independent of HTML.
 
 /**
- * A closed block never changes. `cut` marks a piece of something too long to handle whole.
+ * A closed block never changes. `cut` marks a piece of a block that is too long to handle whole.
  * @typedef {{ kind: "text" | "code" | "plain", source: string, info: string, cut: boolean, list: boolean, blank: boolean,
  *   fence: string, indent: number, inner: string }} Block
  */
 
-const LONGEST_LINE = 8_000; // beyond this a line is shown as it is, in pieces of this size
+const LONGEST_LINE = 8_000; // a longer line is shown as plain text, in pieces of this size
 const LONGEST_TEXT = 40_000;
 const LONGEST_CODE = 200_000;
 
@@ -23,10 +23,10 @@ const newBlock = (kind, extra = {}) => ({
 
 export class BlockSplitter {
   #open = /** @type {Block | null} */ (null);
-  #partial = ""; // the line still being written
+  #partial = ""; // the unfinished line
   #inLongLine = false;
 
-  /** Takes more text, gives the blocks that it closed. @param {string} text @returns {Block[]} */
+  /** Adds text and returns the blocks that it closed. @param {string} text @returns {Block[]} */
   push(text) {
     const closed = /** @type {Block[]} */ ([]);
     let from = 0;
@@ -41,17 +41,17 @@ export class BlockSplitter {
     return closed;
   }
 
-  /** The block still being written, with its unfinished line; null if there is none. @returns {Block | null} */
+  /** Returns the open block with its unfinished line, or null. @returns {Block | null} */
   peek() {
     const open = this.#open;
     if (!open) return this.#partial ? newBlock(this.#inLongLine ? "plain" : "text", { source: this.#partial, cut: this.#inLongLine }) : null;
     if (!this.#partial) return open;
     if (open.kind === "code" && closes(open, this.#partial)) return open;
-    // Unindented text after a list's blank line is the next block already; shown apart, the list never jumps.
+    // Unindented text after a list's blank line is already the next block; as a separate block, it does not move the list.
     return { ...open, source: open.source + (open.kind === "code" ? dedent(this.#partial, open.indent) : this.#partial) };
   }
 
-  /** No more will come. @returns {Block[]} */
+  /** Ends the text and returns the remaining blocks. @returns {Block[]} */
   finish() {
     const closed = /** @type {Block[]} */ ([]);
     if (this.#partial) this.#line(this.#partial, closed);
@@ -122,7 +122,7 @@ export class BlockSplitter {
     if (open.source.length > LONGEST_TEXT) this.#close(closed);
   }
 
-  /** Gives an endless line out in pieces and returns what is left of it. */
+  /** Emits an overlong line in pieces and returns the rest of it. */
   #spill(line, closed) {
     if (this.#open?.kind === "code") {
       this.#open.source += line;
@@ -138,7 +138,7 @@ export class BlockSplitter {
     return line.slice(from);
   }
 
-  /** Closes an endless code block and opens its sequel. */
+  /** Closes an overlong code block and opens a block that continues it. */
   #continue(closed) {
     const { info, fence, indent } = /** @type {Block} */ (this.#open);
     this.#close(closed);

@@ -1,4 +1,4 @@
-// Owns what a person can do with conversations: open, send, answer again, edit, stop, remove. Holds which one is open.
+// Actions on the open conversation: open, send, regenerate, edit, stop, remove.
 import { stopAnswer } from "./api.js";
 import { firstThatFits } from "./context.js";
 import { MODEL, SYSTEM_PROMPT } from "./env.js";
@@ -7,16 +7,16 @@ import { readPref, writePref } from "./prefs.js";
 import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 
-/** Of an answer that goes on: its text stays, the rest is that of the new request. */
+/** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
 const FROM_HERE = {
   state: "streaming", error: null, finish: undefined, usage: undefined, stream: null, last: null, resumed: false,
   firstAt: undefined, lastAt: undefined, pieces: 0, pausedMs: 0,
 };
-const COMPARE = 12_000; // for what was dropped: which answer is better is seen only when the new one has grown
+const COMPARE = 12_000; // ms to undo a regeneration: answers can be compared only when the new one has grown
 
 export class Chat {
   #models = [MODEL];
-  /** What answers are asked with: somebody waits for them, so the best that the key may ask for. */
+  /** `service_tier` of requests: the best that the key allows, since the user waits for the answers. */
   tier = "priority";
 
   /**
@@ -50,7 +50,7 @@ export class Chat {
     return { id: newId(), title: "New conversation", created: now, updated: now, model: this.#models[0], system, sampling: { ...sampling }, messages: [] };
   }
 
-  /** Shows a conversation, or a blank one when there is none of that id. @param {string} [id] */
+  /** Shows a conversation, or a blank one if the id is unknown. @param {string} [id] */
   open(id = "") {
     this.current = this.store.get(id) ?? this.#blank();
     this.thread.show(this.current.messages, this.current.first);
@@ -61,7 +61,7 @@ export class Chat {
     this.show();
   }
 
-  /** Another tab wrote or deleted this conversation; an answer that is written here goes on, if it is still there. @param {string} id */
+  /** Updates the page after another tab changed or deleted a conversation. An answer of this tab continues if it still exists. @param {string} id */
   changedElsewhere(id) {
     this.runs.dropRemoved(id);
     if (id !== this.current.id) return this.show();
@@ -83,7 +83,7 @@ export class Chat {
     if (this.isWrittenElsewhere) this.runs.inherit(this.current, /** @type {any} */ (this.current.messages.at(-1)));
   }
 
-  /** Another tab writes an answer into the open conversation: what was added here it would not know, and write over. */
+  /** Whether another tab writes an answer into the open conversation; it would overwrite messages added by this tab. */
   get isWrittenElsewhere() {
     return this.#isForeign(this.current);
   }
@@ -108,14 +108,14 @@ export class Chat {
     if (conversation.messages.length === 2) this.composer.open(conversation.id);
   }
 
-  /** Keeps a message until the running answer is complete. Whether it was taken. @param {string} text */
+  /** Queues a message until the running answer is complete; returns whether it was accepted. @param {string} text */
   queue(text) {
     if (this.#isTaken()) return false;
     this.queued.put(this.current.id, text);
     return true;
   }
 
-  /** Puts the queued message of a conversation back where it was typed. @param {string} id */
+  /** Moves the queued message of a conversation back into the message box. @param {string} id */
   takeBack(id) {
     const text = this.queued.take(id);
     if (!text) return;
@@ -123,7 +123,7 @@ export class Chat {
     else writePref(`draft.${id}`, [text, readPref(`draft.${id}`, "")].filter(Boolean).join("\n\n"));
   }
 
-  /** An answer ended: a complete one lets the queued message go. @param {import("./store.js").Conversation} conversation @param {import("./store.js").Message} message */
+  /** Handles the end of an answer: after a complete one, the queued message is sent. @param {import("./store.js").Conversation} conversation @param {import("./store.js").Message} message */
   answered(conversation, { state }) {
     if (state !== "done") return this.takeBack(conversation.id);
     const text = this.queued.take(conversation.id);
@@ -136,7 +136,7 @@ export class Chat {
     return message;
   }
 
-  /** Asks for the answer to the messages there are. @param {import("./store.js").Message[]} added messages that are not kept yet */
+  /** Requests an answer to the current messages. @param {import("./store.js").Message[]} added messages that are not saved yet */
   #answer(conversation, ...added) {
     const now = Date.now();
     const body = requestFor(conversation, conversation.messages, conversation.model, this.tier);
@@ -149,7 +149,7 @@ export class Chat {
     this.composer.catchFocus();
   }
 
-  /** Has the model go on with the last answer, from the text that is there. @param {string} id */
+  /** Continues the last answer after its present text. @param {string} id */
   resume(id) {
     if (this.#isTaken() || this.isBusy) return;
     const { current } = this;
@@ -163,7 +163,7 @@ export class Chat {
     this.composer.catchFocus();
   }
 
-  /** Asks again without the oldest messages, after a conversation did not fit. @param {string} id the answer that failed */
+  /** Repeats a request without the oldest messages, after the conversation exceeded the context. @param {string} id the failed answer */
   async leaveOut(id) {
     const { current } = this;
     const first = await firstThatFits(current);
@@ -175,7 +175,7 @@ export class Chat {
     else this.regenerate(id);
   }
 
-  /** The text that did not fit is there to be sent in a new conversation. */
+  /** Opens a new conversation with the text that did not fit as its draft. */
   startOver() {
     const last = this.current.messages.at(-1);
     const text = last?.content ? "" : this.current.messages.findLast(({ role }) => role === "user")?.content;
@@ -183,7 +183,7 @@ export class Chat {
     location.hash = "#/";
   }
 
-  /** Drops this message and all after it; an answer's text, and what was more than one question or answer, can be had back. */
+  /** Deletes a message and all after it. Offers an undo if an answer's text, or more than one question or answer, was deleted. */
   #truncate(id) {
     const { current } = this;
     this.runs.stop(current.id);
@@ -202,7 +202,7 @@ export class Chat {
     toast(text, { action: "Undo", run: () => this.#bringBack(id, messages, kept), ms: COMPARE });
   }
 
-  /** Puts `messages` back, the first of which were `kept`, unless more was said since than the one answer. */
+  /** Restores `messages`, of which the first `kept` remained, unless more than one answer was added since. */
   #bringBack(id, messages, kept) {
     const conversation = this.store.get(id);
     if (!conversation) return;
@@ -221,7 +221,7 @@ export class Chat {
     this.#answer(this.current);
   }
 
-  /** Asks a changed question in place of one. Whether it did. @param {string} id @param {string} text */
+  /** Replaces a question and requests a new answer; returns whether it did. @param {string} id @param {string} text */
   edit(id, text) {
     if (this.#isTaken()) return false;
     this.#truncate(id);
@@ -242,7 +242,7 @@ export class Chat {
 
   stop() {
     const stream = this.isWrittenElsewhere && this.current.messages.at(-1)?.stream;
-    if (stream) stopAnswer(stream); // the tab that writes hears it from the server
+    if (stream) stopAnswer(stream); // the tab that drives the answer learns it from the server
     return this.runs.stop(this.current.id);
   }
 
@@ -251,7 +251,7 @@ export class Chat {
     this.change((conversation) => (conversation.model = model));
   }
 
-  /** Changes fields of the open conversation. One that was never sent is not worth keeping yet. @param {(conversation: any) => void} apply */
+  /** Changes fields of the open conversation; before its first message it is not saved. @param {(conversation: any) => void} apply */
   change(apply) {
     if (this.store.get(this.current.id)) this.store.change(this.current.id, apply);
     else apply(this.current);

@@ -1,4 +1,4 @@
-// Owns the frame around code: language, copy button, colours once the block is closed. The highlighter loads on first use.
+// Frame around code: language, copy button, and colours once the block is closed. The highlighter loads on first use.
 import { h, icon } from "./dom.js";
 import { copy } from "./notices.js";
 
@@ -14,18 +14,18 @@ export function codeFrame(info, text) {
     h("pre", { tabindex: "0", "aria-label": lang ? `Code, ${lang}` : "Code", role: "group" }, code));
 }
 
-/** Lets the code grow by what is new, so that a selection inside it holds. @param {HTMLElement} frame @param {string} text */
+/** Appends the new part of the code, so that a selection inside it is kept. @param {HTMLElement} frame @param {string} text */
 export function growCode(frame, text) {
   const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
   const node = /** @type {Text | null} */ (code.firstChild);
   if (node && code.childNodes.length === 1 && text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
   else code.textContent = text;
-  if (text.length > 8000) frame.classList.toggle("wrapped", /[^\n]{8000}/.test(text)); // one endless line would make a page-wide scroller
+  if (text.length > 8000) frame.classList.toggle("wrapped", /[^\n]{8000}/.test(text)); // an overlong line would make a very wide scroller
 }
 
-let highlighter = /** @type {Promise<any> | null} */ (null); // one lazily loaded module, shared on purpose
+let highlighter = /** @type {Promise<any> | null} */ (null); // loaded lazily, shared by all code blocks
 
-/** Colours a closed block, when the browser has time. @param {HTMLElement} frame */
+/** Highlights a closed block when the browser is idle. @param {HTMLElement} frame */
 export async function colour(frame) {
   const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
   const text = code.textContent ?? "";
@@ -38,11 +38,11 @@ export async function colour(frame) {
     const tree = new DOMParser().parseFromString(hljs.highlight(text, { language: lang, ignoreIllegals: true }).value, "text/html");
     if (code.textContent === text) code.replaceChildren(...onlySpans(tree.body));
   } catch {
-    highlighter = null; // colours are a luxury: the code stands as it is
+    highlighter = null; // optional: the code stays uncoloured
   }
 }
 
-/** Copies text and hljs-classed spans, nothing else, whatever the highlighter returned. @param {Node} parent @returns {(Node | string)[]} */
+/** Copies only text and spans with hljs classes from the highlighter's output. @param {Node} parent @returns {(Node | string)[]} */
 function onlySpans(parent) {
   return [...parent.childNodes].map((node) => {
     if (node.nodeType === Node.TEXT_NODE) return node.textContent ?? "";

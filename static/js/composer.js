@@ -1,4 +1,4 @@
-// Owns the message box: growing, Enter and its exceptions, drafts, send and stop.
+// Message box: automatic height, Enter and its exceptions, drafts, send and stop.
 import { byId } from "./dom.js";
 import { readPref, writePref } from "./prefs.js";
 
@@ -25,14 +25,14 @@ export class Composer {
     new ResizeObserver(() => this.#size()).observe(this.form);
   }
 
-  /** Shows the draft of this conversation. @param {string} id */
+  /** Shows the draft of a conversation. @param {string} id */
   open(id) {
     this.#draftKey = `draft.${id}`;
     this.area.value = readPref(this.#draftKey, "");
     this.#changed();
   }
 
-  /** Puts text before what is typed. @param {string} text */
+  /** Inserts text before the typed text. @param {string} text */
   giveBack(text) {
     this.area.value = [text, this.area.value].filter(Boolean).join("\n\n");
     this.#changed();
@@ -43,7 +43,7 @@ export class Composer {
     writePref(`draft.${id}`, null);
   }
 
-  /** While an answer runs, Stop takes Send's place. @param {boolean} busy */
+  /** While an answer runs, Stop replaces Send. @param {boolean} busy */
   setBusy(busy) {
     const hadFocus = document.activeElement === this.stopButton;
     this.#busy = busy;
@@ -52,7 +52,7 @@ export class Composer {
     if (!busy && hadFocus) this.focus();
   }
 
-  /** Writing is always possible, sending only once the model is there. @param {boolean} ready */
+  /** Enables sending once the model is ready; typing is always possible. @param {boolean} ready */
   setReady(ready) {
     this.#ready = ready;
     this.#changed();
@@ -62,7 +62,7 @@ export class Composer {
     this.area.focus({ preventScroll: true });
   }
 
-  /** Keeps a keyboard in the conversation when the button that was pressed is gone. */
+  /** Keeps the keyboard focus in the conversation when the pressed button has disappeared. */
   catchFocus() {
     const active = document.activeElement;
     if (active && active !== document.body && active.getClientRects().length) return;
@@ -70,7 +70,7 @@ export class Composer {
     else byId("scroller").focus({ preventScroll: true });
   }
 
-  /** On a phone the keyboard would cover what the reader came for. */
+  /** Focuses the box on a desktop only; on a phone the keyboard would cover the messages. */
   focusIfDesk() {
     if (matchMedia("(hover: hover)").matches) this.focus();
   }
@@ -88,7 +88,7 @@ export class Composer {
   }
 
   #key(event) {
-    // An Enter that ends a composition (Japanese, Chinese, Korean) is not a send; 229 is what Safari says then.
+    // An Enter that ends a composition (Japanese, Chinese, Korean) does not send; Safari reports it as key code 229.
     if (event.isComposing || event.keyCode === 229) return;
     if (event.key === "Enter" && !event.shiftKey && !event.altKey) {
       event.preventDefault();

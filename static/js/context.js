@@ -1,12 +1,12 @@
-// Owns the choice of messages to leave out when a conversation no longer fits into the model's context.
+// Choice of messages to leave out when a conversation exceeds the model's context.
 import { countTokens } from "./api.js";
 import { requestFor, sentMessages } from "./sampling.js";
 
-const FILLED = 0.75; // share of the context that the prompt may take afterwards: the rest is for answers to come
+const FILLED = 0.75; // share of the context for the prompt afterwards; the rest is for later answers
 
 /**
- * The id of the first message to send so that a prompt fits: a question, with at least one turn less than before; null
- * if only the last question is left.
+ * Returns the id of the first message to send so that the prompt fits: a question, with at least one turn less than before.
+ * Null if only the last question is left.
  * @param {import("./store.js").Conversation} conversation
  */
 export async function firstThatFits(conversation) {
@@ -20,13 +20,13 @@ export async function firstThatFits(conversation) {
   return (questions.slice(1).find(fits) ?? /** @type {any} */ (questions.at(-1))).id;
 }
 
-/** How much of the messages may be sent, as a share of their characters. */
+/** Returns the share of the messages' characters that fits. */
 async function shareThatFits(conversation, sent) {
   try {
     const { count, max_model_len: length } = await countTokens(requestFor(conversation, sent, "", "").messages);
     const longest = conversation.sampling.max_tokens ?? 0;
     return Math.max(0, Math.min(FILLED * length, length - longest - 1)) / count;
   } catch {
-    return 0.5; // too long to be counted: if half of it does not fit either, the reader can leave out more
+    return 0.5; // too long to be counted: if half does not fit either, the user can leave out more
   }
 }

@@ -1,13 +1,13 @@
-// Owns the layout of the IndexedDB database: its tables, the upgrade from older versions, and promises for its requests.
-// `conversations` has a small row for each conversation, `messages` a row for each message under [conversation, id].
+// Schema of the IndexedDB database: its tables, the upgrade from older versions, and promises for its requests.
+// `conversations` has a small row per conversation, `messages` a row per message under [conversation, id].
 
 export const CONVERSATIONS = "conversations";
 export const MESSAGES = "messages";
 const VERSION = 2;
 
 /**
- * Opens the database, and upgrades it first where an older page made it.
- * @param {() => void} onOutdated a newer page needs the database: this connection has been closed
+ * Opens the database, after an upgrade if an older page created it.
+ * @param {() => void} onOutdated called when a newer page needs the database and this connection has been closed
  * @returns {Promise<IDBDatabase>}
  */
 export function openDatabase(onOutdated) {
@@ -15,7 +15,7 @@ export function openDatabase(onOutdated) {
   request.onupgradeneeded = ({ oldVersion }) => upgrade(request, oldVersion);
   return new Promise((resolve, reject) => {
     request.onerror = () => reject(request.error ?? new Error("storage refused"));
-    // An open that is blocked by an older tab must not keep the page from starting.
+    // An open request that an older tab blocks must not prevent the page from starting.
     request.onblocked = () => reject(new Error("another tab has an older version of this page open; close it and reload this one"));
     request.onsuccess = () => {
       const database = request.result;
@@ -28,7 +28,7 @@ export function openDatabase(onOutdated) {
   });
 }
 
-/** @param {IDBOpenDBRequest} request @param {number} from 0: there was no database */
+/** @param {IDBOpenDBRequest} request @param {number} from old version; 0 without a database */
 function upgrade(request, from) {
   if (from < 1) request.result.createObjectStore(CONVERSATIONS, { keyPath: "id" });
   if (from < 2) request.result.createObjectStore(MESSAGES, { keyPath: ["conversation", "id"] });
@@ -49,7 +49,7 @@ function splitRecords(transaction) {
   };
 }
 
-/** All messages of a conversation. @param {string} id */
+/** Returns the key range of all messages of a conversation. @param {string} id */
 export const messagesOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
 /** @param {IDBRequest} request @returns {Promise<any>} */
@@ -59,7 +59,7 @@ export const asPromise = (request) =>
     request.onerror = () => reject(request.error ?? new Error("storage refused"));
   });
 
-/** Resolves when what a transaction wrote is kept. @param {IDBTransaction} transaction @returns {Promise<void>} */
+/** Resolves when a transaction is committed. @param {IDBTransaction} transaction @returns {Promise<void>} */
 export const committed = (transaction) =>
   new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve();

@@ -1,4 +1,4 @@
-// Owns the help card and the key card.
+// Help dialog and API key dialog.
 import { apiKey, setApiKey } from "./api.js";
 import { byId, h } from "./dom.js";
 import { MAC } from "./env.js";
@@ -43,7 +43,7 @@ export function setUpKey(onSaved) {
   });
 }
 
-/** @param {string} [why] the reason why a key is asked for */
+/** @param {string} [why] reason shown in the dialog */
 export function askKey(why = "This server may ask for a key.") {
   const dialog = byId("key-dialog");
   byId("key-why").textContent = `${why} A key stays in this tab and is forgotten when you close it.`;
@@ -52,7 +52,7 @@ export function askKey(why = "This server may ask for a key.") {
   byId("key-input").focus();
 }
 
-/** The cross and a click beside the dialog close it. The cross is no submit button: Enter in a field must not press it. @param {HTMLDialogElement} dialog */
+/** Closes the dialog by its cross or by a click outside. The cross is not a submit button, so Enter in a field does not press it. @param {HTMLDialogElement} dialog */
 export function closeByClick(dialog) {
   dialog.addEventListener("click", (event) => {
     const target = /** @type {Element} */ (event.target);

@@ -1,4 +1,4 @@
-// Owns the two ways this front end makes elements. Text goes in as text nodes only; nothing here takes HTML.
+// Factories for HTML and SVG elements. Text becomes text nodes only; no function accepts HTML.
 import { ICONS } from "./env.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 /**
  * h("button", { class: "x", type: "button", onclick: fn }, "label", child)
  * @param {string} tag
- * @param {Record<string, any>} [props] attributes; `on…` are listeners; null and false are left out
+ * @param {Record<string, any>} [props] attributes; `on…` are listeners; null and false are omitted
  * @param {...(Node | string | null | undefined | false)} children
  * @returns {any}
  */
@@ -17,7 +17,7 @@ export function h(tag, props = {}, ...children) {
   return node;
 }
 
-/** The same for SVG. @returns {any} */
+/** Creates an SVG element in the same way. @returns {any} */
 export function svg(tag, props = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   setProps(node, props);
@@ -33,13 +33,13 @@ function setProps(node, props) {
   }
 }
 
-/** One icon of the sprite. @param {string} name */
+/** Creates an icon from the sprite. @param {string} name */
 export const icon = (name) =>
   svg("svg", { class: "icon", "aria-hidden": "true", focusable: "false" }, svg("use", { href: `${ICONS}#${name}` }));
 
 /** @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 
-/** A round button with an icon and a name for those who cannot see it. */
+/** Creates a round button with an icon and an accessible name. */
 export const iconButton = (name, label, onclick, extra = {}) =>
   h("button", { class: "icon-button small", type: "button", "aria-label": label, title: label, onclick, ...extra }, icon(name));

@@ -1,4 +1,4 @@
-// Owns what an empty conversation offers. The operator's own, or these, worded for the model that ships.
+// Example questions of an empty conversation: the operator's, or these, worded for the bundled model.
 
 import { OFFERED } from "./env.js";
 

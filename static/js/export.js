@@ -1,4 +1,4 @@
-// Owns the two forms a conversation can leave in. The first half is pure.
+// Conversation export, as Markdown or JSON. The first half is pure.
 
 /** @param {import("./store.js").Conversation} conversation */
 export function asMarkdown(conversation) {
@@ -8,7 +8,7 @@ export function asMarkdown(conversation) {
   return `${parts.join("\n\n")}\n`;
 }
 
-/** What was said and how it was asked for; nothing of the page's own book-keeping. @param {import("./store.js").Conversation} conversation */
+/** Returns messages and request parameters, without the page's internal fields. @param {import("./store.js").Conversation} conversation */
 export function asJson({ title, created, model, system, sampling, messages }) {
   const plain = messages.map(({ role, content, thinking, created: at, usage, finish, state }) => ({
     role, content, reasoning: thinking || undefined, created: new Date(at).toISOString(), usage, finish_reason: finish, state,

@@ -1,13 +1,13 @@
-// Owns the DOM of a formula. KaTeX and its style sheet load at the first one; until then, and where KaTeX refuses it, its TeX
-// stands as text. KaTeX sets styles through the DOM, which the content security policy allows.
+// DOM of a formula. KaTeX and its style sheet load with the first formula; until then, and if KaTeX refuses it, the TeX is
+// shown as text. KaTeX sets styles through the DOM, which the content security policy allows.
 import { h } from "./dom.js";
 
 const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500, output: "htmlAndMathml" };
 const MOST_KEPT = 300;
 
-let katex = /** @type {any} */ (null); // one lazily loaded library, shared on purpose
+let katex = /** @type {any} */ (null); // loaded lazily, shared by all formulas
 let loading = /** @type {Promise<void> | null} */ (null);
-const drawn = /** @type {Map<string, Node[]>} */ (new Map()); // a block that grows is drawn again and again
+const drawn = /** @type {Map<string, Node[]>} */ (new Map()); // cache, as a growing block is drawn repeatedly
 
 /** @param {string} tex @param {boolean} display @returns {HTMLElement} */
 export function formula(tex, display) {
@@ -15,7 +15,7 @@ export function formula(tex, display) {
   if (katex) return draw(node);
   node.classList.add("pending");
   node.textContent = tex;
-  loading ??= load().then(drawPending, () => (loading = null)); // the text stands as it is, the next formula tries again
+  loading ??= load().then(drawPending, () => (loading = null)); // the TeX stays as text, and the next formula tries again
   return node;
 }
 
@@ -54,7 +54,7 @@ function made(tex, displayMode) {
   try {
     katex.render(tex, root, { ...OPTIONS, displayMode });
   } catch {
-    root.textContent = tex; // not TeX that KaTeX knows
+    root.textContent = tex; // not supported by KaTeX
   }
   return [...root.childNodes];
 }

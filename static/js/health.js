@@ -1,8 +1,8 @@
-// Owns the wait for the model: asks /health until it is ready and shows how far loading is.
+// Wait for the model: polls /health until it is ready and shows the progress of loading.
 import { ApiError, call } from "./api.js";
 import { byId } from "./dom.js";
 
-/** Resolves once the server is ready. @param {(ready: boolean) => void} onReady told false first if there is a wait */
+/** Resolves once the server is ready. @param {(ready: boolean) => void} onReady called with false first if the page has to wait */
 export async function untilReady(onReady) {
   for (let waited = false; ; waited = true) {
     try {

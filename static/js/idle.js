@@ -1,11 +1,11 @@
-// Owns work that is done a little at a time, while the browser has nothing else to do.
+// Background work in small portions while the browser is idle.
 
-const SLICE_MS = 8; // where the browser does not tell how long it is idle
+const SLICE_MS = 8; // for browsers that do not report their idle time
 
 /**
- * Calls `step` again and again until it returns false.
+ * Calls `step` repeatedly until it returns false.
  * @param {() => boolean} step
- * @returns {() => void} stops it
+ * @returns {() => void} function that stops it
  */
 export function whenIdle(step) {
   let handle = 0;

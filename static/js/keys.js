@@ -1,4 +1,4 @@
-// Owns the keyboard outside of fields. What a shortcut does is given by main.js.
+// Keyboard shortcuts outside of fields. main.js provides the actions.
 import { readPref } from "./prefs.js";
 
 /**
@@ -7,7 +7,7 @@ import { readPref } from "./prefs.js";
 export function setUpKeys(actions) {
   addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.isComposing) return;
-    if (document.querySelector("dialog[open], [popover]:popover-open")) return; // Esc and the rest are theirs
+    if (document.querySelector("dialog[open], [popover]:popover-open")) return; // they handle Esc and other keys themselves
     const run = chosen(event, actions);
     if (!run) return;
     if (run() !== false) event.preventDefault();
@@ -24,7 +24,7 @@ function chosen(event, actions) {
     if (key === ",") return () => actions.settings();
     return null;
   }
-  // Single keys only where nothing is being typed, and only if the reader wants them.
+  // Single keys work only outside of text fields, and only if the user has enabled them.
   if (event.altKey || event.target.closest?.("input, textarea, select, [contenteditable]") || !readPref("single-keys", true)) return null;
   if (key === "?") return () => actions.help();
   if (key === "/") return () => actions.write();

@@ -1,4 +1,4 @@
-// Owns the sentences for states of an answer. One place, so that the page says one thing in one way. Pure.
+// Texts for the states of an answer, in one place for consistency. Pure.
 
 const CAUSES = {
   step: "for the next step",
@@ -16,7 +16,7 @@ const CAUSES = {
   reader: "it was complete, and waited to be read",
 };
 
-/** 1 -> 1st. @param {number} n */
+/** Returns the ordinal of a number: 1 -> 1st. @param {number} n */
 export function ordinal(n) {
   const tens = n % 100;
   const suffix = tens > 10 && tens < 14 ? "th" : (["th", "st", "nd", "rd"][n % 10] ?? "th");
@@ -24,7 +24,7 @@ export function ordinal(n) {
 }
 
 /**
- * What the waiting line says: the point in bold, then why.
+ * Returns the text of the waiting line: the state in bold, then the reason.
  * @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status
  * @returns {{ kind: string, head: string, why: string }}
  */
@@ -42,13 +42,13 @@ export function describe(status) {
   return { kind: "running", head: "Reading your message", why: CAUSES[status.cause ?? ""] ?? "" };
 }
 
-/** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, tokens, why it ended */
+/** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, time paused, tokens */
 export function figures(message) {
   const parts = [];
   if (message.firstAt && message.sentAt) parts.push(`${seconds(message.firstAt - message.sentAt)} to first token`);
   const tokens = message.usage?.completion_tokens ?? message.pieces ?? 0;
   const read = (message.lastAt ?? 0) - (message.firstAt ?? 0) - (message.pausedMs ?? 0);
-  // After a reload part of the time passed without a reader: what the server says it wrote for is what can be known.
+  // After a reload part of the time passed without a reader; then only the server's decode time is known.
   const span = message.resumed ? (message.usage?.time_ms?.decode ?? 0) : read;
   if (tokens > 3 && span > 50) parts.push(`${decimal(((tokens - 1) * 1000) / span)} tokens/s`);
   if ((message.pausedMs ?? 0) > 50) parts.push(`paused ${seconds(message.pausedMs ?? 0)}`);
@@ -68,10 +68,10 @@ const PHASES = {
 
 const KEPT = { swap: "its pages kept", partial: "its pages kept while there was memory", recompute: "to be read again" };
 
-/** "written 1.2 s". @param {string} phase @param {number} ms */
+/** Returns a phase with its duration, such as "written 1.2 s". @param {string} phase @param {number} ms */
 export const spent = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
 
-/** Why an interval of an answer's time was what it was; often there is nothing to say.
+/** Returns the reason for an interval of an answer's timeline; often empty.
  * @param {{ phase: string, cause?: string, by?: string | null, mechanism?: string, why?: string }} interval */
 export function because({ phase, cause, by, mechanism, why }) {
   const reason = CAUSES[cause ?? ""] ?? "";
@@ -80,13 +80,13 @@ export function because({ phase, cause, by, mechanism, why }) {
   return `${whom}, ${KEPT[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
 }
 
-/** How long an answer has been thinking, or has thought, in words. @param {import("./store.js").Message} message @param {number} now */
+/** Returns the duration of an answer's reasoning, running or finished. @param {import("./store.js").Message} message @param {number} now */
 export function thinkingTime({ thinkingAt, thoughtMs }, now) {
   if (thoughtMs !== undefined) return `Thought for ${Math.max(1, Math.round(thoughtMs / 1000))} s`;
   return thinkingAt ? `Thinking (${Math.round((now - thinkingAt) / 1000)} s)` : "Thinking";
 }
 
-/** Whether the model could go on with an answer where it ended. @param {import("./store.js").Message} message */
+/** Whether the model can continue an ended answer. @param {import("./store.js").Message} message */
 export const isUnfinished = ({ content, state, finish }) =>
   Boolean(content) && (state === "error" || state === "stopped" || (state === "done" && finish === "length"));
 

@@ -1,11 +1,11 @@
-// Owns what a person can do with conversations as a whole, open or not: rename, delete, export; and what becomes at the start
-// of the page of answers that were being written when it went away.
+// Actions on whole conversations, open or not: rename, delete, export. Also resumes, at the start of the page, answers that
+// were in progress when it was closed.
 import { RESUME_SECONDS } from "./env.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { toast } from "./notices.js";
 import { titleFrom } from "./store.js";
 
-const FRESH = (RESUME_SECONDS + 600) * 1000; // an answer left longer ago than this has certainly been let go by the server
+const FRESH = (RESUME_SECONDS + 600) * 1000; // ms after which the server has certainly dropped an abandoned answer
 
 export class Library {
   /** @param {{ store: import("./store.js").Store, runs: import("./answers.js").Runs, chat: import("./chat.js").Chat }} parts */
@@ -45,7 +45,7 @@ export class Library {
     download(`${fileName(conversation.title)}.${form}`, text, form === "md" ? "text/markdown" : "application/json");
   }
 
-  /** Answers that were being written when the page went away are picked up; before anything is shown. */
+  /** Resumes answers that were in progress when the page was closed; runs before anything is shown. */
   pickUp() {
     for (const conversation of this.store.list())
       for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {

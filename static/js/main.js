@@ -1,4 +1,4 @@
-// Owns the start of the chat page: builds the parts and connects them. No rule of its own beyond who talks to whom.
+// Entry point of the chat page: creates the parts and connects them.
 import { accountOf, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
@@ -56,7 +56,7 @@ const chat = new Chat({ store, runs, thread, composer, queue, show: () => show()
 const library = new Library({ store, runs, chat });
 const settings = new SettingsSheet((apply) => chat.change(apply));
 
-/** Everything outside the column, brought up to date with the open conversation. */
+/** Updates everything outside the message column for the open conversation. */
 function show() {
   const { current } = chat;
   sidebar.show(store.list(), current.id, runs.running);
@@ -68,7 +68,7 @@ function show() {
   showContext();
 }
 
-/** A screen reader hears a complete answer; a queued message goes out. */
+/** Announces a complete answer to screen readers and sends a queued message. */
 function ended(conversation, message) {
   if (conversation === chat.current && message.state === "done") announce(thread.answer(message)?.spoken() ?? []);
   chat.answered(conversation, message);
@@ -87,7 +87,7 @@ function showModels() {
   select.value = chat.current.model;
 }
 
-/** Speaks up only when the conversation nears what the model can hold. */
+/** Shows the context use only when the conversation nears the context length. */
 function showContext() {
   const used = chat.current.messages.findLast((message) => message.usage)?.usage.total_tokens ?? 0;
   const share = used / (modelLengths[chat.current.model] ?? Infinity);
@@ -100,7 +100,7 @@ function create() {
 }
 
 function route() {
-  if (!/^#?$|^#\//.test(location.hash)) return; // the skip link points at an element
+  if (!/^#?$|^#\//.test(location.hash)) return; // the skip link targets an element
   chat.open(/^#\/c\/(\w+)$/.exec(location.hash)?.[1]);
   sidebar.drawer(false);
   composer.focusIfDesk();

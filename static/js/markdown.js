@@ -1,5 +1,5 @@
-// Owns Markdown -> safe DOM. Model output is hostile: raw HTML is shown as text, nothing is loaded, only http(s) and mailto
-// links live, and what could blow up the parser is shown plain. DOMPurify stands behind as the second lock.
+// Conversion of Markdown to safe DOM. Model output is untrusted: raw HTML is shown as text, nothing is loaded, only http(s)
+// and mailto links work, and text that could overload the parser is shown plain. DOMPurify is the second line of defence.
 import DOMPurify from "../vendor/dompurify/purify.es.mjs";
 import { Marked } from "../vendor/marked/marked.esm.js";
 import { codeFrame } from "./code.js";
@@ -13,7 +13,7 @@ const CLEAN = {
     "tr", "th", "td", "h1", "h2", "h3", "h4", "h5", "h6"],
   ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
   ALLOWED_URI_REGEXP: SAFE_LINK,
-  ADD_URI_SAFE_ATTR: ["align", "start"], // else the rule for links would judge these as well
+  ADD_URI_SAFE_ATTR: ["align", "start"], // otherwise the rule for links would apply to these as well
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
@@ -21,7 +21,7 @@ const CLEAN = {
 
 const escape = (text) => text.replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`);
 
-/** A link that may be followed, with control characters and spaces (which browsers skip over) taken out. */
+/** Returns a permitted link target without control characters and spaces (which browsers ignore), or null. */
 function safeHref(href) {
   const plain = href.replace(/[\u0000-\u0020\u007f-\u00a0\u200b-\u200f\u2028\u2029]/g, "");
   return SAFE_LINK.test(plain) ? plain : null;
@@ -32,7 +32,7 @@ const parser = new Marked({
   breaks: false,
   async: false,
   tokenizer: {
-    // No token: the text falls through and is escaped like any other. `def` would swallow lines and resolve across blocks.
+    // Without a token the text is escaped like any other. `def` would remove lines and resolve across blocks.
     html: () => undefined,
     tag: () => undefined,
     def: () => undefined,
@@ -44,7 +44,7 @@ const parser = new Marked({
       const inner = this.parser.parseInline(tokens);
       return safe ? `<a href="${escape(safe)}"${title ? ` title="${escape(title)}"` : ""}>${inner}</a>` : inner;
     },
-    // An image is a request to somebody's server; it becomes a link that the reader may follow.
+    // An image would send a request to another server; it becomes a link instead.
     image({ href, text }) {
       const safe = safeHref(href);
       const label = escape(text || "image");
@@ -59,7 +59,7 @@ let growing = false; // whether the text being parsed may still grow
 
 const mathToken = ({ raw, tex, display }) => ({ type: "math", raw, tex, display });
 
-/** Formulas are taken before Markdown sees them, as TeX is full of its marks; code is taken before formulas. */
+/** Formulas are extracted before Markdown, as TeX contains its markup characters; code is extracted before formulas. */
 parser.use({
   extensions: [
     {
@@ -93,7 +93,7 @@ parser.use({
 const plainToken = (text) => ({ type: "text", raw: text, text });
 const codeOf = (tex, display) => `<code class="math${display ? " display" : ""}">${escape(tex)}</code>`;
 
-/** Shapes that cost a Markdown parser its stack or its minute: deep nesting, seas of brackets, stars or pipes. */
+/** Returns whether a text could overflow the parser's stack or take very long: deep nesting, many brackets, stars or pipes. */
 function tooWild(source) {
   if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source)) return true;
   if (/^[ \t]{60}/m.test(source)) return true;
@@ -102,14 +102,14 @@ function tooWild(source) {
   return marks > 400 && marks > source.length / 6;
 }
 
-/** Text as it is. @param {string} source @returns {DocumentFragment} */
+/** Renders text without Markdown. @param {string} source @returns {DocumentFragment} */
 export function renderPlain(source) {
   const fragment = document.createDocumentFragment();
   fragment.append(h("p", { class: "plain" }, source));
   return fragment;
 }
 
-/** One block of Markdown. @param {string} source @param {boolean} [mayGrow] its end may not have come @returns {DocumentFragment} */
+/** Renders one block of Markdown. @param {string} source @param {boolean} [mayGrow] the block may be unfinished @returns {DocumentFragment} */
 export function renderMarkdown(source, mayGrow = false) {
   if (tooWild(source)) return renderPlain(source);
   let fragment;
@@ -117,14 +117,14 @@ export function renderMarkdown(source, mayGrow = false) {
   try {
     fragment = DOMPurify.sanitize(/** @type {string} */ (parser.parse(source)), CLEAN);
   } catch {
-    return renderPlain(source); // a stack that ran out in the parser is the text's fault, not the reader's
+    return renderPlain(source); // the parser's stack overflowed: show the text plain
   }
   dress(fragment);
   return fragment;
 }
 
-/** Links open outside without a referrer; lists and tables run in the direction of their text; formulas are drawn; tables get
- *  a frame to scroll in; code gets its own. */
+/** Completes a fragment: links open in a new tab without a referrer, lists and tables follow the direction of their text,
+ *  formulas are drawn, tables and code get their frames. */
 function dress(fragment) {
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";

@@ -1,5 +1,5 @@
-// Owns the decision what in a text is TeX: \( \) and \[ \] always, $$ $$ too, single $ only where it is clearly mathematics, so
-// that prices stay text. Pure.
+// Detection of TeX in a text: \( \), \[ \] and $$ $$ always, single $ only if it is clearly mathematics, so that prices stay
+// text. Pure.
 
 const CLOSE = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
 const LONGEST = 8000;
@@ -8,7 +8,7 @@ const SIGNS = /[\\^_=+<>/|*]|\w\(.+\)|\w-\w/;
 const WORDS = /[A-Za-z]{3,}\s+(?:\S+\s+)*?[A-Za-z]{3,}/;
 
 /**
- * The formula that begins at a place of a text: null if there is none, "open" if its end has not come.
+ * Returns the formula that begins at a position of a text: null without a formula, "open" if it has no end yet.
  * @param {string} text @param {number} at @param {string} before the character before it
  * @returns {{ raw: string, tex: string, display: boolean } | "open" | null}
  */
@@ -19,11 +19,11 @@ export function formulaAt(text, at, before = text[at - 1] ?? "") {
   const end = endOf(text, at + 2, close);
   if (end < 0) return text.length - at > LONGEST || /\n[ \t]*\n/.test(text.slice(at)) ? null : "open";
   const tex = text.slice(at + 2, end).trim();
-  if (!tex || /\n[ \t]*\n/.test(tex)) return null; // a formula has no empty line
+  if (!tex || /\n[ \t]*\n/.test(tex)) return null; // a formula contains no empty line
   return { raw: text.slice(at, end + 2), tex, display: mark !== "\\(" };
 }
 
-/** Where `close` stands that is not escaped. */
+/** Returns the position of the first unescaped `close`. */
 function endOf(text, from, close) {
   for (let end = text.indexOf(close, from); end >= 0; end = text.indexOf(close, end + 1)) {
     const slashes = /\\*$/.exec(text.slice(from, end))?.[0].length ?? 0;

@@ -1,4 +1,4 @@
-// Owns small menus under a button: the popover gives the top layer and closing, this adds place, arrows and focus.
+// Small menus under a button: the popover provides the top layer and closing, this module position, arrow keys and focus.
 import { h, icon } from "./dom.js";
 
 /**
@@ -22,7 +22,7 @@ export function openMenu(button, items) {
     const at = buttons.indexOf(/** @type {HTMLElement} */ (document.activeElement));
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
     if (event.key === "Tab") menu.hidePopover();
-    if (event.key === "Escape") event.stopPropagation(); // it closes the menu, and not the drawer around it
+    if (event.key === "Escape") event.stopPropagation(); // closes the menu, not the drawer around it
     if (to === undefined) return;
     event.preventDefault();
     buttons.at(to >= buttons.length ? 0 : to)?.focus();
@@ -34,14 +34,14 @@ export function openMenu(button, items) {
     if (menu.contains(document.activeElement) || document.activeElement === document.body) button.focus();
     menu.remove();
   });
-  // In the landmark of its button; inside an open dialog the rest of the page is inert.
+  // Placed in the landmark of its button, since inside an open dialog the rest of the page is inert.
   (button.closest("dialog, main, aside, header") ?? document.body).append(menu);
   menu.showPopover();
   place(menu, button);
   buttons[0]?.focus();
 }
 
-/** Below the button where there is room, above it where not; never outside the window. */
+/** Places the menu below the button if there is space, otherwise above; always inside the window. */
 function place(menu, button) {
   const at = button.getBoundingClientRect();
   const { offsetWidth: width, offsetHeight: height } = menu;

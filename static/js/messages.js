@@ -1,4 +1,4 @@
-// Owns the DOM of one answer: thoughts, text, the waiting line, trouble and the ways on, tools and figures.
+// DOM of one answer: reasoning, text, waiting line, errors with their actions, tools and figures.
 import { AccountView } from "./account.js";
 import { h, icon, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
@@ -17,7 +17,7 @@ export class AnswerView {
   #thinking = /** @type {MarkdownStream | null} */ (null);
   #isDrawn = true;
 
-  /** @param {Message} message @param {Actions} actions @param {boolean} [later] leave the text of a complete answer to `draw` */
+  /** @param {Message} message @param {Actions} actions @param {boolean} [later] defer the text of a complete answer to `draw` */
   constructor(message, actions, later = false) {
     this.#isDrawn = !later || message.state === "streaming";
     this.message = message;
@@ -41,14 +41,14 @@ export class AnswerView {
     this.begin();
   }
 
-  /** Shows the text that was left for later; it is also called when the answer comes near the view. */
+  /** Shows the deferred text; also called when the answer comes near the viewport. */
   draw() {
     if (this.#isDrawn) return;
     this.#isDrawn = true;
     this.begin();
   }
 
-  /** Shows the message anew, as it is now. */
+  /** Redraws the message in its current state. */
   begin() {
     const { message } = this;
     this.#text?.finish();
@@ -77,7 +77,7 @@ export class AnswerView {
     this.#showFigures();
   }
 
-  /** Shows a newer copy of its message, if that only goes on from what is shown. @param {Message} message */
+  /** Adopts a newer copy of the message if it only extends the shown one; returns whether it did. @param {Message} message */
   adopt(message) {
     const before = this.message;
     if (message.id !== before.id || !message.content.startsWith(before.content)) return false;
@@ -90,7 +90,7 @@ export class AnswerView {
     return true;
   }
 
-  /** Thoughts stand open while they come, and fold when the answer begins. @param {string} text */
+  /** Appends reasoning, which is unfolded while it arrives and folded when the answer begins. @param {string} text */
   think(text) {
     const { message } = this;
     const comes = message.state === "streaming" && !message.content;
@@ -101,7 +101,7 @@ export class AnswerView {
     if (comes) this.wait.thinking(message);
   }
 
-  /** The reason why nothing moves. @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status */
+  /** Shows the reason for a wait. @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status */
   status(status) {
     const { message } = this;
     if (status.state === "running" && message.pieces) {
@@ -125,7 +125,7 @@ export class AnswerView {
     this.#wait(() => this.wait.retrying(error, at));
   }
 
-  /** The answer ended, one way or another: text and figures remain, and perhaps trouble. */
+  /** Shows the final state of an ended answer: text, figures and possibly an error. */
   settle() {
     this.#clearWait();
     this.#setLive(false);
@@ -138,7 +138,7 @@ export class AnswerView {
     this.#showFigures();
   }
 
-  /** The text of each block, for a screen reader. @returns {string[]} */
+  /** Returns the text of each block, for screen readers. @returns {string[]} */
   spoken() {
     return [...this.body.children].map((block) => {
       const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
@@ -154,7 +154,7 @@ export class AnswerView {
 
   #wait(show) {
     show();
-    this.body.classList.remove("live"); // the lamp burns only while words come
+    this.body.classList.remove("live"); // the cursor is shown only while text arrives
   }
 
   #clearWait() {
@@ -166,7 +166,7 @@ export class AnswerView {
     const { message } = this;
     this.body.classList.toggle("live", live);
     this.node.setAttribute("aria-busy", String(live));
-    // An empty answer has nothing to copy, and its trouble already offers the way on.
+    // An empty answer has no text to copy, and its error already offers the next action.
     for (const button of this.tools.querySelectorAll(".icon-button")) button.hidden = live || (message.state === "error" && !message.content);
     this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
   }
@@ -177,7 +177,7 @@ export class AnswerView {
     const again = isUnfinished(this.message)
       ? button("Continue", () => this.actions.resume(id))
       : button("Try again", () => this.actions.regenerate(id));
-    // A conversation that does not fit will not fit the next time either.
+    // A retry of a conversation that exceeds the context would fail again.
     const ways = error.code === "context_length_exceeded"
       ? [button("Leave out the oldest messages", () => this.actions.leaveOut(id)), button("New conversation", () => this.actions.startOver())]
       : [error.status === 401 && button("Enter key", () => this.actions.askKey()), again];

@@ -1,7 +1,7 @@
-// Owns what the page says in passing: the screen reader's status line, toasts, and that something was copied.
+// Transient messages: the screen reader's status line, toasts, and the confirmation of a copy.
 import { byId, h, icon } from "./dom.js";
 
-/** Told politely to a screen reader; never a token, only a change of state. @param {string} text */
+/** Announces a change of state to screen readers, never single tokens. @param {string} text */
 export function say(text) {
   const status = byId("status");
   if (status && status.textContent !== text) status.textContent = text;
@@ -9,7 +9,7 @@ export function say(text) {
 
 const LONGEST_SPOKEN = 6000; // characters
 
-/** Reads an answer to a screen reader, block after block. @param {string[]} blocks */
+/** Announces an answer to screen readers, block by block. @param {string[]} blocks */
 export function announce(blocks) {
   let left = LONGEST_SPOKEN;
   const read = blocks.filter((block) => (left -= block.length) > 0);
@@ -32,7 +32,7 @@ export function toast(text, { action, run, ms = 6000 } = {}) {
   say(text);
 }
 
-/** @param {string} text @param {HTMLElement} button what was pressed: for a moment its icon is a tick, and its word, if it has one, "Copied" */
+/** @param {string} text @param {HTMLElement} button the pressed button: for a moment its icon is a tick, and its label, if any, "Copied" */
 export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
@@ -50,7 +50,7 @@ export async function copy(text, button) {
   }, 1600);
 }
 
-/** The clipboard interface exists on secure origins only; a server in a local network is often plain http. */
+/** Copies without the clipboard API, which exists on secure origins only; a server in a local network often uses plain http. */
 function copyByHand(text) {
   const area = h("textarea", { class: "sr-only", "aria-hidden": "true" });
   area.value = text;

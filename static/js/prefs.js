@@ -1,4 +1,4 @@
-// Owns small choices kept in localStorage: theme, defaults, drafts. A browser that forbids storage costs the memory, not the page.
+// Small preferences in localStorage: theme, defaults, drafts. If the browser forbids storage, they are lost but the page works.
 
 /** @template T @param {string} name @param {T} fallback @returns {T} */
 export function readPref(name, fallback) {
@@ -10,12 +10,12 @@ export function readPref(name, fallback) {
   }
 }
 
-/** @param {string} name @param {any} value undefined, null and "" forget it */
+/** @param {string} name @param {any} value undefined, null and "" remove it */
 export function writePref(name, value) {
   try {
     if (value === undefined || value === null || value === "") localStorage.removeItem(`carousel.${name}`);
     else localStorage.setItem(`carousel.${name}`, JSON.stringify(value));
   } catch {
-    // Full or forbidden: conversations report storage faults to the reader, small choices are not worth a message.
+    // Full or forbidden: only conversations report storage errors to the user.
   }
 }

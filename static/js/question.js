@@ -1,4 +1,4 @@
-// Owns the DOM of what a person wrote: a bubble with its tools, and the editor that takes its place.
+// DOM of a user message: a bubble with its tools, and the editor that replaces it.
 import { h, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
@@ -20,7 +20,7 @@ export class UserView {
     else this.show();
   }
 
-  /** What was typed into an edit that is neither sent nor cancelled; it outlives a look at another conversation. */
+  /** Text of an edit that is neither sent nor cancelled; kept while another conversation is shown. */
   get #draft() {
     return readPref(`edit.${this.message.id}`, "");
   }
@@ -39,7 +39,7 @@ export class UserView {
         iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget))));
   }
 
-  /** Shows a newer copy of its message, if that only repeats it. @param {Message} message */
+  /** Adopts a newer copy of the message if its text is the same; returns whether it did. @param {Message} message */
   adopt(message) {
     const same = message.id === this.message.id && message.content === this.message.content;
     if (same) this.message = message;
@@ -81,7 +81,7 @@ export class UserView {
     this.node.replaceChildren(h("div", { class: "edit" }, area, h("div", { class: "edit-foot" },
       h("button", { class: "button small quiet", type: "button", onclick: cancel }, "Cancel"),
       h("button", { class: "button small primary", type: "button", onclick: send }, "Send"))));
-    requestAnimationFrame(size); // once it stands in the page
+    requestAnimationFrame(size); // once it is in the page
     return area;
   }
 }

@@ -1,4 +1,4 @@
-// Owns the message that waits for the running answer: one for each conversation, shown above the box, kept across a reload.
+// Message that waits for the running answer: one per conversation, shown above the message box, kept across a reload.
 import { byId } from "./dom.js";
 import { readPref, writePref } from "./prefs.js";
 
@@ -10,14 +10,14 @@ export class Queue {
     byId("queued-back").addEventListener("click", () => onTakeBack(this.#shown));
   }
 
-  /** Adds to what is queued. @param {string} id @param {string} text */
+  /** Appends to the queued message. @param {string} id @param {string} text */
   put(id, text) {
     const before = readPref(`queued.${id}`, "");
     writePref(`queued.${id}`, before ? `${before}\n\n${text}` : text);
     this.show(id);
   }
 
-  /** The queued message, which then is queued no more; "" if there is none. @param {string} id @returns {string} */
+  /** Removes and returns the queued message; "" if there is none. @param {string} id @returns {string} */
   take(id) {
     const text = readPref(`queued.${id}`, "");
     writePref(`queued.${id}`, null);

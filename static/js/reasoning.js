@@ -1,13 +1,13 @@
-// Owns the border between thoughts and answer, of models that think first and say so in their text, between <think> and
-// </think>. It is sorted as it comes; how far that is stands in the message, as a reload may come in between.
+// Separation of reasoning and answer, for models that write their reasoning between <think> and </think>. Text is separated
+// as it arrives; the state is stored in the message, as the page may be reloaded in between.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
 /**
  * @param {import("./store.js").Message} message
- * @param {string} text what came next
- * @returns {{ text: string, thinking: string }} what of it, and of what was held back, can be told now
+ * @param {string} text next piece of the stream
+ * @returns {{ text: string, thinking: string }} parts of it, and of the held text, that can be shown now
  */
 export function sort(message, text) {
   let rest = (message.held ?? "") + text;
@@ -38,14 +38,14 @@ export function sort(message, text) {
   return { text: rest, thinking };
 }
 
-/** What is held back when nothing more comes: no mark after all. @param {import("./store.js").Message} message */
+/** Returns the held text at the end of the stream, as it was not a tag after all. @param {import("./store.js").Message} message */
 export function leftOver(message) {
   const held = message.held ?? "";
   delete message.held;
   return message.stage === "thinking" ? { text: "", thinking: held } : { text: held, thinking: "" };
 }
 
-/** Length of the longest end of `text` that may be the beginning of CLOSE. @param {string} text */
+/** Returns the length of the longest end of `text` that may be the beginning of CLOSE. @param {string} text */
 function overlap(text) {
   for (let length = Math.min(CLOSE.length - 1, text.length); length > 0; length--) {
     if (CLOSE.startsWith(text.slice(-length))) return length;

@@ -1,5 +1,5 @@
-// Owns the DOM of one Markdown text that may still be growing: closed blocks are built once and never touched again,
-// the last one is patched in place. Reading, selecting and scrolling in what is finished is never disturbed.
+// DOM of a Markdown text that may still grow: closed blocks are built once and never changed, the last one is patched in
+// place. Reading, selecting and scrolling in finished blocks is not disturbed.
 import { BlockSplitter } from "./blocks.js";
 import { codeFrame, colour, growCode } from "./code.js";
 import { h } from "./dom.js";
@@ -20,21 +20,21 @@ export class MarkdownStream {
     this.root = root;
   }
 
-  /** Whether no text has come. */
+  /** Whether no text has arrived. */
   get isEmpty() {
     return !this.#queue && !this.root.firstChild;
   }
 
-  /** More text; painted with the next frame. @param {string} text */
+  /** Adds text, which is painted with the next frame. @param {string} text */
   write(text) {
     this.#queue += text;
     if (this.#frame || this.#timer) return;
-    // A paint that was dear earns a pause, so that a huge block cannot take the page over.
+    // An expensive paint is followed by a pause, so that a huge block cannot block the page.
     if (this.#cost > 8) this.#timer = window.setTimeout(() => this.#next(), this.#cost * 4);
     else this.#next();
   }
 
-  /** All of the text is there: paints now and lets no unfinished look remain. */
+  /** Ends the text: paints at once, without the appearance of an unfinished block. */
   finish() {
     this.#cancel();
     this.#finished = true;
@@ -89,7 +89,7 @@ function drawCode(root, block, closed) {
 }
 
 /**
- * Makes `to`'s children look like `from`'s while keeping every node that did not change.
+ * Makes `to`'s children equal to `from`'s and keeps every unchanged node.
  * @param {Node} to
  * @param {Node} from
  */
@@ -117,7 +117,7 @@ function patchNode(old, next) {
 const sameAttributes = (a, b) =>
   a.attributes.length === b.attributes.length && [...a.attributes].every(({ name, value }) => b.getAttribute(name) === value);
 
-/** A whole text at once. @param {HTMLElement} root @param {string} text */
+/** Renders a complete text. @param {HTMLElement} root @param {string} text */
 export function renderWhole(root, text) {
   const stream = new MarkdownStream(root);
   stream.write(text);

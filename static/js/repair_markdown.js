@@ -1,10 +1,10 @@
-// Owns the look of an unfinished block: closes what the model opened and has not closed yet, hides what cannot be judged yet,
-// so that stars, brackets and half a table do not flash up and vanish. Pure; a finished block never passes here.
+// Repair of an unfinished block for display: closes open markup and hides markup that is still ambiguous, so that stars,
+// brackets and half a table do not appear for a moment. Pure; not used for finished blocks.
 
 import { formulaAt } from "./math.js";
 
 const UNDECIDED = /^[ \t]*(?:[-*+]|\d{1,9}[.)]?|#{1,6}|>+|[`~]{1,2}|(?:`{3,}|~{3,})[^`]*|=+|-{2,}|\*{2,}|_{1,})[ \t]*$/;
-const LONGEST = 6_000; // healing is looks only; a longer tail is shown as it is
+const LONGEST = 6_000; // characters; a longer tail is shown without repair, which affects appearance only
 
 /** @param {string} source @returns {string} */
 export function heal(source) {
@@ -16,7 +16,7 @@ export function heal(source) {
   return source.slice(0, start) + healInline(healTable(tail));
 }
 
-/** Where the last paragraph, item or table begins. */
+/** Returns the start of the last paragraph, item or table. */
 function tailStart(source) {
   const breaks = /\n[ \t]*\n|\n(?=[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t])/g;
   let start = 0;
@@ -24,19 +24,19 @@ function tailStart(source) {
   return start;
 }
 
-/** A table is a table once its second row is whole; before that its pipes would show as text. */
+/** Hides a table until its second row is complete; before that its pipes would be shown as text. */
 function healTable(tail) {
   if (!/^[ \t]*\|/.test(tail)) return tail;
   return (tail.match(/\n/g) ?? []).length < 2 ? "" : tail;
 }
 
-/** A formula without an end stands as it is; all before it is healed. */
+/** Repairs the text before an unfinished formula, which stays unchanged. */
 function healInline(tail) {
   const at = openFormula(tail);
   return at < 0 ? healMarks(tail) : healMarks(tail.slice(0, at)) + tail.slice(at);
 }
 
-/** Where a formula begins that has no end yet; -1 if none does. */
+/** Returns the start of a formula that has no end yet, or -1. */
 function openFormula(text) {
   let at = 0;
   while (at < text.length) {
@@ -79,7 +79,7 @@ function healMarks(tail) {
   return finish(text, -1, open);
 }
 
-/** Opens or closes an emphasis. */
+/** Opens or closes emphasis. */
 function mark(open, run, before, after) {
   if (run.length > 3 || (run[0] === "~" && run.length !== 2)) return;
   if (open.at(-1) === run && /\S/.test(before)) open.pop();
@@ -87,7 +87,7 @@ function mark(open, run, before, after) {
   else if (after === "" && !/\w/.test(before)) open.push(run);
 }
 
-/** @param {number} from where an open code span's content begins, -1 if none */
+/** @param {number} from start of an open code span's content, or -1 */
 function finish(text, from, open) {
   if (from === text.length) return finish(text.slice(0, text.length - open[open.length - 1].length), -1, open.slice(0, -1));
   let body = from < 0 ? text.replace(/(?<=\s|^)[*_~]{1,3}$/, "") : text;

@@ -1,4 +1,4 @@
-// Owns what can be set for an answer: names, ranges, and the request made of them. Pure; settings.js draws it.
+// Settings of an answer: names, ranges, and the request built from them. Pure; settings.js draws them.
 
 /**
  * @typedef {{ name: string, label: string, note: string, min?: number, max?: number, step?: number, whole?: boolean, slider?: boolean,
@@ -18,9 +18,9 @@ export const FIELDS = [
   { name: "stop", label: "Stop at", note: "One text a line; the answer ends before it. \\n stands for a new line.", list: true, group: "Answer" },
 ];
 
-const MOST_STOPS = 4; // that the protocol allows
+const MOST_STOPS = 4; // limit of the protocol
 
-/** A reason why the text is no value of the field, or "". @param {Field} field @param {string} text */
+/** Returns the reason why a text is not a valid value of the field, or "". @param {Field} field @param {string} text */
 export function fault(field, text) {
   const value = Number(text);
   if (field.list) return stopsFrom(text).length > MOST_STOPS ? `At most ${MOST_STOPS} lines.` : "";
@@ -32,24 +32,24 @@ export function fault(field, text) {
   return "";
 }
 
-/** Lines -> stop texts. @param {string} text */
+/** Converts lines to stop strings. @param {string} text */
 export const stopsFrom = (text) => text.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
 /** @param {string[]} stops */
 export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n")).join("\n");
 
-/** Half of a pair of surrogates is no text that could be sent. @param {string} text */
+/** Replaces lone surrogates, which cannot be sent. @param {string} text */
 const wellFormed = (text) => text.toWellFormed?.() ?? text;
 
-/** Without the oldest, where those were left out. @param {{ first?: string }} conversation @param {import("./store.js").Message[]} messages */
+/** Returns the messages to send, without the oldest if those are left out. @param {{ first?: string }} conversation @param {import("./store.js").Message[]} messages */
 export const sentMessages = ({ first }, messages) => messages.slice(Math.max(0, messages.findIndex(({ id }) => id === first)));
 
 /**
- * The request for the answer that follows these messages. What was not set is not sent: the server's own default holds.
+ * Builds the request for the next answer. Unset parameters are not sent, so the server's defaults apply.
  * @param {import("./store.js").Conversation} conversation
  * @param {import("./store.js").Message[]} messages
  * @param {string} model
- * @param {string} tier the best that the key may ask for
- * @param {boolean} [continues] the last message is an answer, and the model is to continue it
+ * @param {string} tier the best tier that the key allows
+ * @param {boolean} [continues] the last message is an answer that the model should continue
  */
 export function requestFor(conversation, messages, model, tier, continues = false) {
   const turns = sentMessages(conversation, messages).filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content: wellFormed(content) }));

@@ -1,7 +1,7 @@
-// Owns where the column is scrolled to: it follows what is written until the reader scrolls up, and then leaves it alone.
+// Scroll position of the column: follows new text until the user scrolls up, and then stays.
 
 const NEAR = 40;
-const FRAMES = 3; // after which nothing comes into view any more
+const FRAMES = 3; // after which no further message comes into view
 const UPWARD_KEYS = new Set(["ArrowUp", "PageUp", "Home"]);
 
 /** @param {EventTarget | null} target */
@@ -9,7 +9,7 @@ const isTextField = (target) => target instanceof HTMLInputElement || target ins
 
 export class Follow {
   #following = true;
-  #leads = true; // somewhere: there are messages, and a latest one
+  #leads = true; // there are messages, so a button to the latest one is useful
   #top = 0;
   #height = 0;
   #frame = 0;
@@ -26,7 +26,7 @@ export class Follow {
     jump.addEventListener("click", () => this.toEnd());
   }
 
-  /** Another conversation: at its end, or, where there is nothing to follow, at the top of what stands there instead. @param {boolean} hasMessages */
+  /** Shows another conversation: at its end, or without messages at the top of the page. @param {boolean} hasMessages */
   open(hasMessages) {
     if (hasMessages) return this.toEnd();
     this.#following = this.#leads = false;
@@ -44,7 +44,7 @@ export class Follow {
     return this.scroller.scrollHeight - this.scroller.clientHeight - this.scroller.scrollTop;
   }
 
-  /** Whether keys scroll the column while `target` has the focus: menus and text fields have their own use for them. @param {EventTarget | null} target */
+  /** Whether keys scroll the column while `target` has the focus; menus and text fields handle keys themselves. @param {EventTarget | null} target */
   #isScrolledFrom(target) {
     return target === document.body || (target instanceof Element && this.scroller.contains(target) && !isTextField(target));
   }
@@ -55,7 +55,7 @@ export class Follow {
     this.#settle(FRAMES);
   }
 
-  /** Messages that come into view are laid out only then, and may be taller than was assumed. @param {number} frames */
+  /** Corrects the position: messages are laid out only when they come into view, and may be taller than estimated. @param {number} frames */
   #settle(frames) {
     cancelAnimationFrame(this.#frame);
     this.#frame = requestAnimationFrame(() => {
@@ -75,11 +75,11 @@ export class Follow {
   }
 
   #scrolled() {
-    // A column that changes its height moves by itself, and an event may report the move of `#stick`.
+    // A column that changes its height moves by itself, and an event may report the scroll of `#stick`.
     const moved = this.scroller.scrollTop - this.#top;
     const isUp = moved < -1 && this.scroller.scrollHeight === this.#height;
     this.#remember();
-    // Growth also changes the gap: only a move upward ends following, and only a move to the very end resumes it.
+    // Growth also changes the gap: only scrolling up ends following, and only scrolling to the very end resumes it.
     if (isUp) this.#following = false;
     else if (moved > 0 && this.#gap < 4) this.#following = true;
     this.#show();

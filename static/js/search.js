@@ -1,11 +1,11 @@
-// Owns the search over conversations: titles and texts in lower case, made once for each revision and before they are needed.
+// Search over conversations: an index of lower-case titles and texts, built once per revision, ahead of use.
 import { whenIdle } from "./idle.js";
 
 export class SearchIndex {
   #stop = () => {};
   #entries = /** @type {Map<string, { revision: number, length: number, title: string, text: string }>} */ (new Map());
 
-  /** The conversations that hold all words. @param {import("./store.js").Conversation[]} list @param {string} query */
+  /** Returns the conversations that contain all words. @param {import("./store.js").Conversation[]} list @param {string} query */
   find(list, query) {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) return list;
@@ -15,7 +15,7 @@ export class SearchIndex {
     });
   }
 
-  /** Prepares a part of the index whenever the browser has time. @param {import("./store.js").Conversation[]} list */
+  /** Builds the index in portions while the browser is idle. @param {import("./store.js").Conversation[]} list */
   prepare(list) {
     let at = 0;
     this.#stop();

@@ -1,4 +1,4 @@
-// Owns the settings sheet: draws the fields of sampling.js and writes what is chosen into the open conversation.
+// Settings sheet: draws the fields of sampling.js and writes the chosen values into the open conversation.
 import { closeByClick } from "./dialogs.js";
 import { byId, h } from "./dom.js";
 import { SAMPLING } from "./env.js";
@@ -17,7 +17,7 @@ export class SettingsSheet {
     byId("settings-reset").addEventListener("click", () => this.#reset());
     byId("settings-default").addEventListener("click", () => this.#keep());
     closeByClick(this.dialog);
-    // Enter in a number field would submit the form and close the sheet before the value was seen.
+    // Enter in a number field would submit the form and close the sheet before the value is checked.
     byId("settings-form").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && event.target.tagName === "INPUT") event.preventDefault();
     });
@@ -92,7 +92,7 @@ export class SettingsSheet {
     return node;
   }
 
-  /** Whether there is a reason why not; the last good value then stays in force. */
+  /** Shows or clears the error of a field and returns whether there is one; the last valid value then stays in force. */
   #complain(input, error, reason) {
     error.textContent = reason;
     error.hidden = !reason;

@@ -1,4 +1,4 @@
-// Owns the list of conversations and, on a phone, the drawer it lives in.
+// List of conversations and, on a phone, its drawer.
 import { byId, h, iconButton } from "./dom.js";
 import { openMenu } from "./menu.js";
 import { SearchIndex } from "./search.js";
@@ -92,7 +92,7 @@ export class Sidebar {
     return node;
   }
 
-  /** The row of a conversation, made once; what has changed since is changed in it. */
+  /** Returns the row of a conversation, created once and updated in place. */
   #row({ id, title }) {
     let row = this.#rows.get(id);
     if (!row) this.#rows.set(id, (row = new Row(id, (button) => this.#menu(button, id))));
@@ -126,9 +126,9 @@ export class Sidebar {
     this.#renaming = true;
     let open = true;
     const close = (keep) => {
-      if (!open) return; // leaving the field by Enter also blurs it
+      if (!open) return; // Enter also blurs the field
       open = this.#renaming = false;
-      this.#rows.delete(id); // the input stands in its place
+      this.#rows.delete(id); // the input replaces it
       if (keep && input.value.trim()) this.actions.rename(id, input.value.trim());
       this.#draw();
       /** @type {any} */ (this.items.querySelector(`[data-id="${id}"] a`))?.focus();
@@ -151,7 +151,7 @@ export class Sidebar {
       this.search.value = "";
       this.#draw();
     } else if (event.key === "Enter" && !event.isComposing) {
-      event.preventDefault(); // the focus moves to the message box, where the key would write a new line
+      event.preventDefault(); // the focus moves to the message box, where the key would insert a new line
       /** @type {any} */ (this.items.querySelector(".row-open"))?.click();
     } else if (event.key === "ArrowDown") {
       event.preventDefault();
@@ -160,7 +160,7 @@ export class Sidebar {
   }
 }
 
-/** One conversation of the list. */
+/** Row of one conversation. */
 class Row {
   #title = "";
   #current = /** @type {boolean | null} */ (null);
@@ -197,7 +197,7 @@ class Row {
   }
 }
 
-/** Makes the children of `parent` these nodes, and moves only what is out of place. @param {HTMLElement} parent @param {Node[]} nodes */
+/** Sets the children of `parent` to these nodes and moves only those out of place. @param {HTMLElement} parent @param {Node[]} nodes */
 function arrange(parent, nodes) {
   const wanted = new Set(nodes);
   for (const child of [...parent.childNodes]) if (!wanted.has(child)) child.remove();
@@ -208,7 +208,7 @@ function arrange(parent, nodes) {
   }
 }
 
-/** @param {number} time @param {number} midnight at which today began */
+/** @param {number} time @param {number} midnight start of today */
 function dayName(time, midnight) {
   const days = Math.ceil((midnight - time) / 86_400_000);
   if (days <= 0) return "Today";

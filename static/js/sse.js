@@ -1,5 +1,5 @@
-// Owns the text/event-stream format: bytes in, events and comments out. Knows nothing about chat or the network's moods.
-// Needed because EventSource can neither POST nor send a key nor show comments, and this server's status travels in comments.
+// Parser of text/event-stream: bytes in, events and comments out. Independent of chat and of network errors.
+// EventSource can neither POST nor send a key nor expose comments, and this server sends status in comments.
 
 /**
  * @typedef {{ kind: "event", id: string, event: string, data: string } | { kind: "comment", text: string }} Part
@@ -10,9 +10,9 @@ const LONGEST_LINE = 16 * 1024 * 1024;
 export class SseTooLong extends Error {}
 
 export class SseParser {
-  #decoder = new TextDecoder(); // stream mode keeps a split UTF-8 character; a leading byte order mark is dropped
+  #decoder = new TextDecoder(); // stream mode keeps an incomplete UTF-8 character; a leading byte order mark is dropped
   #rest = "";
-  #skipLineFeed = false; // the last chunk ended in CR: a LF that starts the next one belongs to it
+  #skipLineFeed = false; // the last chunk ended in CR: a LF at the start of the next one belongs to it
   #data = /** @type {string[]} */ ([]);
   #event = "";
   #id = "";
@@ -62,7 +62,7 @@ export class SseParser {
 export class Stalled extends Error {}
 
 /**
- * Every part of a response's body. Throws Stalled when nothing at all (the server pings) came for `patience` ms.
+ * Yields every part of a response's body. Throws Stalled after `patience` ms without any data (the server sends pings).
  * @param {Response} response
  * @param {number} patience
  * @returns {AsyncGenerator<Part, void, void>}
@@ -73,7 +73,7 @@ export async function* readParts(response, patience) {
   try {
     for (;;) {
       const { done, value } = await withPatience(reader.read(), patience);
-      if (done) return; // an event cut off by the end of the stream is dropped, as the format says
+      if (done) return; // an incomplete event at the end of the stream is dropped, as the standard requires
       yield* parser.push(value);
     }
   } finally {

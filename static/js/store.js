@@ -1,5 +1,5 @@
-// Owns the conversations: all in memory, each change written through to IndexedDB, other tabs notified. Knows nothing about
-// the page. A write reads the stored row in the same transaction and changes only its own fields, so it never undoes the
+// Store of conversations: all in memory, each change written through to IndexedDB, other tabs notified. Independent of the
+// page. A write reads the stored row in the same transaction and changes only its own fields, so it never undoes the
 // write of another tab; a deleted conversation leaves a tombstone, so a tab that missed the deletion cannot write it back.
 import { asPromise, committed, CONVERSATIONS, MESSAGES, messagesOf, openDatabase } from "./database.js";
 
@@ -13,20 +13,20 @@ import { asPromise, committed, CONVERSATIONS, MESSAGES, messagesOf, openDatabase
  *   sampling: Record<string, any>, first?: string, revision?: number, messages: Message[] }} Conversation
  */
 
-const TOMBSTONE_MS = 90 * 86_400_000; // longer than a tab stays open that does not know of the deletion
+const TOMBSTONE_MS = 90 * 86_400_000; // longer than a tab that missed the deletion stays open
 
 export class Store {
   #all = /** @type {Map<string, Conversation>} */ (new Map());
   #db = /** @type {IDBDatabase | null} */ (null);
   #channel = "BroadcastChannel" in window ? new BroadcastChannel("carousel") : null;
   #faulted = false;
-  #writes = /** @type {Map<string, number>} */ (new Map()); // begun for each conversation, so that a read knows that it is late
+  #writes = /** @type {Map<string, number>} */ (new Map()); // number of started writes per conversation, by which a read detects that it is outdated
   /** Ids of the messages that this tab writes: their state in memory is newer than their row. */
   written = /** @type {Set<string>} */ (new Set());
 
   /**
-   * @param {(reason: string) => void} onFault storage does not work; called once
-   * @param {(id: string) => void} onForeignChange another tab wrote or deleted this conversation; memory is up to date
+   * @param {(reason: string) => void} onFault called once if storage does not work
+   * @param {(id: string) => void} onForeignChange called after another tab changed or deleted this conversation, with memory up to date
    */
   constructor(onFault, onForeignChange) {
     this.onFault = onFault;
@@ -49,7 +49,7 @@ export class Store {
     }
   }
 
-  /** Newest first. */
+  /** All conversations, newest first. */
   list() {
     return [...this.#all.values()].sort((a, b) => b.updated - a.updated);
   }
@@ -59,7 +59,7 @@ export class Store {
     return this.#all.get(id) ?? null;
   }
 
-  /** Keeps messages that were appended to a conversation, which may be new. @param {Conversation} conversation @param {Message[]} added */
+  /** Saves messages that were appended to a conversation, which may be new. @param {Conversation} conversation @param {Message[]} added */
   append(conversation, added) {
     const isNew = !this.#all.has(conversation.id);
     this.#all.set(conversation.id, conversation);
@@ -73,7 +73,7 @@ export class Store {
     });
   }
 
-  /** Keeps a message that has changed. @param {Conversation} conversation @param {Message} message */
+  /** Saves a changed message. @param {Conversation} conversation @param {Message} message */
   save({ id, updated }, message) {
     const now = { ...message };
     return this.#write(id, async (conversations, messages, row) => {
@@ -85,7 +85,7 @@ export class Store {
     }, message.id);
   }
 
-  /** Changes fields of a conversation, here and in its row. @param {string} id @param {(conversation: any) => void} apply */
+  /** Changes fields of a conversation, in memory and in its row. @param {string} id @param {(conversation: any) => void} apply */
   change(id, apply) {
     const conversation = this.#all.get(id);
     if (!conversation) return Promise.resolve();
@@ -113,7 +113,7 @@ export class Store {
     });
   }
 
-  /** Deletes a conversation: its messages at once, of its row a tombstone remains. @param {string} id */
+  /** Deletes a conversation: removes its messages and replaces its row with a tombstone. @param {string} id */
   remove(id) {
     this.#all.delete(id);
     return this.#write(id, async (conversations, messages, row) => {
@@ -123,7 +123,7 @@ export class Store {
     });
   }
 
-  /** Undoes a deletion or a cut: the conversation has these messages again. @param {Conversation} conversation */
+  /** Undoes a deletion or a cut: saves all messages of the conversation again. @param {Conversation} conversation */
   restore(conversation) {
     const { messages: list, ...fields } = conversation;
     this.#all.set(conversation.id, conversation);
@@ -137,11 +137,11 @@ export class Store {
   }
 
   /**
-   * Runs `change` on the stored row of a conversation in one transaction. Where it finds that the row or message is gone
-   * it returns false: another tab has removed it, and memory follows.
+   * Runs `change` on the stored row of a conversation in one transaction. It returns false if the row or message is gone:
+   * another tab has removed it, and memory is updated.
    * @param {string} id
    * @param {(conversations: IDBObjectStore, messages: IDBObjectStore, row: any) => Promise<boolean>} change
-   * @param {string} [message] the only message that it touches
+   * @param {string} [message] the only message that it changes
    */
   async #write(id, change, message) {
     if (!this.#db) return;
@@ -163,7 +163,7 @@ export class Store {
     }
   }
 
-  /** Reads a conversation anew, or one message of it. @param {{ id: string, message?: string }} changed */
+  /** Reloads a conversation, or one message of it. @param {{ id: string, message?: string }} changed */
   async refresh({ id, message }) {
     if (!this.#db) return;
     const before = this.#writes.get(id);
@@ -183,7 +183,7 @@ export class Store {
     }
   }
 
-  /** The conversation stays the same object, and so do the messages that this tab writes. */
+  /** Keeps the identity of the conversation object and of the messages that this tab writes. */
   #merge(row, messages) {
     const conversation = this.#all.get(row.id) ?? { ...row, messages: [] };
     const own = new Map(conversation.messages.filter(({ id }) => this.written.has(id)).map((message) => [message.id, message]));
@@ -191,7 +191,7 @@ export class Store {
     this.#all.set(row.id, conversation);
   }
 
-  /** A frozen tab may have missed messages of the others: the revisions show which conversations they wrote. */
+  /** Reloads changed conversations by their revisions, as a frozen tab may have missed notifications. */
   async #catchUp() {
     if (!this.#db) return;
     const rows = await asPromise(this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS).getAll()).catch(() => []);
@@ -216,12 +216,12 @@ export class Store {
 /** @param {any[]} rows */
 const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 
-/** Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
+/** Returns a random id. Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** The first line of a question; the list and the top bar show as much of it as they have room for. @param {string} text @param {number} [most] characters */
+/** Returns the first line of a question; the list and the top bar truncate it to their width. @param {string} text @param {number} [most] characters */
 export function titleFrom(text, most = 160) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
-  const letters = [...line]; // not halves of a pair of surrogates
+  const letters = [...line]; // does not split surrogate pairs
   return letters.length > most ? `${letters.slice(0, most - 1).join("").trimEnd()}…` : line || "Untitled";
 }

@@ -1,4 +1,4 @@
-// Owns one answer's life on the wire: start, resume after a loss, wait when told to, stop. Yields events; touches no DOM.
+// Stream of one answer: start, resume after a lost connection, wait on request of the server, stop. Yields events; no DOM.
 import { ApiError, resumeAnswer, startAnswer, stopAnswer } from "./api.js";
 import { RESUME_SECONDS } from "./env.js";
 import { readParts, SseTooLong } from "./sse.js";
@@ -16,16 +16,16 @@ import { readParts, SseTooLong } from "./sse.js";
  *   | { kind: "done" }} AnswerEvent
  */
 
-const PATIENCE = 45_000; // the server pings every 15 s: three missed pings are a dead connection
-const GIVE_UP = (RESUME_SECONDS + 10) * 1000; // a little more than the server keeps an answer without a reader
-const SLOWEST = 8000; // between two tries
+const PATIENCE = 45_000; // ms; the server pings every 15 s, and three missed pings mean a dead connection
+const GIVE_UP = (RESUME_SECONDS + 10) * 1000; // ms; slightly more than the server keeps an answer without a reader
+const SLOWEST = 8000; // maximum ms between two attempts
 const MOST_RETRIES = 5;
 
 export class Answer {
   #abort = new AbortController();
   #wake = () => {};
   #stopped = false;
-  #seen = -1; // number of the newest event taken, and what it was when this connection began
+  #seen = -1; // number of the newest received event, and its value when this connection began
   #floor = -1;
   #epoch = "";
   #complete = false;
@@ -33,7 +33,7 @@ export class Answer {
   /**
    * @param {object | null} body the request, or null to resume only
    * @param {string | null} [stream]
-   * @param {string | null} [last] id of the last event that was kept
+   * @param {string | null} [last] id of the last saved event
    */
   constructor(body, stream = null, last = null) {
     this.body = body;
@@ -43,7 +43,7 @@ export class Answer {
     this.#floor = this.#seen;
   }
 
-  /** Ends the answer here and on the server. Before the stream has a name, the request is let through so that it can be named. */
+  /** Ends the answer on the page and on the server. Without a stream id yet, the request continues until it has one. */
   stop() {
     this.#stopped = true;
     if (this.stream) stopAnswer(this.stream);
@@ -51,7 +51,7 @@ export class Answer {
     this.#wake();
   }
 
-  /** Ends a wait early: a retry or a reconnect happens now. */
+  /** Ends a wait early, so that a retry or reconnect starts now. */
   now() {
     this.#wake();
   }
@@ -94,7 +94,7 @@ export class Answer {
         }
       }
     } finally {
-      // A stop before the stream had a name must not abort: the request has to be named to be ended. All else lets go here.
+      // A stop before the stream has an id must not abort: the server needs the id to end it. All other cases abort here.
       if (!this.#stopped || this.stream) this.#abort.abort();
     }
   }
@@ -123,7 +123,7 @@ export class Answer {
       if (reason) events.push({ kind: "finish", reason, id: part.id });
     }
     if (chunk.usage && !chunk.choices?.length) {
-      this.#complete = true; // usage is the last thing said: if only [DONE] was lost, nothing was
+      this.#complete = true; // usage is the last event: if only [DONE] was lost, the answer is complete
       events.push({ kind: "usage", usage: chunk.usage, id: part.id });
     }
     return events;
@@ -135,8 +135,8 @@ export class Answer {
   }
 
   /**
-   * A replay's repetitions are dropped. Within one connection a number may come twice: one record can make two events
-   * (usage and [DONE]). Ids are `<stream>.<epoch>.<seq>`.
+   * Returns whether an event is new; repetitions of a replay are dropped. Within one connection a number may occur twice:
+   * one record can produce two events (usage and [DONE]). Ids are `<stream>.<epoch>.<seq>`.
    * @param {string} id
    */
   #isNew(id) {
@@ -159,15 +159,15 @@ export class Answer {
         this.#wake = () => {};
         resolve(undefined);
       };
-      addEventListener("online", this.#wake); // the network is back: no reason to wait on
+      addEventListener("online", this.#wake); // the network is back, so retry at once
     });
   }
 }
 
-/** Only a full or throttled server that names a time is asked again by itself. @param {any} error */
+/** Returns the ms before an automatic retry, or null. Only a full or throttling server that names a time is retried. @param {any} error */
 const waitFor = (error) => ((error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null);
 
-/** After a restart the server does not know the answer any more. @param {ApiError} error */
+/** Returns the error to show; the server may no longer have the answer, as after a restart. @param {ApiError} error */
 const lost = (error) =>
   error.status === 404 || error.status === 410
     ? new ApiError({ status: error.status, code: error.code, message: "The server no longer has this answer, as after a restart. The text so far is kept." })
@@ -185,6 +185,6 @@ function readStatus(comment) {
   try {
     return [{ kind: "status", ...JSON.parse(comment.slice(9)) }];
   } catch {
-    return []; // a comment is never a reason to break an answer off
+    return []; // an unknown comment must not end an answer
   }
 }

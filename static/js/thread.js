@@ -1,4 +1,4 @@
-// Owns the column of messages of the open conversation: which views stand in it and which message each shows.
+// Column of messages of the open conversation: its views and their messages.
 import { byId, h } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { whenIdle } from "./idle.js";
@@ -6,7 +6,7 @@ import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
 import { Follow } from "./scroll.js";
 
-const AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened, more than a screen
+const AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
 
 export class Thread {
   #stopDrawing = () => {};
@@ -22,7 +22,7 @@ export class Thread {
       h("li", {}, h("button", { class: "example", type: "button", onclick: () => actions.send(text) }, text))));
   }
 
-  /** @param {import("./store.js").Message[]} messages @param {string} [first] the first that is sent, where older ones are left out */
+  /** @param {import("./store.js").Message[]} messages @param {string} [first] the first message that is sent, if older ones are left out */
   show(messages, first) {
     this.#views.clear();
     this.node.replaceChildren();
@@ -33,13 +33,13 @@ export class Thread {
     this.follow.open(messages.length > 0);
   }
 
-  /** Draws the line above the first message that is sent. @param {string} [first] */
+  /** Draws the line above the first sent message. @param {string} [first] */
   markFirst(first = "") {
     this.node.querySelector(".left-out")?.remove();
     this.#views.get(first)?.node.before(h("p", { class: "left-out" }, "The model no longer sees the messages above."));
   }
 
-  /** The same conversation as another tab left it: what is the same stays, an answer grows, all else is shown anew. @param {import("./store.js").Message[]} messages @param {string} [first] */
+  /** Updates the conversation after a change by another tab: adds text and messages, or redraws all if others changed. @param {import("./store.js").Message[]} messages @param {string} [first] */
   sync(messages, first) {
     const views = [...this.#views.values()];
     const grown = messages.length >= views.length && views.every((view, i) => view.adopt(messages[i]));
@@ -61,7 +61,7 @@ export class Thread {
     return view;
   }
 
-  /** The texts of older answers, the newest first: many would block the page, and the browser's search shall find them. @param {AnswerView[]} views */
+  /** Draws the texts of older answers while idle, newest first: all at once would block the page, and the browser's search needs them. @param {AnswerView[]} views */
   #drawWhenIdle(views) {
     this.#stopDrawing();
     this.#stopDrawing = whenIdle(() => {

@@ -1,4 +1,4 @@
-// Owns the one line under an answer that gives the reason why nothing is moving, or that something is.
+// Line under an answer that shows its state and the reason for a wait.
 import { h, svg } from "./dom.js";
 import { describe, thinkingTime } from "./labels.js";
 
@@ -49,7 +49,7 @@ export class WaitLine {
     this.node.hidden = true;
   }
 
-  /** @param {() => number} draw returns ms until it is to be drawn again, 0 for never */
+  /** @param {() => number} draw returns ms until the next draw, 0 for never */
   #tick(draw) {
     const again = draw();
     if (again) this.#ticking = window.setTimeout(() => this.#tick(draw), again);
@@ -68,7 +68,7 @@ export class WaitLine {
   }
 }
 
-/** The brand's ring, small: it turns while an answer waits and stands still while it is paused. */
+/** Creates a small ring of the brand: it turns while an answer waits and stops while it is paused. */
 function waitRing() {
   const seats = Array.from({ length: 8 }, (_, i) => {
     const angle = (i / 8) * 2 * Math.PI - Math.PI / 2;

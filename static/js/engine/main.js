@@ -1,4 +1,4 @@
-// Owns the start of the engine page: one snapshot in, every part shown.
+// Entry point of the engine page: passes each snapshot to all parts.
 import { setUpTheme } from "../appearance.js";
 import { byId } from "../dom.js";
 import { showFelt, showFigures, showLine, showPages, showPauses, showTable, summary } from "./panels.js";
@@ -13,7 +13,7 @@ const STATES = {
   denied: "a key is needed: enter it on the chat page in this tab",
   loading: "the engine is loading", restarting: "the engine starts again", failed: "the engine is gone", stopped: "the server stops",
 };
-const READ_EVERY = 2000; // the table and the ring's description are for reading, not for watching
+const READ_EVERY = 2000; // ms between updates of the table and the ring's description, which are meant to be read
 
 const ring = new Ring();
 const spark = new Spark(byId("spark"), byId("spark-note"));

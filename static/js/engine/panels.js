@@ -1,4 +1,4 @@
-// Owns the tiles beside the carousel: the line, the parked, pages, pauses, figures, and the table for those who want it read out.
+// Tiles beside the carousel: queue, paused requests, pages, pauses, figures, and a table for screen readers.
 import { byId, h } from "../dom.js";
 import { sentence } from "./pauses.js";
 
@@ -45,7 +45,7 @@ export function showLine({ queue, waiting, paused }) {
     [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${WHERE[mechanism] ?? mechanism}`]);
 }
 
-/** Rows are reused: a list that is rebuilt five times a second cannot be read or selected. */
+/** Updates a list in place: a list that is rebuilt five times a second cannot be read or selected. */
 function fillList(list, items, cells) {
   while (list.children.length > items.length) list.lastChild.remove();
   items.forEach((item, i) => {
@@ -75,7 +75,7 @@ export function showPages({ slots, pages, page_size: size }) {
   for (const name of ["held", "cached", "free", "swapped"]) set(`pages-${name}`, number(pages[name]));
 }
 
-/** Held pages by class, then cached, then free. Shared pages are counted once, so the classes share what is held. */
+/** Returns the kind of each cell: held pages by class, then cached, then free. Shared pages count once, so the classes divide the held total. */
 function cellKinds(slots, pages, count) {
   const byClass = CLASSES.map((name) => slots.reduce((sum, slot) => sum + (slot?.class === name ? slot.pages : 0), 0));
   const sum = byClass.reduce((a, b) => a + b, 0);
@@ -87,7 +87,7 @@ function cellKinds(slots, pages, count) {
     edge += i < 3 ? shares[i] : pages.cached;
     const before = kinds.length;
     while (kinds.length < Math.min(count, Math.round((edge / pages.total) * count))) kinds.push(name);
-    if (i < 3 && shares[i] > 0 && kinds.length === before && before < count) kinds.push(name); // the smallest share is still seen
+    if (i < 3 && shares[i] > 0 && kinds.length === before && before < count) kinds.push(name); // even the smallest share gets a cell
   });
   while (kinds.length < count) kinds.push("free");
   return kinds;
@@ -131,7 +131,7 @@ export function showTable({ slots }) {
   }));
 }
 
-/** One sentence for those who do not see the ring. @param {any} snapshot */
+/** Describes the ring in one sentence, for screen readers. @param {any} snapshot */
 export function summary({ slots, waiting, paused, tokens_per_s: tokens }) {
   const busy = slots.filter(Boolean).length;
   const queue = CLASSES.reduce((sum, name) => sum + waiting[name], 0);

@@ -1,4 +1,4 @@
-// Owns what can be said about pauses from one snapshot to the next. Pure.
+// Pause events, derived from consecutive snapshots. Pure.
 
 /**
  * @typedef {{ kind: "paused" | "resumed" | "gone" | "unseen", t: number, request?: string, class?: string, by?: string, byClass?: string,
@@ -25,11 +25,11 @@ export class Pauses {
       if (this.#parked.has(request)) continue;
       this.#parked.set(request, { t, class: kind });
       fresh++;
-      if (first) continue; // parked before the reader came: the list shows them, when they were paused is not known
+      if (first) continue; // paused before the page was opened: listed, but with unknown time
       events.push({ kind: "paused", t, request, class: kind, by, byClass: seated.get(by), mechanism });
     }
     const total = Object.values(preemptions).reduce((sum, count) => sum + count, 0);
-    // The engine counts every pause; one that began and ended between two looks is said to have been missed, not hidden.
+    // The engine counts every pause; those that began and ended between two snapshots are reported as missed.
     const missed = first ? 0 : total - this.#counted - fresh;
     if (missed > 0) events.push({ kind: "unseen", t, count: missed });
     this.#counted = total;

@@ -1,10 +1,10 @@
-// Owns the drawing of the carousel: seats that turn with the steps, riders that hop on and off, the line outside, the parked.
+// Drawing of the carousel: seats that turn with the steps, requests in them, the queue outside, paused requests.
 import { byId, svg } from "../dom.js";
 import { placeSeats, turnRate } from "./seat_layout.js";
 
-const FRAME = 1000 / 30; // calm needs no more, and the machine that draws may be the machine that computes
-const LINE = 262; // radius of the line outside
-const LINE_STEP = 0.105; // radians between two who wait
+const FRAME = 1000 / 30; // ms; more frames would use cores that the engine may need on the same machine
+const LINE = 262; // radius of the queue outside
+const LINE_STEP = 0.105; // radians between two waiting requests
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Ring {
@@ -80,7 +80,7 @@ export class Ring {
     return [Math.cos(angle) * 46, Math.sin(angle) * 46];
   }
 
-  /** The line to the left of the gate, the parked to its right. */
+  /** Draws the queue to the left of the gate and paused requests to its right. */
   #showOutside({ queue, waiting, paused }) {
     const total = waiting.interactive + waiting.standard + waiting.batch;
     const dots = queue.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 - 0.09 - i * LINE_STEP, ""));
@@ -116,7 +116,7 @@ function rider(slot, size) {
   const parts = [svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }), svg("circle", { class: "lamp", r: size - 1 })];
   if (size >= 19) parts.push(svg("text", { class: "name", y: size >= 26 ? -1 : 4, "font-size": size >= 26 ? 13 : 10.5 }, slot.request.slice(0, 6)));
   if (size >= 26) parts.push(svg("text", { class: "context", y: 13, "font-size": 10.5 }, ""));
-  return svg("g", { class: "rider", "data-class": slot.class }, ...parts); // keeps its colour while it hops off
+  return svg("g", { class: "rider", "data-class": slot.class }, ...parts); // keeps its colour while it leaves
 }
 
 function hop(node, [x, y], off) {

@@ -1,11 +1,11 @@
-// Owns the geometry of the carousel: where n seats stand. Pure; angles in radians, lengths in the drawing's units.
+// Geometry of the carousel: positions of n seats. Pure; angles in radians, lengths in the drawing's units.
 
 /** @typedef {{ radius: number, angle: number, size: number }} Seat */
 
 const OUTER = 212;
-const INNER = 128; // the hub with its figures stays free
+const INNER = 128; // leaves the hub with its figures free
 
-/** From 4 to 256 seats and beyond: one ring while it is airy, then two, three, four. @param {number} n @returns {{ seats: Seat[], rings: number[] }} */
+/** Places 4 to 256 seats and more: in one ring while there is space, then two, three, four. @param {number} n @returns {{ seats: Seat[], rings: number[] }} */
 export function placeSeats(n) {
   const count = n <= 40 ? 1 : n <= 96 ? 2 : n <= 180 ? 3 : Math.max(4, Math.ceil(n / 90));
   const gap = count === 1 ? 0 : Math.min(count === 2 ? 42 : 32, (OUTER - INNER) / (count - 1));
@@ -22,5 +22,5 @@ export function placeSeats(n) {
   return { seats, rings };
 }
 
-/** Radians per second for so many steps per second: grows with the work, never faster than the eye likes. @param {number} stepsPerSecond */
+/** Returns radians per second: grows with the steps per second, up to a comfortable limit. @param {number} stepsPerSecond */
 export const turnRate = (stepsPerSecond) => 0.38 * (1 - Math.exp(-stepsPerSecond / 40));

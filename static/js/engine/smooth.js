@@ -1,4 +1,4 @@
-// Owns the calm of the rates: a slow step makes a rate jump between two looks, so what is shown is the mean of about a second.
+// Smoothing of rates: a slow step makes a rate jump between two snapshots, so the page shows the mean of about a second.
 
 const SECOND = 1;
 
@@ -8,7 +8,7 @@ export class Smooth {
   #prefill = 0;
   #busy = 0;
 
-  /** The snapshot with its rates averaged; everything else stays as the engine said it. @param {any} snapshot */
+  /** Returns the snapshot with averaged rates; all other fields are unchanged. @param {any} snapshot */
   read(snapshot) {
     const { t, tokens_per_s: decode, prefill_tokens_per_s: prefill, busy = 0 } = snapshot;
     const share = this.#t < 0 || t < this.#t ? 1 : 1 - Math.exp(-(t - this.#t) / SECOND);

@@ -1,8 +1,8 @@
-// Owns the connection to /v1/engine/events: with the key, with reconnects, and asleep while nobody looks at the page.
+// Connection to /v1/engine/events: with the key, with reconnects, and closed while the page is hidden.
 import { call } from "../api.js";
 import { readParts } from "../sse.js";
 
-const PATIENCE = 15_000; // even an idle engine speaks every two seconds
+const PATIENCE = 15_000; // ms; even an idle engine sends a snapshot every two seconds
 
 /**
  * @param {(snapshot: any) => void} onSnapshot
@@ -41,7 +41,7 @@ export async function watch(onSnapshot, onState) {
   }
 }
 
-/** A fault in drawing is ours, not the connection's: it goes to the console and the next snapshot has its chance. */
+/** Draws a snapshot. An error in drawing is not one of the connection: it is logged, and the next snapshot is drawn. */
 function deliver(onSnapshot, snapshot) {
   try {
     onSnapshot(snapshot);

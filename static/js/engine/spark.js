@@ -1,4 +1,4 @@
-// Owns the line of the last minute: decoded tokens as a line, prompt tokens read as an area behind it.
+// Chart of the last minute: decoded tokens as a line, prefilled tokens as an area behind it.
 import { svg } from "../dom.js";
 
 const SPAN = 60;
@@ -20,7 +20,7 @@ export class Spark {
 
   /** @param {any} snapshot */
   show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill, felt }) {
-    if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = []; // the engine was restarted
+    if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = []; // the engine has restarted
     this.#points.push({ t, decode, prefill });
     while (this.#points[0].t < t - SPAN) this.#points.shift();
     const top = Math.max(1, ...this.#points.map((point) => point.decode));
@@ -48,6 +48,6 @@ export class Spark {
   }
 }
 
-/** Whether anybody had a token, or an end, in the last minute: the line begins when the page was opened. */
+/** Returns whether any request had a token or an end in the last minute; the chart begins when the page is opened. */
 const wasFelt = (felt) =>
   Object.values(felt).some(({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null);
