@@ -54,3 +54,25 @@ def test_the_api_process_never_loads_torch():
 
     code = "import sys, app.launch; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+
+
+def module_imports(file: Path, modules: dict[str, Path]) -> set[str]:
+    """Return the modules of the tree that `file` imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & modules.keys()) or {node.module}
+    return found & modules.keys()
+
+
+def test_no_modules_import_each_other():
+    """Neither at the top, nor in functions or for type checkers alone."""
+    files = [file for folder in ("app", "engine", "kernels") for file in (ROOT / folder).rglob("*.py")]
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    left = {name: module_imports(file, names) - {name} for name, file in names.items()}
+    while leaves := {name for name, imported in left.items() if not imported}:
+        left = {name: imported - leaves for name, imported in left.items() if name not in leaves}
+    assert left == {}, "these import each other, or modules that do"

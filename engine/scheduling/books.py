@@ -1,16 +1,10 @@
-"""Counters of the scheduler, the engine load built from them, and consistency checks."""
+"""Counters of the scheduler."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from engine.scheduling.sequence import State
-from engine.types import Counters, Load, Mechanism, PageCounts, Phase, ServiceClass
-
-if TYPE_CHECKING:
-    from engine.scheduling.scheduler import Scheduler
-
+from engine.types import Counters, Mechanism, ServiceClass
 
 MECHANISMS = {Mechanism.SWAP: 0, Mechanism.PARTIAL: 1, Mechanism.RECOMPUTE: 2}  # in the order of `Counters.preemptions`
 
@@ -56,46 +50,3 @@ class Totals:
         """Return the counters in the form that is sent to other processes."""
         preemptions = tuple((swap, partial, recompute) for swap, partial, recompute in self._preemptions)
         return Counters(**self._sums, preemptions=preemptions)
-
-
-def load_of(scheduler: Scheduler) -> Load:
-    """Return the engine's current load and counters."""
-    pool, host = scheduler.memory.pool, scheduler.memory.host
-    return Load(
-        running=scheduler.running_by_class.all(),
-        waiting=scheduler.waiting.fresh.all(),
-        paused=scheduler.waiting.paused.all(),
-        pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
-        counters=scheduler.totals.counters(),
-    )
-
-
-def check_integrity(scheduler: Scheduler) -> None:
-    """Check slots, pages, host pages and queue against every sequence.
-
-    Raises `IntegrityError` or `AssertionError`. The cost grows with all pages and sequences.
-    """
-    alive = [sequence for choices in scheduler.requests.values() for sequence in choices]
-    scheduler.memory.pool.check_integrity(sequence.page_table for sequence in alive)
-    scheduler.memory.host.check_integrity([*(s.host_pages for s in alive), scheduler.moves.spent_host_pages])
-    slots, free = scheduler.slots, scheduler.free_slots
-    occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
-    assert occupied.isdisjoint(free), (occupied, free)
-    assert len(occupied) + len(free) == len(slots)
-    assert {s.slot for s in scheduler.running} == occupied
-    assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in scheduler.running}
-    by_class = Counter(s.service_class for s in scheduler.running)
-    assert scheduler.running_by_class.all() == tuple(by_class[c] for c in ServiceClass)
-    waiting = [s for s in alive if s.state in (State.WAITING, State.PAUSED)]
-    in_order = list(scheduler.policy.in_order())
-    assert len(waiting) == len(scheduler.waiting) == len(in_order), (waiting, in_order)
-    assert set(waiting) == set(in_order)
-    for state, counted in ((State.WAITING, scheduler.waiting.fresh), (State.PAUSED, scheduler.waiting.paused)):
-        by_class = Counter(s.service_class for s in waiting if s.state is state)
-        assert counted.all() == tuple(by_class[c] for c in ServiceClass)
-    assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
-    assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
-    if not scheduler.flights:
-        assert all((s.phase is Phase.DECODE) == (s.num_uncomputed <= 1) for s in scheduler.running)
-    lacking = {id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.most_tokens}
-    assert lacking <= {id(s) for s in scheduler.outgrown}

@@ -20,6 +20,7 @@ from typing import Any
 
 from sortedcontainers import SortedKeyList
 
+from engine.scheduling.account import Account
 from engine.scheduling.sequence import Sequence
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # per token, as in the paper: each generated token takes a pass of its own
@@ -31,29 +32,6 @@ ASSUMED_TURN_TOKENS = 128.0  # weighted tokens assumed for another tenant's turn
 Order = Callable[[Sequence], Any]
 
 
-class Account:
-    """Service that one tenant received in one queue."""
-
-    __slots__ = ("is_listed", "running", "serial", "served", "waiting", "weight")
-
-    def __init__(self, weight: float, order: Order) -> None:
-        self.serial = 0  # among equals, the tenant that began to wait last goes first: the others have had their turn
-        self.weight = weight
-        self.served = 0.0  # weighted tokens, divided by `weight`; only grows
-        self.waiting: SortedKeyList[Sequence, Any] = SortedKeyList(key=order)
-        self.running = 0  # occupied slots
-        self.is_listed = False  # has an entry in its queue's heap
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether the tenant has running or waiting sequences."""
-        return self.running > 0 or bool(self.waiting)
-
-    def charge(self, weighted_tokens: float) -> None:
-        """Add served tokens."""
-        self.served += weighted_tokens / self.weight
-
-
 class FairLine:
     """Waiting sequences by tenant; within a tenant in `order`, which must not change while they wait.
 
@@ -63,11 +41,11 @@ class FairLine:
     def __init__(self, order: Order, slots: int) -> None:
         self._order = order
         self._slots = slots  # of the engine
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, Account[Sequence]] = {}
         self._forget_at = MIN_FORGET_AT  # accounts
-        self._active: dict[Account, float] = {}  # tenants that run or wait, with their weight in the sum
+        self._active: dict[Account[Sequence], float] = {}  # tenants that run or wait, with their weight in the sum
         self._active_weight = 0.0
-        self._heap: list[tuple[float, int, Account]] = []
+        self._heap: list[tuple[float, int, Account[Sequence]]] = []
         self._deadlines: SortedKeyList[Sequence, Any] = SortedKeyList(key=lambda s: (s.request.deadline, s.arrival))
         self._last_served = 0.0  # service of the tenant that last stopped waiting
         self._length = 0
@@ -81,16 +59,16 @@ class FairLine:
         """Return the number of tenants that run or wait here."""
         return len(self._active)
 
-    def share_of(self, account: Account) -> float:
+    def share_of(self, account: Account[Sequence]) -> float:
         """Return a tenant's share of the slots, by weight among the tenants that run or wait here; at least one."""
         # Next to a very heavy weight, rounding may have removed a light one from the sum.
         return max(1.0, self._slots * account.weight / max(self._active_weight, account.weight))
 
-    def is_below_share(self, account: Account) -> bool:
+    def is_below_share(self, account: Account[Sequence]) -> bool:
         """Return whether the tenant has at least one slot less than its share."""
         return account.running + 1 <= self.share_of(account)
 
-    def account(self, sequence: Sequence) -> Account:
+    def account(self, sequence: Sequence) -> Account[Sequence]:
         """Return the account of the tenant of `sequence`, creating it if needed."""
         request = sequence.request
         account = self._accounts.get(request.tenant)
@@ -123,7 +101,7 @@ class FairLine:
         sequence.account.running -= 1
         self._update_weight(sequence.account)
 
-    def push(self, sequence: Sequence) -> Account:
+    def push(self, sequence: Sequence) -> Account[Sequence]:
         """Queue `sequence` and return its tenant's account."""
         account = self.account(sequence)
         if not account.waiting:
@@ -185,12 +163,12 @@ class FairLine:
                 cost = PROMPT_WEIGHT * sequence.prompt_len + ASSUMED_TURN_TOKENS
                 heapq.heappush(heap, (served + cost / account.weight, serial, index + 1, account))
 
-    def _below_share(self, max_served: float) -> Account | None:
+    def _below_share(self, max_served: float) -> Account[Sequence] | None:
         """Return the account with the least service, up to `max_served`, among waiting tenants below their share."""
         if len(self._active) < 2:
             return None
-        found: Account | None = None
-        passed: list[tuple[float, int, Account]] = []
+        found: Account[Sequence] | None = None
+        passed: list[tuple[float, int, Account[Sequence]]] = []
         while len(passed) < SEEN and (least := self._least_served()) is not None and least.served <= max_served:
             if self.is_below_share(least):
                 found = least
@@ -200,7 +178,7 @@ class FairLine:
             heapq.heappush(self._heap, entry)
         return found
 
-    def _update_weight(self, account: Account) -> None:
+    def _update_weight(self, account: Account[Sequence]) -> None:
         """Update the sum of the weights of the tenants that run or wait."""
         self._active_weight -= self._active.pop(account, 0.0)
         if account.is_active:
@@ -209,7 +187,7 @@ class FairLine:
         elif not self._active:
             self._active_weight = 0.0  # remove rounding errors
 
-    def _least_served(self) -> Account | None:
+    def _least_served(self) -> Account[Sequence] | None:
         """Return the account with the least service among waiting tenants."""
         heap = self._heap
         while heap:

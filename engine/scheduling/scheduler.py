@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.request_logging import log_request
 from engine.scheduling.batch import Batch, Chunk, Join, Outcome
-from engine.scheduling.books import ByClass, Totals, check_integrity, load_of
+from engine.scheduling.books import ByClass, Totals
 from engine.scheduling.budget import share_tokens
 from engine.scheduling.deadlines import Deadlines
 from engine.scheduling.memory import Memory
@@ -24,7 +24,7 @@ from engine.scheduling.news import News
 from engine.scheduling.policy import Movable, Policy, Pressure, nobody
 from engine.scheduling.sequence import Sequence, State
 from engine.scheduling.waiting import Waiting
-from engine.types import Cause, Event, FinishReason, Load, Mechanism, Phase, Request, TokenEvent
+from engine.types import Cause, Event, FinishReason, Load, Mechanism, PageCounts, Phase, Request, TokenEvent
 
 log = logging.getLogger("carousel.engine")
 
@@ -241,11 +241,14 @@ class Scheduler:
 
     def load(self) -> Load:
         """Return the current load and counters."""
-        return load_of(self)
-
-    def check_integrity(self) -> None:
-        """Check slots, pages and queue against every sequence. Raises `IntegrityError`. Cost grows with all of them."""
-        check_integrity(self)
+        pool, host = self.memory.pool, self.memory.host
+        return Load(
+            running=self.running_by_class.all(),
+            waiting=self.waiting.fresh.all(),
+            paused=self.waiting.paused.all(),
+            pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
+            counters=self.totals.counters(),
+        )
 
     # Interface to policies ----------------------------------------------------------------------------------------
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from engine.scheduling.account import Account
 from engine.scheduling.pages import chain_next, chain_start
 from engine.types import Cause, FinishReason, Mechanism, Phase, Request, ServiceClass
-
-if TYPE_CHECKING:
-    from engine.scheduling.fairness import Account
 
 
 class State(enum.Enum):
@@ -100,7 +97,7 @@ class Sequence:
         self.paused_why = ""
         self.mechanism: Mechanism | None = None
         # Owned by the policy.
-        self.account: Account  # of its tenant
+        self.account: Account[Sequence]  # of its tenant
         self.due = 0.0  # when it becomes overdue
         self.is_overdue = False  # waits, and has waited longer than its bound
         self.share_left = 0  # tokens that it should generate before it is preempted again

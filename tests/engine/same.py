@@ -10,6 +10,7 @@ from typing import Any
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.scheduling.integrity import check_integrity
 from engine.types import Request, SamplingParams, ServiceClass, TokenEvent
 
 TOKEN_ID: Callable[[TokenEvent], Any] = attrgetter("token_id")
@@ -57,7 +58,7 @@ def run(
         for event in engine.step():
             if isinstance(event, TokenEvent):
                 texts.setdefault((event.request_id, event.choice), []).append(of(event))
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     assert engine.scheduler.memory.pool.held == 0
     return texts
 

@@ -12,6 +12,7 @@ from app.bench.workloads import Scale, workload
 from app.tenants import TIERS
 from engine.config import EngineConfig
 from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK
+from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import POLICIES
 from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
@@ -32,7 +33,7 @@ def run(arrivals: list[tuple[float, Request]], **options) -> list[tuple[float, s
         tokens.extend((now, event.request_id) for event in events if isinstance(event, TokenEvent))
 
     engine = simulate(config, COST, arrivals, take, num_pages=64, host_pages=64, max_len=256)
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert not engine.has_work
     return tokens
 

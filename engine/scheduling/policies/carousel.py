@@ -46,8 +46,9 @@ from itertools import chain, count
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.scheduling.account import Account
 from engine.scheduling.costs import Costs
-from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, Account, FairLine
+from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
 from engine.scheduling.itl_targets import ItlTargets, prefill_rank
 from engine.scheduling.policy import Policy, Pressure, Shares, Stage
 from engine.scheduling.sequence import Sequence, State
@@ -365,7 +366,7 @@ class Carousel(Policy):
     def _beyond_shares(self, sequence: Sequence, movable: list[Sequence]) -> list[Sequence]:
         """Return the sequences that other tenants of its class run beyond their shares."""
         queue = self._queues[sequence.service_class]
-        of_class: dict[Account, list[Sequence]] = {}
+        of_class: dict[Account[Sequence], list[Sequence]] = {}
         for s in movable:
             if s.service_class == sequence.service_class and s.account is not sequence.account:
                 of_class.setdefault(s.account, []).append(s)

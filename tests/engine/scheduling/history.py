@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.scheduling.costs import Costs
+from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import EndEvent, FinishReason, Mechanism, Phase, Request, SamplingParams, StatusEvent, TokenEvent
@@ -101,7 +102,7 @@ class History:
                 self.texts[key].append(event.token_id)
             if isinstance(event, (TokenEvent, EndEvent)) and event.finish is not None:
                 self.ends[key] = event.finish
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
 
     def end(self) -> None:
         """Arrivals stop: everybody finishes, with the text it would have had alone, and nothing is left behind."""

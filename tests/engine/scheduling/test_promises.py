@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.scheduling.costs import Costs
+from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import (
@@ -53,7 +54,7 @@ class Stage:
         for _ in range(times):
             self.now += 1.0
             self.events += self.engine.step()
-            self.scheduler.check_integrity()
+            check_integrity(self.scheduler)
 
     def finish(self) -> None:
         for _ in range(5000):

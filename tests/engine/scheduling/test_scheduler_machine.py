@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
 from engine.scheduling.costs import Costs
+from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import State
@@ -194,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self):
         if hasattr(self, "engine"):
-            self.engine.scheduler.check_integrity()
+            check_integrity(self.engine.scheduler)
             paused = sum(
                 s.state is State.PAUSED for choices in self.engine.scheduler.requests.values() for s in choices
             )
@@ -225,7 +226,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert expected[: len(self.texts[key])] == self.texts[key]
             else:
                 assert self.texts[key] == expected, key
-        self.engine.scheduler.check_integrity()
+        check_integrity(self.engine.scheduler)
         assert self.engine.scheduler.memory.pool.held == 0
         assert self.engine.scheduler.memory.host.used == 0
 

@@ -1,0 +1,40 @@
+"""Consistency of the scheduler's state, for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import State
+from engine.types import Phase, ServiceClass
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """Check slots, pages, host pages and queue against every sequence.
+
+    Raises `IntegrityError` or `AssertionError`. The cost grows with all pages and sequences.
+    """
+    alive = [sequence for choices in scheduler.requests.values() for sequence in choices]
+    scheduler.memory.pool.check_integrity(sequence.page_table for sequence in alive)
+    scheduler.memory.host.check_integrity([*(s.host_pages for s in alive), scheduler.moves.spent_host_pages])
+    slots, free = scheduler.slots, scheduler.free_slots
+    occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
+    assert occupied.isdisjoint(free), (occupied, free)
+    assert len(occupied) + len(free) == len(slots)
+    assert {s.slot for s in scheduler.running} == occupied
+    assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in scheduler.running}
+    by_class = Counter(s.service_class for s in scheduler.running)
+    assert scheduler.running_by_class.all() == tuple(by_class[c] for c in ServiceClass)
+    waiting = [s for s in alive if s.state in (State.WAITING, State.PAUSED)]
+    in_order = list(scheduler.policy.in_order())
+    assert len(waiting) == len(scheduler.waiting) == len(in_order), (waiting, in_order)
+    assert set(waiting) == set(in_order)
+    for state, counted in ((State.WAITING, scheduler.waiting.fresh), (State.PAUSED, scheduler.waiting.paused)):
+        by_class = Counter(s.service_class for s in waiting if s.state is state)
+        assert counted.all() == tuple(by_class[c] for c in ServiceClass)
+    assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
+    assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
+    if not scheduler.flights:
+        assert all((s.phase is Phase.DECODE) == (s.num_uncomputed <= 1) for s in scheduler.running)
+    lacking = {id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.most_tokens}
+    assert lacking <= {id(s) for s in scheduler.outgrown}
