@@ -31,7 +31,7 @@ from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Cause, EndEvent, Event, FinishReason, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.engine.scheduling.test_scheduler_machine import model_info
-from tests.fakes import MemoryRunner, Mortal, text_alone
+from tests.fakes import CrashInjector, MemoryRunner, text_alone
 
 PAGES = 4096  # room for an answer that no test waits for
 
@@ -41,16 +41,16 @@ def fake_engine(
     progress,
     costs: Costs = Costs(1e9, 1.0),  # noqa: B008
     runs_ahead: bool = False,
-    mortal: Mortal | None = None,
+    crash_injector: CrashInjector | None = None,
 ) -> Engine:
     """An engine on a made-up model."""
-    if mortal is not None:
-        mortal.begin()
+    if crash_injector is not None:
+        crash_injector.begin()
     policy = make_policy(config, costs)
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
     info = model_info(PAGES, config.max_num_seqs, 4, max_model_len=4 * PAGES)
-    runner = MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, ran_dry=False, mortal=mortal)
+    runner = MemoryRunner(PAGES, 8, 4, runs_ahead=runs_ahead, ran_dry=False, crash_injector=crash_injector)
     return Engine(config, info, scheduler, runner)
 
 
@@ -204,9 +204,9 @@ async def test_an_engine_that_a_library_cannot_build_says_why_too(caplog: pytest
 
 
 @asynccontextmanager
-async def dying(mortal: Mortal, **more) -> AsyncIterator[EngineClient]:
+async def dying(crash_injector: CrashInjector, **more) -> AsyncIterator[EngineClient]:
     """A client whose engines die as `mortal` says."""
-    client = EngineClient(CONFIG, partial(fake_engine, mortal=mortal, **more))
+    client = EngineClient(CONFIG, partial(fake_engine, crash_injector=crash_injector, **more))
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
     yield client
@@ -227,14 +227,14 @@ def tokens_of(events: Iterable, choice: int = 0) -> list[int]:
 async def test_a_death_of_the_engine_costs_no_request_a_token(at_once, runs_ahead: bool):
     """Forty requests, some of two choices, on four slots and ten engines: each token once and in its place. After one
     that died early the next lives long enough to show that nobody was to blame."""
-    mortal, heard, killed_at = Mortal(), 0, [40, 44, 400, 480, 560, 640, 642, 900, 1000]
+    crash_injector, heard, killed_at = CrashInjector(), 0, [40, 44, 400, 480, 560, 640, 642, 900, 1000]
 
     def hear(event) -> None:
         nonlocal heard
         heard += isinstance(event, TokenEvent)
-        mortal.is_killed |= client.restarts < len(killed_at) and heard >= killed_at[client.restarts]
+        crash_injector.is_killed |= client.restarts < len(killed_at) and heard >= killed_at[client.restarts]
 
-    async with dying(mortal, runs_ahead=runs_ahead, costs=Costs(1e9, 1e5, 1e-4, 1e-4)) as client:
+    async with dying(crash_injector, runs_ahead=runs_ahead, costs=Costs(1e9, 1e5, 1e-4, 1e-4)) as client:
         asked = [request(f"r{i}", 3 + i % 41, n=1 + i % 2) for i in range(40)]
         told = await asyncio.gather(*(follow(client, each, hear) for each in asked))
         assert client.restarts > 4 and client.in_flight == 0
@@ -246,12 +246,12 @@ async def test_a_death_of_the_engine_costs_no_request_a_token(at_once, runs_ahea
 
 async def test_who_comes_or_goes_while_the_engine_starts_again_is_heard(at_once):
     """A new request waits and is answered; one that is given up ends and never reaches the next engine."""
-    mortal, may_start = Mortal(after=[5]), threading.Event()
+    crash_injector, may_start = CrashInjector(after=[5]), threading.Event()
     may_start.set()
 
     def build(config, progress) -> Engine:
         assert may_start.wait(10)
-        return fake_engine(config, progress, mortal=mortal)
+        return fake_engine(config, progress, crash_injector=crash_injector)
 
     client, events = EngineClient(CONFIG, build), []
     await client.start()
@@ -276,8 +276,8 @@ async def test_who_comes_or_goes_while_the_engine_starts_again_is_heard(at_once)
 
 async def test_an_abort_that_the_dying_engine_did_not_hear_is_kept(at_once):
     """It ends all the same, and nobody goes on with it."""
-    mortal = Mortal(after=[3])
-    async with dying(mortal) as client:
+    crash_injector = CrashInjector(after=[3])
+    async with dying(crash_injector) as client:
         events: list = []
 
         def give_up(event) -> None:
@@ -293,8 +293,8 @@ async def test_an_abort_that_the_dying_engine_did_not_hear_is_kept(at_once):
 
 async def test_a_request_that_kills_engines_is_found_and_ends_alone(at_once, caplog: pytest.LogCaptureFixture):
     """Two of them, among thirty that nothing happens to but that they wait."""
-    mortal = Mortal(poison=666)
-    async with dying(mortal) as client:
+    crash_injector = CrashInjector(poison=666)
+    async with dying(crash_injector) as client:
         asked = [request(f"r{i}", 30 + i % 7) for i in range(30)]
         asked[3:3] = [replace(request(f"bad{i}"), prompt=(1, 666, i)) for i in range(2)]
         told = await asyncio.gather(*(follow(client, each) for each in asked))
@@ -311,10 +311,10 @@ async def test_a_request_that_kills_engines_is_found_and_ends_alone(at_once, cap
 async def test_it_is_found_wherever_it_kills(at_once, when: str):
     """One that has waited for a slot, beside others that speak; one that nothing was ever heard of. Tried once beside
     those that were cleared, and once alone."""
-    mortal = Mortal(poison=666 if when == "let in late" else -1)
+    crash_injector = CrashInjector(poison=666 if when == "let in late" else -1)
 
     def build(config, progress) -> Engine:
-        engine = fake_engine(config, progress, mortal=mortal)
+        engine = fake_engine(config, progress, crash_injector=crash_injector)
         submit = engine.submit
 
         def submit_or_die(request: Request) -> None:
@@ -346,11 +346,11 @@ async def test_it_is_found_wherever_it_kills(at_once, when: str):
 
 async def test_engines_that_die_before_anything_comes_of_them_are_not_started_for_ever(at_once):
     """Whoever waits is told, and so is whoever comes."""
-    mortal = Mortal(after=[0] * 100)
-    async with dying(mortal) as client:
+    crash_injector = CrashInjector(after=[0] * 100)
+    async with dying(crash_injector) as client:
         told = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
         assert client.phase is Phase.FAILED
-        assert mortal.lives < 2 * FRUITLESS  # first deaths of a request do not count
+        assert crash_injector.engines_started < 2 * FRUITLESS  # first deaths of a request do not count
         assert client.load is None  # nothing runs, whatever ran when last heard of
         for events in told:
             ends = [(e.choice, e.finish, e.code) for e in events if isinstance(e, EndEvent)]
@@ -361,11 +361,11 @@ async def test_engines_that_die_before_anything_comes_of_them_are_not_started_fo
 
 async def test_engines_that_die_with_nothing_to_do_are_not_started_for_ever_either(at_once):
     """Killed as soon as they are there."""
-    lives = 0
+    engines_started = 0
 
     def build(config, progress) -> Engine:
-        nonlocal lives
-        lives += 1
+        nonlocal engines_started
+        engines_started += 1
         engine = fake_engine(config, progress)
 
         def die() -> bool:
@@ -379,13 +379,13 @@ async def test_engines_that_die_with_nothing_to_do_are_not_started_for_ever_eith
     async with asyncio.timeout(20):
         while client.phase is not Phase.FAILED:
             await asyncio.sleep(0.01)
-    assert lives == FRUITLESS
+    assert engines_started == FRUITLESS
     await client.stop()
 
 
 async def test_who_asks_again_for_what_kills_engines_keeps_nobody_else_from_being_served(at_once):
     """As clients do that try again: each time it ends alone."""
-    async with dying(Mortal(poison=666)) as client:
+    async with dying(CrashInjector(poison=666)) as client:
         for i in range(3):
             events = await follow(client, replace(request(f"bad{i}"), prompt=(1, 666)))
             assert [e.code for e in events if isinstance(e, EndEvent)] == ["engine_died"]
@@ -398,9 +398,9 @@ async def test_the_next_engine_has_as_many_pages(at_once):
 
     def build(config, progress) -> Engine:
         asked.append(config.num_pages)
-        return fake_engine(config, progress, mortal=mortal)
+        return fake_engine(config, progress, crash_injector=crash_injector)
 
-    mortal = Mortal(after=[3])
+    crash_injector = CrashInjector(after=[3])
     client = EngineClient(CONFIG, build)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
@@ -426,14 +426,14 @@ async def test_nothing_is_sent_before_the_first_message():
 
 async def test_an_engine_that_cannot_be_built_again_at_once_is_tried_again(at_once):
     """Its memory may be free a moment later."""
-    mortal, tries = Mortal(after=[4]), 0
+    crash_injector, tries = CrashInjector(after=[4]), 0
 
     def build(config, progress) -> Engine:
         nonlocal tries
         tries += 1
         if tries in (2, 3):
             raise ConfigError("num_pages: there is no memory")
-        return fake_engine(config, progress, mortal=mortal)
+        return fake_engine(config, progress, crash_injector=crash_injector)
 
     client = EngineClient(CONFIG, build)
     await client.start()
@@ -473,13 +473,13 @@ async def test_an_engine_that_says_nothing_is_replaced(at_once, monkeypatch: pyt
     hung = threading.Event()
     config = replace(CONFIG, batching="static", batch_size=2, batch_timeout=1.0)
 
-    class Hanging(Mortal):
+    class Hanging(CrashInjector):
         def step(self, batch, tokens) -> None:
-            if self.lives == 1 and 666 in tokens[0]:
+            if self.engines_started == 1 and 666 in tokens[0]:
                 hung.wait(20)
 
     def build(config, progress) -> Engine:
-        engine = fake_engine(config, progress, mortal=mortal)
+        engine = fake_engine(config, progress, crash_injector=crash_injector)
         submit = engine.submit
 
         def submit_slowly(request: Request) -> None:
@@ -489,7 +489,7 @@ async def test_an_engine_that_says_nothing_is_replaced(at_once, monkeypatch: pyt
         engine.submit = submit_slowly
         return engine
 
-    mortal = Hanging()
+    crash_injector = Hanging()
     client = EngineClient(config, build, watchdog=1.0)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
@@ -508,8 +508,8 @@ async def test_an_engine_that_says_nothing_is_replaced(at_once, monkeypatch: pyt
 
 async def test_watchers_see_the_next_engine(at_once):
     """Without asking again."""
-    mortal, seen = Mortal(after=[8]), []
-    async with dying(mortal) as client:
+    crash_injector, seen = CrashInjector(after=[8]), []
+    async with dying(crash_injector) as client:
         client.watch(lambda snapshot, load: seen.append(client.restarts))
         await follow(client, request("a", 30))
         async with asyncio.timeout(10):
@@ -577,7 +577,7 @@ class FailingBuilder:
     """Builds an engine that dies in its first step; from the second one on nothing can be built, until it is mended."""
 
     def __init__(self) -> None:
-        self.mortal = Mortal(after=[0])
+        self.crash_injector = CrashInjector(after=[0])
         self.is_mended = False
         self.built = 0
 
@@ -585,7 +585,7 @@ class FailingBuilder:
         self.built += 1
         if self.built > 1 and not self.is_mended:
             raise ConfigError("no memory")
-        return fake_engine(config, progress, mortal=self.mortal)
+        return fake_engine(config, progress, crash_injector=self.crash_injector)
 
 
 @pytest.fixture
@@ -630,13 +630,13 @@ class HangingOnce:
 
     def __init__(self) -> None:
         self.is_hung, self.end = threading.Event(), threading.Event()
-        self.lives = 0
+        self.engines_started = 0
 
     def begin(self) -> None:
-        self.lives += 1
+        self.engines_started += 1
 
     def step(self, batch, tokens) -> None:
-        if self.lives == 1 and 666 in tokens[0]:
+        if self.engines_started == 1 and 666 in tokens[0]:
             self.is_hung.set()
             self.end.wait(20)
 
@@ -651,7 +651,7 @@ def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_long_step_that_makes_progress_is_left_alone_and_one_that_makes_none_is_replaced(at_once, quick_watch):
     """The engine is stalled first, then replaced; the text is the same."""
     hanging = HangingOnce()
-    client = EngineClient(CONFIG, partial(fake_engine, mortal=hanging), watchdog=1.0)
+    client = EngineClient(CONFIG, partial(fake_engine, crash_injector=hanging), watchdog=1.0)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
     following = asyncio.create_task(follow(client, replace(request("a"), prompt=(1, 666))))

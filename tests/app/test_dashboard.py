@@ -12,7 +12,7 @@ from app.tenants import Tenant, key_digest
 from tests.app.test_energy import zone
 from tests.app.test_http import ASK, CHAT, make, ready
 from tests.conftest import ROOT
-from tests.promql import Query, Wrong, catalogue
+from tests.promql import Query, QueryError, series_by_name
 
 BOARD = json.loads((ROOT / "docs/grafana/carousel.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
@@ -44,7 +44,7 @@ def known(tmp_path_factory):
             assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
             refused = client.post(CHAT, json={**ASK, "service_tier": "priority"}, headers=headers)
             assert refused.status_code == 403
-            return catalogue(client.get("/metrics").text)
+            return series_by_name(client.get("/metrics").text)
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda part: part if isinstance(part, str) else "")
@@ -126,5 +126,5 @@ def test_panels_neither_overlap_nor_share_an_id():
 )
 def test_the_checker_refuses_what_prometheus_would_not_answer(known, wrong: str):
     """Or would answer with nothing."""
-    with pytest.raises(Wrong):
+    with pytest.raises(QueryError):
         Query(wrong, known)

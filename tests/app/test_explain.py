@@ -11,7 +11,7 @@ import pytest
 from app.__main__ import main, say
 from app.bench.client import NoServer
 from app.explain import explain
-from tests.app.test_bench import saying, serving
+from tests.app.test_bench import responding_with, serving
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,9 @@ def test_what_cannot_be_asked_is_one_line(arguments: list[str], status: int, cap
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b"5", b'{"object": "list"}', b'{"wall_ms": "long"}'])
 async def test_what_is_no_account_is_said_so(body: bytes):
     """Whatever else answers."""
-    async with serving(saying(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as target:
+    async with serving(
+        responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    ) as target:
         with pytest.raises(NoServer, match="is that the address of a server"):
             await asyncio.to_thread(explain, target.url, "an-id", None)
 
@@ -50,7 +52,7 @@ async def test_what_is_no_account_is_said_so(body: bytes):
 )
 async def test_why_there_is_no_account_is_said(raw: bytes, said: str):
     """In the server's own words, where it has some."""
-    async with serving(saying(raw)) as target:
+    async with serving(responding_with(raw)) as target:
         with pytest.raises(NoServer, match=said):
             await asyncio.to_thread(explain, target.url, "an-id", None)
 

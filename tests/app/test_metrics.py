@@ -15,7 +15,7 @@ from app.streams import Failure
 from app.tenants import Tenant, key_digest
 from engine.types import ServiceClass
 from tests.app.test_http import ASK, CHAT, fill, make, ready
-from tests.promql import catalogue
+from tests.promql import series_by_name
 
 NIGHT = Tenant(name="night", digest=key_digest("n"), tiers=("flex",))
 ANNA = Tenant(name="anna", digest=key_digest("a"), max_queue_tokens=10)
@@ -137,7 +137,7 @@ def test_goodput_stands_beside_its_objectives():
         with make(slo_ttft=objective, slo_itl=1000.0) as client:
             assert ready(client).post(CHAT, json=ASK).status_code == 200
             lines = client.get("/metrics").text
-            series = catalogue(lines)
+            series = series_by_name(lines)
             assert series["carousel:slo_seconds"].values["objective"] == {"ttft", "itl"}
             found = [line for line in lines.splitlines() if line.startswith("carousel:requests_within_slo_total{")]
             assert [float(line.rsplit(" ", 1)[1]) for line in found] == [good]
