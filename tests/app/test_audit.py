@@ -19,7 +19,7 @@ from app.schemas.chat import ChatFormat
 from app.streams import StreamLog
 from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 from tests.app.test_client import CONFIG, fake_engine
-from tests.app.test_http import CHAT, locked  # noqa: F401  (a fixture)
+from tests.app.test_http import CHAT, http_with_keys  # noqa: F401  (a fixture)
 from tests.app.test_text import byte_level
 
 PREEMPTED = StatusEvent(
@@ -199,32 +199,32 @@ def test_delivery_to_a_slow_reader_is_attributed_to_the_reader(late: float, expe
     assert audit.ended == 12.5 + late
 
 
-def test_only_the_owner_sees_a_request_s_timeline(locked):  # noqa: F811
+def test_only_the_owner_sees_a_request_s_timeline(http_with_keys):  # noqa: F811
     """It is found by the answer's id or the stream's, and for other tenants it does not exist."""
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
     content = "a prompt that no other test has put into the prefix cache"
     ask = {"messages": [{"role": "user", "content": content}], "max_tokens": 3, "n": 2}
-    answer = locked.post(CHAT, json=ask, headers=alice)
+    answer = http_with_keys.post(CHAT, json=ask, headers=alice)
     assert {"intake", "queued", "prefill", "decode"} <= answer.json()["usage"]["time_ms"].keys()
     for name in (answer.json()["id"], answer.headers["x-request-id"]):
-        account = locked.get(f"/v1/requests/{name}", headers=alice).json()
+        account = http_with_keys.get(f"/v1/requests/{name}", headers=alice).json()
         assert (account["state"], account["class"], account["completion_tokens"]) == ("ended", "standard", 6)
         assert [choice["index"] for choice in account["choices"]] == [0, 1]
         for choice in account["choices"]:
             spent = sum(interval["ms"] for interval in choice["intervals"])
             assert spent <= account["wall_ms"] + 0.05
-        assert locked.get(f"/v1/requests/{name}", headers=bob).status_code == 404
-        assert locked.get(f"/v1/requests/{name}").status_code == 401
-    missing = locked.get("/v1/requests/nonsense", headers=alice)
+        assert http_with_keys.get(f"/v1/requests/{name}", headers=bob).status_code == 404
+        assert http_with_keys.get(f"/v1/requests/{name}").status_code == 401
+    missing = http_with_keys.get("/v1/requests/nonsense", headers=alice)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
 
 
-def test_a_further_choice_waits_only_for_the_prompt(locked):  # noqa: F811
+def test_a_further_choice_waits_only_for_the_prompt(http_with_keys):  # noqa: F811
     """On an idle server the first choice computes the prompt for all choices."""
     alice = {"Authorization": "Bearer alice"}
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 3}
-    answer = locked.post(CHAT, json=ask, headers=alice).json()
-    choices = locked.get(f"/v1/requests/{answer['id']}", headers=alice).json()["choices"]
+    answer = http_with_keys.post(CHAT, json=ask, headers=alice).json()
+    choices = http_with_keys.get(f"/v1/requests/{answer['id']}", headers=alice).json()["choices"]
     causes = [{interval.get("cause") for interval in choice["intervals"]} for choice in choices]
     assert "prompt" not in causes[0]
     assert all("prompt" in some and "order" not in some for some in causes[1:])

@@ -464,8 +464,8 @@ def test_an_empty_list_has_no_percentiles():
 @pytest.mark.parametrize("sizes", [[1] * 40, [1, 5, 2, 9, 3, 3]])
 def test_a_resample_has_the_quantiles_of_the_groups_that_were_drawn(sizes: list[int]):
     """The quantiles equal numpy's on the same draws."""
-    dice = random.Random(5)
-    drawn_from = [[dice.random() for _ in range(size)] for size in sizes]
+    rng = random.Random(5)
+    drawn_from = [[rng.random() for _ in range(size)] for size in sizes]
     found = measure.resampled(drawn_from, np.random.default_rng(7))
     again = np.random.default_rng(7)
     for row in found[:50]:
@@ -476,8 +476,8 @@ def test_a_resample_has_the_quantiles_of_the_groups_that_were_drawn(sizes: list[
 
 def test_the_interval_of_a_ratio_is_decided_by_its_seed_and_holds_the_truth():
     """B is twice A."""
-    dice = np.random.default_rng(1)
-    a, b = dice.exponential(1.0, 400)[:, None].tolist(), dice.exponential(2.0, 400)[:, None].tolist()
+    rng = np.random.default_rng(1)
+    a, b = rng.exponential(1.0, 400)[:, None].tolist(), rng.exponential(2.0, 400)[:, None].tolist()
     found = measure.ratios(a, b, 3)
     assert found == measure.ratios(a, b, 3) != measure.ratios(a, b, 4)
     assert found is not None
@@ -492,11 +492,11 @@ def test_the_interval_of_a_ratio_is_decided_by_its_seed_and_holds_the_truth():
 def test_two_shares_of_one_distribution_seldom_differ(monkeypatch: pytest.MonkeyPatch):
     """Of queued requests dealt to A and B by chance, about one interval in twenty misses 1."""
     monkeypatch.setattr(measure, "RESAMPLES", 200)
-    dice = random.Random(4)
+    rng = random.Random(4)
     waits, wait = [], 0.0
     for _ in range(300):
-        wait = max(0.0, wait + dice.expovariate(1.0) - dice.expovariate(0.9))
-        waits.append([wait + dice.random()])
+        wait = max(0.0, wait + rng.expovariate(1.0) - rng.expovariate(0.9))
+        waits.append([wait + rng.random()])
     missed = 0
     for seed in range(100):
         sides: tuple[list[list[float]], list[list[float]]] = ([], [])
@@ -525,8 +525,8 @@ async def test_a_name_is_looked_up_once():
 
 def test_values_of_one_request_are_drawn_together():
     """The gaps of an answer are correlated, so treating them as independent would make the interval too narrow."""
-    dice = np.random.default_rng(2)
-    answers = [[float(mean)] * 50 for mean in dice.exponential(1.0, 40)]
+    rng = np.random.default_rng(2)
+    answers = [[float(mean)] * 50 for mean in rng.exponential(1.0, 40)]
     singly = [[value] for answer in answers for value in answer]
     together, apart = measure.ratios(answers, answers, 0), measure.ratios(singly, singly, 0)
     assert together is not None
@@ -564,11 +564,11 @@ def test_an_answer_is_good_by_its_first_token_and_its_mean_gap():
 
 def test_a_timeline_loses_nothing():
     """The sums cover all tokens and all request time in flight."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     records = []
     for number in range(60):
-        sent = dice.uniform(0, 9)
-        moments = tuple(sorted(dice.uniform(sent, 10) for _ in range(5)))
+        sent = rng.uniform(0, 9)
+        moments = tuple(sorted(rng.uniform(sent, 10) for _ in range(5)))
         records.append(record(number, sent=sent, ended=moments[-1], tokens=moments, completion_tokens=8))
     found = measure.timeline(records, 17, 10.0)
     width = found.edges[1]
@@ -616,16 +616,16 @@ def run_of(records: list[Record], servers: int = 1) -> report.Run:
 @pytest.mark.parametrize("count", [0, 1, 2, 40])
 def test_a_report_can_be_written_for_any_run(tmp_path, servers: int, count: int):
     """Empty and failed runs are covered, server text is escaped, and the page needs no other file."""
-    dice = random.Random(count)
+    rng = random.Random(count)
     records = [
         record(
             number,
             server="ab"[number % servers],
-            tier=dice.choice(measure.TIERS),
+            tier=rng.choice(measure.TIERS),
             outcome="done" if number % 2 else "refused",
             status=200 if number % 2 else 429,
             error=None if number % 2 else "<script>x</script>",
-            tokens=tuple(islice((0.1 * n for n in range(1, 9)), dice.randrange(8))) if number % 2 else (),
+            tokens=tuple(islice((0.1 * n for n in range(1, 9)), rng.randrange(8))) if number % 2 else (),
             completion_tokens=7,
             time_ms={"queued": 1.0, "<script>": 2.0} if number % 2 else {},
         )

@@ -1,4 +1,4 @@
-"""Connections to a running server without an HTTP client, and conditions that come about in it."""
+"""Connections to a running server without an HTTP client, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def opened(server: Server) -> socket.socket:
 
 
 def received(connection: socket.socket) -> bytes:
-    """Return all bytes up to the end of the other side."""
+    """Return all bytes until the other side closes the connection."""
     chunks = []
     while chunk := connection.recv(1 << 16):
         chunks.append(chunk)

@@ -179,7 +179,7 @@ def test_the_pages_say_that_the_engine_starts_again(server: Server, browser: Bro
     watching.goto(server.url + "/engine")
     expect(live).to_have_attribute("data-state", "live", timeout=WAIT_MS)
     chat.open().send_long()
-    chat.wait_begun()
+    chat.wait_started()
     os.kill(engine_of(server).pid, signal.SIGKILL)
     expect(wait).to_contain_text("the engine starts again", timeout=WAIT_MS)
     so_far = chat.text().inner_text()

@@ -20,7 +20,7 @@ def test_an_answer_streams_and_ends_with_its_figures(chat: Chat) -> None:
     """A question is shown at once, its answer grows, and time to first token and tokens are named."""
     chat.send("Tell me a story about a fox")
     expect(chat.questions.last).to_contain_text("story about a fox")
-    chat.wait_begun()
+    chat.wait_started()
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("to first token")
     expect(chat.answers.last.locator(".figures")).to_contain_text("token")
@@ -41,7 +41,7 @@ def test_status_is_announced_but_tokens_are_not(chat: Chat) -> None:
 def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
     """Stop ends the answer here and asks the server to end it there."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     with chat.page.expect_request(lambda request: request.method == "DELETE" and "/v1/streams/" in request.url):
         chat.stop.click()
     chat.wait_done()
@@ -53,7 +53,7 @@ def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
 def test_escape_stops(chat: Chat) -> None:
     """Esc does what the stop button does."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     chat.page.keyboard.press("Escape")
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("stopped")
@@ -103,7 +103,7 @@ def test_conversations_outlive_a_reload(chat: Chat) -> None:
 def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
     """After a reload the same stream goes on after the last event that was kept; nothing is asked twice."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     expect(chat.page.locator("#stop")).to_be_visible()
     chat.wait_saved("content")
     asked: list[str] = []
@@ -301,7 +301,7 @@ def test_an_error_is_shown_as_the_server_worded_it(chat: Chat) -> None:
     expect(chat.answers.last.locator(".trouble")).to_contain_text("model_refused")
     chat.page.unroute("**/v1/chat/completions")
     chat.answers.last.get_by_role("button", name="Try again").click()
-    chat.wait_begun()
+    chat.wait_started()
     expect(chat.answers).to_have_count(1)
 
 
@@ -329,7 +329,7 @@ def test_a_throttled_question_counts_down_and_asks_again(chat: Chat) -> None:
     chat.page.route("**/v1/chat/completions", throttle)
     chat.send("Tell me a story about a fox")
     expect(chat.answers.last.locator(".wait")).to_contain_text("Trying again in")
-    chat.wait_begun()
+    chat.wait_started()
     assert len(tries) == 2
     chat.wait_done()
 
@@ -460,7 +460,7 @@ def test_a_conversation_can_be_taken_along(chat: Chat, form: str, ending: str) -
 def test_a_second_tab_reads_along(chat: Chat) -> None:
     """Another tab of the same browser shows the answer as it grows and its end, and asks the server for nothing."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = Chat(chat.page.context.new_page(), chat.url)
     asked: list[str] = []
     other.page.on(
@@ -481,7 +481,7 @@ def test_a_second_tab_reads_along(chat: Chat) -> None:
 def test_a_tab_does_not_write_over_another_one_s_answer(chat: Chat) -> None:
     """While it grows, this one neither sends nor asks again, and its Stop is heard by the tab that writes."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = Chat(chat.page.context.new_page(), chat.url)
     other.page.goto(chat.page.url)
     expect(other.stop).to_be_visible()
@@ -536,7 +536,7 @@ def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
     page.add_init_script(SLOW)
     chat = Chat(page, slow_server.url).open()
     chat.send_long(LONG_READ)
-    chat.wait_begun()
+    chat.wait_started()
     if looks_on:
         other.page.goto(page.url)
         expect(other.stop).to_be_visible()
@@ -555,7 +555,7 @@ def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(
     page.add_init_script(SLOW)
     chat = Chat(page, slow_server.url).open()
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     page.wait_for_timeout(1000)
     page.route("**/v1/models", lambda route: route.abort())
     page.add_init_script("{ const now = Date.now; Date.now = () => now() + 3_600_000; }")
@@ -836,7 +836,7 @@ def test_forbidden_storage_is_told_and_the_page_still_answers(
     chat = Chat(page, slow_server.url).open()
     expect(page.locator("#toasts")).to_contain_text("keeps nothing")
     chat.send("Tell me a story about a fox")
-    chat.wait_begun()
+    chat.wait_started()
     chat.wait_done()
 
 

@@ -46,7 +46,7 @@ def test_an_answer_cut_by_length_goes_on_in_the_same_answer(chat: Chat) -> None:
 def test_a_stopped_answer_can_be_continued_and_only_the_last_one(chat: Chat) -> None:
     """An answer with a question after it has no Continue, nor has one that is complete."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     chat.stop.click()
     chat.wait_done()
     go_on = chat.page.get_by_role("button", name="Continue")
@@ -175,7 +175,7 @@ def test_a_message_is_queued_while_an_answer_runs_and_sent_after_it(chat: Chat) 
     """Enter queues it, it is shown, and goes out when the answer is complete."""
     chat.set_field("max_tokens", "200")
     chat.send("Tell me a very long story about a fox")
-    chat.wait_begun()
+    chat.wait_started()
     chat.prompt.fill("And an owl?")
     chat.prompt.press("Enter")
     queued = chat.page.locator("#queued")
@@ -192,7 +192,7 @@ def test_a_queued_message_can_be_taken_back_and_returns_after_a_stop(chat: Chat)
     """Neither way is it sent or lost."""
     begin_with(chat.page, delta("One"))
     chat.send("Count")
-    chat.wait_begun()
+    chat.wait_started()
     for end in ("take back", "stop"):
         chat.prompt.fill(f"Then {end}")
         chat.prompt.press("Enter")

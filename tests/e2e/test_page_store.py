@@ -61,7 +61,7 @@ def delete(chat: Chat) -> None:
 def test_a_conversation_deleted_in_another_tab_stays_deleted(chat: Chat) -> None:
     """The tab that streams its answer ends the answer, shows a new conversation and writes nothing back."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = second_tab(chat)
     expect(other.answers).to_have_count(1)
     with chat.page.expect_request(lambda request: request.method == "DELETE"):
@@ -94,7 +94,7 @@ def test_a_tab_that_missed_the_deletion_cannot_write_the_conversation_back(chat:
 def test_a_rename_and_settings_of_another_tab_survive_an_answer(chat: Chat) -> None:
     """Each write changes its own fields: the streaming tab shows the new title and keeps it."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = second_tab(chat)
     other.rows.first.hover()
     other.rows.first.get_by_role("button").click()
@@ -118,7 +118,7 @@ def test_a_rename_and_settings_of_another_tab_survive_an_answer(chat: Chat) -> N
 def test_a_question_asked_again_in_another_tab_ends_the_answer_here(chat: Chat) -> None:
     """The tab that wrote the replaced answer stops it and shows the new one."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = second_tab(chat)
     chat.stop.click()
     chat.wait_done()
