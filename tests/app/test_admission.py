@@ -68,7 +68,7 @@ def test_a_prompt_longer_than_the_bound_is_admitted_to_an_empty_queue():
 
 
 def test_retry_after_follows_the_measured_drain_rate():
-    """At two requests a second, a quarter of forty waiting requests drains in five seconds."""
+    """A quarter of forty waiting requests drains in five seconds at two requests a second."""
     harness = AdmissionHarness(requests=40)
     for _ in range(100):
         harness.enter(BERT, 2)

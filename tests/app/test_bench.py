@@ -490,7 +490,7 @@ def test_the_interval_of_a_ratio_is_decided_by_its_seed_and_holds_the_truth():
 
 
 def test_two_shares_of_one_distribution_seldom_differ(monkeypatch: pytest.MonkeyPatch):
-    """Of queued requests dealt to A and B by chance, about one interval in twenty misses 1."""
+    """About one interval in twenty misses 1 if queued requests are dealt to A and B at random."""
     monkeypatch.setattr(measure, "RESAMPLES", 200)
     rng = random.Random(4)
     waits, wait = [], 0.0

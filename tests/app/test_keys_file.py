@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import owners
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app import keys_command, keys_editor
@@ -82,7 +82,7 @@ def test_a_bad_file_is_refused_by_file_and_field(path: Path, model: str, text: s
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
 
 
-@owners(st.text())
+@given(st.text())
 def test_any_text_is_read_or_refused(text: str):
     """Only `KeysFileError` is raised."""
     try:

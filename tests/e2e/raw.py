@@ -11,13 +11,13 @@ import httpx
 from tests.conftest import Server
 
 
-def opened(server: Server) -> socket.socket:
+def open_socket(server: Server) -> socket.socket:
     """Return a new connection to a server."""
     url = httpx.URL(server.url)
     return socket.create_connection((url.host, url.port), timeout=30)
 
 
-def received(connection: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     """Return all bytes until the other side closes the connection."""
     chunks = []
     while chunk := connection.recv(1 << 16):
@@ -25,7 +25,7 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for `condition`; fail after 30 s."""
     deadline = time.monotonic() + 30
     while not condition():
