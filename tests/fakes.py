@@ -18,28 +18,28 @@ NAN_MARK = -9  # stored in a page instead of a token
 class CrashInjector:
     """Fault injection for the fake engines of a test.
 
-    An engine dies after its number of steps in `after`, one entry per engine; when `is_killed` is set; or when it
-    computes a prompt with the token `poison`. Each step sleeps for 2 ms.
+    An engine crashes after its entry of `steps` (one per engine), when `is_killed` is set, or when it computes a prompt
+    that contains `poison_token`. Each step sleeps for 2 ms.
     """
 
-    def __init__(self, after: Iterable[int] = (), poison: int = -1) -> None:
-        self._after = iter(after)
-        self._poison = poison
+    def __init__(self, steps: Iterable[int] = (), poison_token: int = -1) -> None:
+        self._steps = iter(steps)
+        self._poison_token = poison_token
         self.engines_started = 0
         self.is_killed = False
         self._left = 0
 
-    def begin(self) -> None:
+    def start_engine(self) -> None:
         """Reset the state for the next engine."""
         self.engines_started += 1
         self.is_killed = False
-        self._left = next(self._after, -1)
+        self._left = next(self._steps, -1)
 
     def step(self, batch: Batch, tokens: dict[int, list[int]]) -> None:
         """Run before each step; raise `ChannelClosed` if the engine shall die."""
         time.sleep(0.002)
         self._left -= 1
-        is_poisoned = any(self._poison in tokens[c.slot][c.start : c.start + c.length] for c in batch.chunks)
+        is_poisoned = any(self._poison_token in tokens[c.slot][c.start : c.start + c.length] for c in batch.chunks)
         if self._left == -1 or self.is_killed or is_poisoned:
             raise ChannelClosed  # same symptom as a killed process
 

@@ -56,12 +56,12 @@ def test_only_an_address_with_the_current_version_is_cached_for_ever(http):
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("range_header", "status"),
     [("bytes=0-9", 206), ("bytes=99999999-", 416), ("lines=1-2", 400), ("bytes=9-1", 400)],
 )
-def test_a_range_is_of_the_plain_file_and_a_bad_one_is_not_cached(http, asked: str, status: int):
+def test_a_range_is_of_the_plain_file_and_a_bad_one_is_not_cached(http, range_header: str, status: int):
     """No part of a compressed file is sent, and no refusal is cached."""
-    answer = http.get(f"/static/{version()}/{CSS}", headers={"Range": asked, "Accept-Encoding": "gzip"})
+    answer = http.get(f"/static/{version()}/{CSS}", headers={"Range": range_header, "Accept-Encoding": "gzip"})
     assert answer.status_code == status
     assert "content-encoding" not in answer.headers
     assert ("immutable" in answer.headers["cache-control"]) == (status == 206)
@@ -113,13 +113,13 @@ def test_only_entries_have_bundles_and_only_for_reading(http):
 def test_a_library_on_demand_is_not_in_a_bundle(http):
     """The bundle refers to such files by address and does not contain them, so that no module exists twice."""
     text = http.get("/static/js/main.bundle.js").text
-    held = set(re.findall(r"^// (\S+\.m?js)$", text, re.M))
+    bundled_paths = set(re.findall(r"^// (\S+\.m?js)$", text, re.M))
     code = re.sub(r"/\*\*.*?\*/", "", text, flags=re.S)
-    asked = {f"js/{path}" for path in re.findall(r'(?:import|new URL)\("([^"]+)"', code)}
-    assert {PurePosixPath(path).name for path in asked} == {"highlight.min.js", "katex.min.js", "katex.min.css"}
-    assert all((static_dir() / path).is_file() for path in asked)
-    assert "vendor/marked/marked.esm.js" in held
-    assert not any("katex" in path or "highlight" in path for path in held)
+    addresses = {f"js/{path}" for path in re.findall(r'(?:import|new URL)\("([^"]+)"', code)}
+    assert {PurePosixPath(path).name for path in addresses} == {"highlight.min.js", "katex.min.js", "katex.min.css"}
+    assert all((static_dir() / path).is_file() for path in addresses)
+    assert "vendor/marked/marked.esm.js" in bundled_paths
+    assert not any("katex" in path or "highlight" in path for path in bundled_paths)
 
 
 def test_a_bundle_follows_a_changed_file(http, tmp_path, monkeypatch):

@@ -48,10 +48,10 @@ def status(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0)
 )
 def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, intake):
     """Intervals are contiguous from arrival to end for any sequence of statuses in order of time."""
-    arrived, complete, came, turn, now = accumulate(intake, initial=10.0)
+    arrived, complete, queued_at, turn, now = accumulate(intake, initial=10.0)
     intake_timeline = Intake(arrived)
     intake_timeline.has_come(complete)
-    intake_timeline.waited(came, turn, Cause.TEXTS)
+    intake_timeline.waited(queued_at, turn, Cause.TEXTS)
     audit = Audit(2, intake_timeline, now)
     for seconds, choice, phase, cause in steps:
         now += seconds

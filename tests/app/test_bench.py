@@ -59,37 +59,35 @@ def test_a_workload_is_determined_by_its_seed_and_ordered_by_time(name: str):
     assert first == again != other
     assert len(first) == 300
     assert all(before.at <= after.at for before, after in pairwise(first))
-    assert all(1 <= asked.prompt_tokens <= 100 and 1 <= asked.output_tokens <= 100 for asked in first)
+    assert all(1 <= request.prompt_tokens <= 100 and 1 <= request.output_tokens <= 100 for request in first)
 
 
 @pytest.mark.parametrize("name", ["uniform", "exponential", "sharegpt", "bursts"])
 def test_a_workload_has_the_means_that_it_states(name: str):
-    """Rate and lengths match over many requests; exponential answers are cut at four means, which lowers theirs by 2
-    %."""
-    asked = list(workload(name, SAMPLE_SIZE, Scale(rate=5, prompt=40, output=30, longest=100_000)))
-    assert SAMPLE_SIZE / asked[-1].at == pytest.approx(5, rel=0.06)
-    assert np.mean([one.prompt_tokens for one in asked]) == pytest.approx(40, rel=0.05)
-    assert np.mean([one.output_tokens for one in asked]) == pytest.approx(30, rel=0.05)
+    """Rate and lengths match over many requests; cutting exponential answers at four means costs 2 % of theirs."""
+    requests = list(workload(name, SAMPLE_SIZE, Scale(rate=5, prompt=40, output=30, longest=100_000)))
+    assert SAMPLE_SIZE / requests[-1].at == pytest.approx(5, rel=0.06)
+    assert np.mean([one.prompt_tokens for one in requests]) == pytest.approx(40, rel=0.05)
+    assert np.mean([one.output_tokens for one in requests]) == pytest.approx(30, rel=0.05)
 
 
 @pytest.mark.parametrize(("name", "variation"), [("uniform", 1.0), ("bursts", 2.0)])
 def test_arrivals_are_as_bursty_as_stated(name: str, variation: float):
     """The coefficient of variation of the gaps is 1 for a Poisson process and 2 for bursts."""
-    gaps = np.diff([asked.at for asked in workload(name, SAMPLE_SIZE, Scale(rate=5))])
+    gaps = np.diff([request.at for request in workload(name, SAMPLE_SIZE, Scale(rate=5))])
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.06)
 
 
 def test_shares_of_classes_and_tenants_are_those_of_the_docstrings():
-    """A tenth of requests is interactive, nine tenths belong to the flood, and overload is ten times as fast in all
-    classes."""
+    """A tenth is interactive, nine tenths belong to the flood, and overload is ten times as fast in all classes."""
     scale = Scale(rate=5)
-    mixed = [asked.tier for asked in workload("mixed", SAMPLE_SIZE, scale)]
+    mixed = [request.tier for request in workload("mixed", SAMPLE_SIZE, scale)]
     assert mixed.count("priority") / SAMPLE_SIZE == pytest.approx(0.1, abs=0.001)
-    flood = [asked.tenant for asked in workload("tenants", SAMPLE_SIZE, scale)].count("flood")
+    flood = [request.tenant for request in workload("tenants", SAMPLE_SIZE, scale)].count("flood")
     assert flood / SAMPLE_SIZE == pytest.approx(0.9, abs=0.01)
     overload = list(workload("overload", SAMPLE_SIZE, scale))
     assert SAMPLE_SIZE / overload[-1].at == pytest.approx(50, rel=0.05)
-    assert {asked.tier for asked in overload} == {"priority", "default", "flex"}
+    assert {request.tier for request in overload} == {"priority", "default", "flex"}
 
 
 def test_prompts_share_only_the_prefix_of_their_group():
@@ -182,10 +180,16 @@ def test_a_url_that_is_no_server_is_one_line(url: str, status: int, tmp_path, ca
 
 def test_keys_are_in_no_report():
     """A shared report contains the options but not the secrets."""
-    given = given_options("tenants", "--tenant-key", "flood=s3cret", "--tenant-key", "calm=s4cret", "--api-key", "s5")
-    assert "s3cret" not in str(given.view)
-    assert "s5" not in str(given.view)
-    assert (given.key_of("flood"), given.key_of("calm"), given.key_of("")) == ("s3cret", "s4cret", "s5")
+    run_options = given_options(
+        "tenants", "--tenant-key", "flood=s3cret", "--tenant-key", "calm=s4cret", "--api-key", "s5"
+    )
+    assert "s3cret" not in str(run_options.view)
+    assert "s5" not in str(run_options.view)
+    assert (run_options.key_of("flood"), run_options.key_of("calm"), run_options.key_of("")) == (
+        "s3cret",
+        "s4cret",
+        "s5",
+    )
 
 
 # Responses
@@ -386,11 +390,11 @@ async def test_a_server_that_goes_away_leaves_failed_requests_and_no_traceback()
             writer.write(raw[:150])
 
     async with serving(handler) as target:
-        given = given_options("uniform", "--requests", "9", "--rate", "1000", "--max-concurrency", "1")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, given.key_of, given.max_concurrency)
+        run_options = given_options("uniform", "--requests", "9", "--rate", "1000", "--max-concurrency", "1")
+        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
         ended: list[Record] = []
         async with asyncio.timeout(20):
-            await traffic.drive(jobs(given, traffic._servers), ended.append)
+            await traffic.drive(jobs(run_options, traffic._servers), ended.append)
     assert [one.outcome for one in traffic.records] == 3 * ["done"] + 6 * ["failed"]
     assert ended == traffic.records
     summary = measure.summary(traffic.records, Slo(9, 9), 1.0)["all"]
@@ -400,20 +404,20 @@ async def test_a_server_that_goes_away_leaves_failed_requests_and_no_traceback()
 
 async def test_stopping_records_requests_in_flight_and_sends_no_more():
     """Ctrl-C cancels the run in this way."""
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(chunked(STREAM, 50)[:200])
-        begun.set()
+        started.set()
         await reader.read()  # until the client disconnects
 
     async with serving(handler) as target:
-        given = given_options("uniform", "--requests", "5", "--rate", "1000", "--max-concurrency", "1")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, given.key_of, given.max_concurrency)
-        driving = asyncio.create_task(traffic.drive(jobs(given, traffic._servers), lambda record: None))
+        run_options = given_options("uniform", "--requests", "5", "--rate", "1000", "--max-concurrency", "1")
+        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
+        driving = asyncio.create_task(traffic.drive(jobs(run_options, traffic._servers), lambda record: None))
         async with asyncio.timeout(20):
-            await begun.wait()
+            await started.wait()
             driving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await driving
@@ -434,10 +438,10 @@ async def test_concurrency_is_limited():
         writer.write(chunked(STREAM, 50))
 
     async with serving(handler) as target:
-        given = given_options("uniform", "--requests", "12", "--rate", "10000", "--max-concurrency", "3")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, given.key_of, given.max_concurrency)
+        run_options = given_options("uniform", "--requests", "12", "--rate", "10000", "--max-concurrency", "3")
+        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
         async with asyncio.timeout(20):
-            await traffic.drive(jobs(given, traffic._servers), lambda record: None)
+            await traffic.drive(jobs(run_options, traffic._servers), lambda record: None)
     assert len(traffic.records) == 12
     assert highest == 3
 
@@ -607,9 +611,9 @@ def test_ticks_hold_the_highest_value(highest: float):
 def run_of(records: list[Record], servers: int = 1) -> report.Run:
     view = {"url": "http://x", "model": "<i>m</i>", "max_model_len": 64}
     origin = {"when": "2026-01-01"}
-    given = given_options("mixed", *(["--url-b", "http://y"] if servers > 1 else []))
+    run_options = given_options("mixed", *(["--url-b", "http://y"] if servers > 1 else []))
     names = "ab"[:servers]
-    return report.Run(origin, given.view, dict.fromkeys(names, view), records, Slo(1.0, 0.1), 0, False)
+    return report.Run(origin, run_options.view, dict.fromkeys(names, view), records, Slo(1.0, 0.1), 0, False)
 
 
 @pytest.mark.parametrize("servers", [1, 2])

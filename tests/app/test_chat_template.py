@@ -16,8 +16,7 @@ from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused, Var
     ],
 )
 def test_template_extensions_of_transformers_are_supported(template: str, text: str):
-    """`generation` blocks, which mark training data, and the arguments of the `tojson` filter work as in
-    transformers."""
+    """`generation` blocks, which mark training data, and arguments of `tojson` work as in transformers."""
     assert ChatTemplate(template, {}).render([{"role": "user", "content": "x"}]) == text
 
 

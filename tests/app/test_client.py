@@ -45,7 +45,7 @@ def fake_engine(
 ) -> Engine:
     """Return an engine with a fake model."""
     if crash_injector is not None:
-        crash_injector.begin()
+        crash_injector.start_engine()
     policy = make_policy(config, costs)
     scheduler = Scheduler(config, policy, num_pages=PAGES, host_pages=8, max_len=4 * PAGES)
     progress("weights", 1, 1)
@@ -225,11 +225,8 @@ def tokens_of(events: Iterable, choice: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 async def test_no_request_loses_a_token_when_the_engine_crashes(immediate_restart, runs_ahead: bool):
-    """Forty requests, some with two choices, run on four slots and ten engines, and each token arrives once and in
-    order.
-
-    The engine after one that crashed early runs long enough to show that no request caused the crash.
-    """
+    """Each token of forty requests, some of two choices, arrives once and in order on ten engines."""
+    # The engine after one that crashed early must run long enough to show that no request caused the crash.
     crash_injector, received, killed_at = CrashInjector(), 0, [40, 44, 400, 480, 560, 640, 642, 900, 1000]
 
     def on_event(event) -> None:
@@ -249,7 +246,7 @@ async def test_no_request_loses_a_token_when_the_engine_crashes(immediate_restar
 
 async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart):
     """A new request waits and is answered, and an aborted one ends and never reaches the next engine."""
-    crash_injector, may_start = CrashInjector(after=[5]), threading.Event()
+    crash_injector, may_start = CrashInjector(steps=[5]), threading.Event()
     may_start.set()
 
     def build(config, progress) -> Engine:
@@ -279,7 +276,7 @@ async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart
 
 async def test_an_abort_that_the_crashed_engine_did_not_receive_is_kept(immediate_restart):
     """The request ends nevertheless, and no engine continues it."""
-    crash_injector = CrashInjector(after=[3])
+    crash_injector = CrashInjector(steps=[3])
     async with client_with_crashes(crash_injector) as client:
         events: list = []
 
@@ -298,7 +295,7 @@ async def test_a_request_that_crashes_engines_is_found_and_only_it_ends(
     immediate_restart, caplog: pytest.LogCaptureFixture
 ):
     """Two such requests end, and thirty others are only delayed."""
-    crash_injector = CrashInjector(poison=666)
+    crash_injector = CrashInjector(poison_token=666)
     async with client_with_crashes(crash_injector) as client:
         requests = [request(f"r{i}", 30 + i % 7) for i in range(30)]
         requests[3:3] = [replace(request(f"bad{i}"), prompt=(1, 666, i)) for i in range(2)]
@@ -314,11 +311,8 @@ async def test_a_request_that_crashes_engines_is_found_and_only_it_ends(
 
 @pytest.mark.parametrize("when", ["admitted late", "submitted"])
 async def test_a_crashing_request_is_found_wherever_it_crashes(immediate_restart, when: str):
-    """The request either waited for a slot beside others that emit tokens, or has no events yet.
-
-    It is retried once beside requests that were cleared, and once alone.
-    """
-    crash_injector = CrashInjector(poison=666 if when == "admitted late" else -1)
+    """The request waited for a slot or has no events yet; it is retried once beside cleared requests and once alone."""
+    crash_injector = CrashInjector(poison_token=666 if when == "admitted late" else -1)
 
     def build(config, progress) -> Engine:
         engine = fake_engine(config, progress, crash_injector=crash_injector)
@@ -353,7 +347,7 @@ async def test_a_crashing_request_is_found_wherever_it_crashes(immediate_restart
 
 async def test_engines_that_crash_without_progress_are_not_restarted_for_ever(immediate_restart):
     """Waiting requests and new ones get an error."""
-    crash_injector = CrashInjector(after=[0] * 100)
+    crash_injector = CrashInjector(steps=[0] * 100)
     async with client_with_crashes(crash_injector) as client:
         results = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
         assert client.phase is Phase.FAILED
@@ -392,7 +386,7 @@ async def test_engines_that_crash_while_idle_are_not_restarted_for_ever(immediat
 
 async def test_retries_of_a_crashing_request_do_not_stop_other_requests(immediate_restart):
     """A client that retries such a request gets an error each time, and other requests are served."""
-    async with client_with_crashes(CrashInjector(poison=666)) as client:
+    async with client_with_crashes(CrashInjector(poison_token=666)) as client:
         for i in range(3):
             events = await follow(client, replace(request(f"bad{i}"), prompt=(1, 666)))
             assert [e.code for e in events if isinstance(e, EndEvent)] == ["engine_died"]
@@ -407,7 +401,7 @@ async def test_the_next_engine_has_as_many_pages(immediate_restart):
         built_with.append(config.num_pages)
         return fake_engine(config, progress, crash_injector=crash_injector)
 
-    crash_injector = CrashInjector(after=[3])
+    crash_injector = CrashInjector(steps=[3])
     client = EngineClient(CONFIG, build)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
@@ -433,7 +427,7 @@ async def test_messages_before_the_connection_are_dropped():
 
 async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):
     """Its memory may be free a moment later."""
-    crash_injector, tries = CrashInjector(after=[4]), 0
+    crash_injector, tries = CrashInjector(steps=[4]), 0
 
     def build(config, progress) -> Engine:
         nonlocal tries
@@ -475,8 +469,7 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
 
 
 async def test_an_engine_without_a_heartbeat_is_replaced(immediate_restart, monkeypatch: pytest.MonkeyPatch):
-    """An engine that hangs in a step is replaced; one that waits for work or for a full batch, or computes for long,
-    is not."""
+    """An engine that hangs in a step is replaced, but not one that waits for work or a full batch, or computes long."""
     monkeypatch.setattr("engine.worker.BEAT", 0.02)
     hung = threading.Event()
     config = replace(CONFIG, batching="static", batch_size=2, batch_timeout=1.0)
@@ -516,7 +509,7 @@ async def test_an_engine_without_a_heartbeat_is_replaced(immediate_restart, monk
 
 async def test_watchers_see_the_next_engine(immediate_restart):
     """The subscription need not be renewed."""
-    crash_injector, seen = CrashInjector(after=[8]), []
+    crash_injector, seen = CrashInjector(steps=[8]), []
     async with client_with_crashes(crash_injector) as client:
         client.watch(lambda snapshot, load: seen.append(client.restarts))
         await follow(client, request("a", 30))
@@ -585,7 +578,7 @@ class FailingBuilder:
     """Builder of an engine that crashes in its first step; further builds fail until `is_repaired` is set."""
 
     def __init__(self) -> None:
-        self.crash_injector = CrashInjector(after=[0])
+        self.crash_injector = CrashInjector(steps=[0])
         self.is_repaired = False
         self.built = 0
 
@@ -640,7 +633,7 @@ class HangingOnce:
         self.is_hung, self.end = threading.Event(), threading.Event()
         self.engines_started = 0
 
-    def begin(self) -> None:
+    def start_engine(self) -> None:
         self.engines_started += 1
 
     def step(self, batch, tokens) -> None:

@@ -48,8 +48,8 @@ def test_data_that_a_full_socket_rejects_is_not_buffered(loop: Callable[[], asyn
                 break
             expected += b"%x\r\n%b\r\n" % (len(piece), piece)
         assert 0 < number < 999
-        kept = transport.get_write_buffer_size()
-        assert kept > 0 and not write(transport, b"more") and transport.get_write_buffer_size() == kept
+        buffered = transport.get_write_buffer_size()
+        assert buffered > 0 and not write(transport, b"more") and transport.get_write_buffer_size() == buffered
         received = bytearray()
         async with asyncio.timeout(10):
             while len(received) < len(expected):
@@ -80,8 +80,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
     ],
 )
 async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: bytes, expected: bytes):
-    """A client without a complete request loses the connection, and a complete request that runs long is answered in
-    full."""
+    """A client without a complete request loses the connection, and a slow response is sent in full."""
     monkeypatch.setattr(app.connection, "HEAD_SECONDS", 0.1)
     monkeypatch.setattr(app.connection, "BODY_SECONDS", 0.1)
     monkeypatch.setattr(app.connection, "LINGER", 0.05)

@@ -182,8 +182,7 @@ def test_a_token_that_is_matched_in_the_normalized_text_is_plain_too():
 
 
 def test_characters_that_a_normalizer_makes_a_token_of_are_plain_too():
-    """Full-width characters stay plain for a token that is matched in normalized text; those of a raw prompt become
-    tokens."""
+    """Full-width characters stay plain in messages and become tokens in raw prompts, which are normalized first."""
     tokenizer = byte_level().tokenizer
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=True)])

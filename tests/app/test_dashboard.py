@@ -30,8 +30,7 @@ NOT_SHOWN: dict[str, str] = {
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory):
-    """Return the series of a server that served one request, refused one, writes metering rows and can read its
-    energy."""
+    """Return the series of a server that has requests, a refusal, metering rows and energy counters."""
     folder = tmp_path_factory.mktemp("dashboard")
     zone(folder / "intel-rapl:0", "package-0", 0)
     night = Tenant(name="night", digest=key_digest("n"), tiers=("flex", "default"))

@@ -43,12 +43,12 @@ def test_energy_is_counted_from_the_first_reading(tmp_path: Path):
 
 def test_nothing_is_counted_twice(tmp_path: Path):
     """Memory is separate from its package, while cores, psys and the MMIO interface would be counted twice."""
-    for place, name in (
+    for folder, name in (
         ("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram"),
         ("intel-rapl:1", "package-1"), ("intel-rapl:1:0", "dram"), ("intel-rapl:2", "psys"),
         ("intel-rapl-mmio:0", "package-0"),
     ):  # fmt: skip
-        zone(tmp_path / place, name, 5)
+        zone(tmp_path / folder, name, 5)
     energy = Energy(tmp_path)
     energy.read()
     assert set(energy.joules()) == {"package-0", "package-0-dram", "package-1", "package-1-dram"}

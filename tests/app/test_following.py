@@ -14,19 +14,19 @@ from engine.types import Phase, StatusEvent
 
 
 class LogReader:
-    """Reader without encoding: its chunks are the log's items. `takes` is the result of its direct writes."""
+    """Reader without encoding: its chunks are the log's items. `accepts_writes` is the result of its direct writes."""
 
-    def __init__(self, takes: bool) -> None:
-        self.takes = takes
+    def __init__(self, accepts_writes: bool) -> None:
+        self.accepts_writes = accepts_writes
         self.seen: list[Item] = []
 
     def encode(self, log: StreamLog, items: list[Item]) -> list[Item]:
         return items
 
     def write(self, items: list[Item]) -> bool:
-        if self.takes:
+        if self.accepts_writes:
             self.seen += items
-        return self.takes
+        return self.accepts_writes
 
     async def follow(self, log: StreamLog, after: int = 0, leave_after: int | None = None) -> list[Numbered]:
         """Follow the log and return the records seen.
@@ -58,11 +58,11 @@ def test_every_reader_sees_every_record_once_in_order_across_visits(writes, read
         log.append(Usage(1, 1, 0))
         log.announce()
 
-    async def read(log: StreamLog, takes: bool, visits: list[int]) -> list[int]:
+    async def read(log: StreamLog, accepts_writes: bool, visits: list[int]) -> list[int]:
         seen: list[Numbered] = []
         for visit in [*visits, None]:
             after = seen[-1].seq if seen else 0
-            seen += await asyncio.wait_for(LogReader(takes).follow(log, after, visit), 10)
+            seen += await asyncio.wait_for(LogReader(accepts_writes).follow(log, after, visit), 10)
         return [item.seq for item in seen]
 
     async def run() -> None:
@@ -78,8 +78,8 @@ def test_every_reader_sees_every_record_once_in_order_across_visits(writes, read
 async def test_a_reader_that_is_cancelled_does_not_affect_another():
     """Both wait for the same record, and one is cancelled."""
     log = StreamLog("s", "e", "")
-    staying = asyncio.create_task(LogReader(takes=True).follow(log))
-    leaving = asyncio.create_task(LogReader(takes=True).follow(log))
+    staying = asyncio.create_task(LogReader(accepts_writes=True).follow(log))
+    leaving = asyncio.create_task(LogReader(accepts_writes=True).follow(log))
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.sleep(0)
@@ -94,7 +94,7 @@ async def test_a_late_reader_gets_the_current_status_only():
     log = StreamLog("s", "e", "")
     for position in (3, 2, 1):
         log.status = StatusEvent("s", 0, Phase.QUEUED, position)
-    reader = LogReader(takes=False)
+    reader = LogReader(accepts_writes=False)
     async with aclosing(pieces(log, 0, reader, reader)) as chunks:
         assert [item.position for item in await anext(chunks)] == [1]  # type: ignore[union-attr]
     log.append(Usage(1, 0, 0))

@@ -235,7 +235,7 @@ def test_list_shows_names_dates_digests_and_limits(run_keys: RunKeys, path: Path
 
 
 def test_list_and_revoke_do_not_create_a_file(run_keys: RunKeys, path: Path):
-    """The error says that it does not exist."""
+    """The error states that it does not exist."""
     for arguments in (["list"], ["revoke", "alice"]):
         status, _, error = run_keys(*arguments)
         assert status == 1 and f"{path} does not exist" in error

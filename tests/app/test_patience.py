@@ -125,8 +125,7 @@ def test_a_client_that_reads_nothing_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    """This holds for every kind of response, including one that only has to be read, and the log has exactly one
-    line."""
+    """This holds for every kind of response, even a complete one that is only unread, and is logged once."""
     monkeypatch.setattr(patience, "SECONDS", 0.2)
     caplog.set_level("INFO")
 

@@ -143,8 +143,7 @@ class Transport(asyncio.Transport):
 
 @pytest.fixture
 async def open_connection():
-    """Yield the direct write of an accepted connection, the server protocol, its transport, and the client's
-    protocol."""
+    """Yield the direct write of an accepted connection, server protocol, transport, and client protocol."""
     scopes = asyncio.Queue()
     is_over = asyncio.Event()
 

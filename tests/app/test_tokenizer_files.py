@@ -202,8 +202,7 @@ def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sentencepiece_model_is_converted(
     tmp_path: Path, sentencepiece_folder: Path, model_type: str, config: dict[str, Any]
 ):
-    """A folder with only a tokenizer.model gives the ids of sentencepiece itself, even if those of transformers
-    differ."""
+    """A folder with only a tokenizer.model gives the ids of sentencepiece, even if those of transformers differ."""
     shutil.copy(sentencepiece_folder / "tokenizer.model", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     if config:

@@ -112,10 +112,7 @@ def test_a_deadline_ends_an_answer_while_the_engine_hangs(server: Server):
 
 
 def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
-    """A stream, a whole answer and a WebSocket continue over two kills.
-
-    In the meantime /health reports the restart, and a new request waits.
-    """
+    """Streams, whole answers and WebSockets survive two kills, while /health reports the restart and requests wait."""
     undisturbed = run_all(server, lambda: None)
     before = restarts(server)
     responses: list[tuple[int, str]] = []

@@ -42,8 +42,7 @@ def faults(page: Page) -> list[str]:
 def test_the_chat_page_has_no_fault_in_any_state(
     slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any]
 ) -> None:
-    """The states include the empty page, dialogs, the drawer, and every state of an answer; nothing exceeds the
-    window."""
+    """The states are the empty page, dialogs, the drawer, and all states of an answer; nothing exceeds the window."""
     for name, enter in states.CHAT.items():
         page = new_page(**device)
         enter(Chat(page, slow_server.url).open())

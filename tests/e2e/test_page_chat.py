@@ -126,8 +126,7 @@ def test_a_reload_during_an_answer_resumes_it(chat: Chat) -> None:
 
 
 def test_a_reload_changes_no_figure(chat: Chat) -> None:
-    """Time to first token is stored, and the token rate comes from the server, since the page did not read for a
-    while."""
+    """Time to first token is stored; the token rate comes from the server, since the page did not read for a while."""
     rest = {"completion_tokens": 11, "total_tokens": 14, "time_ms": {"decode": 100.0}}
     end = sse("", "", delta("two"), {"choices": [], "usage": rest}, "id: s.0.4\ndata: [DONE]")
     headers = {"content-type": "text/event-stream"}
@@ -369,8 +368,7 @@ def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
 
 
 def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -> None:
-    """max_tokens 5 is sent, cuts the answer at five tokens and survives a reload; a new conversation has its own
-    settings."""
+    """max_tokens 5 cuts the answer and survives a reload, and a new conversation has its own settings."""
     chat.set_field("max_tokens", "5")
     chat.set_field("temperature", "0.3")
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -646,8 +644,7 @@ def test_enter_sends_except_with_shift_or_during_a_composition(chat: Chat) -> No
 
 
 def test_shortcuts(chat: Chat) -> None:
-    """Ctrl+K searches, ? shows the help outside of fields, / focuses the message box, Ctrl+Shift+O starts a
-    conversation."""
+    """Ctrl+K searches, ? shows the help outside of fields, / focuses the message box, Ctrl+Shift+O starts anew."""
     page = chat.page
     page.keyboard.press("Control+k")
     expect(page.locator("#search")).to_be_focused()

@@ -207,8 +207,7 @@ def test_a_queued_message_can_be_taken_back_and_returns_after_a_stop(chat: Chat)
 
 
 def test_phases_without_text_are_named(slow_server: Server, new_page: Callable[..., Any]) -> None:
-    """Reading is shown first, then thinking with its seconds; the reasoning is open, in Markdown, until the answer
-    begins."""
+    """Reading is shown first, then thinking with its seconds and open reasoning, until the answer begins."""
     page = new_page()
     page.clock.install()
     chat = Chat(page, slow_server.url)

@@ -72,8 +72,7 @@ def test_the_search_reads_each_conversation_once(slow_server: Server, new_page: 
 
 
 def test_messages_and_rows_out_of_sight_are_not_laid_out(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """The browser skips them until they are scrolled to, and the newest message is in view when a conversation is
-    opened."""
+    """The browser skips them until they are scrolled to, and an opened conversation shows its newest message."""
     chat = Chat(new_page(), slow_server.url).open()
     chat.page.evaluate(FILL, [200, 30])
     chat.reload()

@@ -1,5 +1,4 @@
-"""Markdown in a real browser: hostile text is inert, streamed text equals whole text, and finished blocks stay
-untouched."""
+"""Markdown in a real browser: hostile text is inert, streaming equals rendering at once, finished blocks stay."""
 
 from __future__ import annotations
 

@@ -165,11 +165,7 @@ def test_no_block_is_without_data(http):
     ("path", "body"), [("chat/completions", BODY), ("completions", {"prompt": "Once", "stream": True})]
 )
 def test_a_client_without_resume_gets_data_lines_only(http, path: str, body: dict):
-    """Ids break some clients.
-
-    After the end of one choice, litellm takes an id for the end of the others; vLLM's benchmark parses lines before
-    `data:` as JSON.
-    """
+    """litellm takes a late id for the end of all choices, and vLLM's benchmark parses lines before `data:` as JSON."""
     more = {"max_tokens": 5, "n": 2, "stream_options": {"include_usage": True}}
     lines = http.post(f"/v1/{path}", json=body | more).text.splitlines()
     assert {line.partition(" ")[0] for line in lines} == {"data:", ""}
