@@ -1,7 +1,7 @@
-"""Where the browser tests find a Chromium, and how one is brought when there is none.
+"""Chromium lookup and installation for the browser tests.
 
-Run as a module it looks, and where that fails tries Debian's package. With CAROUSEL_STRICT=1 not finding one is an
-error; otherwise it says loudly what will be left out.
+Run as a module, it looks for Chromium and otherwise tries to install Debian's package. If there is none afterwards, it
+prints a warning; with CAROUSEL_STRICT=1 it also exits with 1.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ import sys
 
 from tests.needs import is_strict
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def find() -> str | None:
-    """Path of a Chromium, from CAROUSEL_CHROMIUM or the PATH."""
-    named = os.environ.get("CAROUSEL_CHROMIUM")
-    if named:
-        return named if os.access(named, os.X_OK) else None
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
+    """Return the path of a Chromium from CAROUSEL_CHROMIUM or the PATH, or None."""
+    configured = os.environ.get("CAROUSEL_CHROMIUM")
+    if configured:
+        return configured if os.access(configured, os.X_OK) else None
+    return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
 
 
-def can_drive() -> bool:
-    """Whether there is a Chromium, and Playwright's own program, which drives it, finds what it is linked with."""
+def is_usable() -> bool:
+    """Return whether there is a Chromium and Playwright's driver runs (its shared libraries are installed)."""
     version = [sys.executable, "-m", "playwright", "--version"]
     return find() is not None and subprocess.run(version, capture_output=True, check=False).returncode == 0
 
 
-def bring() -> bool:
-    """Install Debian's packages, if this is a Debian and we may."""
+def install() -> bool:
+    """Install Debian's packages, if this is a Debian and the user is root.
+
+    Return whether Chromium is usable afterwards.
+    """
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         return False
-    print("No Chromium that can be driven here: installing Debian's package ...", flush=True)
+    print("No usable Chromium found: installing Debian's package ...", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     packages = ("chromium", "libatomic1")
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
@@ -42,16 +45,16 @@ def bring() -> bool:
         if done.returncode:
             print(done.stderr[-2000:], file=sys.stderr)
             return False
-    return can_drive()
+    return is_usable()
 
 
 def main() -> int:
-    """0 when the browser tests can run, or may be left out."""
-    if can_drive() or bring():
+    """Return exit status 0 if the browser tests can run or may be skipped, else 1."""
+    if is_usable() or install():
         return 0
     line = "!" * 100
     print(
-        f"{line}\nNo Chromium that can be driven was found or installed: THE BROWSER TESTS ARE LEFT OUT.\n"
+        f"{line}\nNo usable Chromium was found or installed: THE BROWSER TESTS ARE SKIPPED.\n"
         f"Install one (Debian: apt-get install chromium libatomic1) or name one in CAROUSEL_CHROMIUM.\n{line}",
         file=sys.stderr,
     )

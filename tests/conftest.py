@@ -19,35 +19,34 @@ from app.life import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from tests import chromium, needs
 
-# As in the engine's own process; it must be set before torch is loaded.
+# Match the engine process; the variables must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT)
 
 import torch
 
-# Triton decides when it is first imported, and half the suite imports it somewhere (transformers, inductor): whichever
-# test comes first, the kernels run in Triton's interpreter where there is no CUDA device.
+# Triton reads this variable at its first import, and many modules import it (transformers, inductor). Without a CUDA
+# device, kernels must run in Triton's interpreter regardless of which test runs first.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# How long an example takes says how busy the machine is.
+# The duration of a hypothesis example depends on the load of the machine.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-# What a shell runs in the background has SIGINT ignored, and so would every server that is started from here.
+# Shells start background jobs with SIGINT ignored, and servers started from here would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What torch and Triton say of a fault, after which a device computes nothing more for the process.
-FAULT = re.compile(r"CUDA error|Triton Error \[CUDA\]")
+# Error texts of torch and Triton after which a process can no longer compute on the device.
+DEVICE_LOST = re.compile(r"CUDA error|Triton Error \[CUDA\]")
 
 
-@pytest.hookimpl(trylast=True)  # when whoever collects reports has been sent it
+@pytest.hookimpl(trylast=True)  # after the hook that sends reports to the xdist controller
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Of several processes that share the tests end one whose device is lost: whatever it began now would fail for
-    that. Another one takes its place."""
-    is_lost = report.failed and FAULT.search(report.longreprtext) is not None
-    if is_lost and "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available():
+    """End an xdist worker that lost its device, since all its further tests would fail. xdist starts a replacement."""
+    is_device_lost = report.failed and DEVICE_LOST.search(report.longreprtext) is not None
+    if is_device_lost and "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available():
         os._exit(1)
 
 
@@ -66,7 +65,7 @@ class Server:
 
     @classmethod
     def start(cls, *options: str, model: Path | None = None, timeout: float = 90.0) -> Server:
-        """Start one on a free port and wait until it says it is ready."""
+        """Start a server on a free port and wait until it logs that it is ready."""
         arguments = [sys.executable, "-m", "app", "serve", *([str(model)] if model else []), "--port", "0", *options]
         process = subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         server = cls(process)
@@ -79,14 +78,14 @@ class Server:
         with self.process.stderr as lines:
             for line in lines:
                 (self.access if line.startswith("INFO carousel.access: ") else self.log).append(line.rstrip())
-                found = re.match(r"Ready: (\S+)", line)
-                if found:
-                    self.url = found.group(1)
+                match = re.match(r"Ready: (\S+)", line)
+                if match:
+                    self.url = match.group(1)
                     self._ready.set()
         self._ready.set()
 
     def stop(self) -> int:
-        """Ask it to end, wait for it, and return its exit status."""
+        """Terminate the server, wait for it and return its exit status."""
         self.process.terminate()
         status = self.process.wait(30)
         self._follower.join(10)
@@ -95,13 +94,13 @@ class Server:
 
 @pytest.fixture(scope="session")
 def demo() -> Path:
-    """The model that ships."""
+    """Return the folder of the demo model."""
     return demo_model()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """One server with the demo model for all tests that do not change how it runs."""
+    """Yield one server with the demo model, shared by all tests that do not change its state."""
     running = Server.start("--max-num-seqs", "8")
     yield running
     running.stop()
@@ -109,7 +108,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def slow_server() -> Iterator[Server]:
-    """One with the slowest kernels there are: the longest answer takes seconds, and a test can do much meanwhile."""
+    """Yield a server with the slowest kernels; its longest answer takes seconds, so tests can act in the meantime."""
     running = Server.start("--max-num-seqs", "8", "--kernels", "torch")
     yield running
     running.stop()
@@ -117,11 +116,14 @@ def slow_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium. For one module at a time: Playwright's loop must not run while asyncio's own tests do."""
-    if not chromium.can_drive():
+    """Yield a headless Chromium.
+
+    The scope is one module, since Playwright's event loop must not run beside asyncio's tests.
+    """
+    if not chromium.is_usable():
         if needs.is_strict():
-            pytest.fail("no Chromium that can be driven, and nothing may be left out")
-        pytest.skip("no Chromium that can be driven: the browser tests are left out")
+            pytest.fail("no usable Chromium, and CAROUSEL_STRICT forbids skipping tests")
+        pytest.skip("no usable Chromium: browser tests are skipped")
     from playwright.sync_api import sync_playwright
 
     flags = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]

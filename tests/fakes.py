@@ -1,4 +1,4 @@
-"""The few fakes of the suite."""
+"""Fakes shared by the test suite."""
 
 from __future__ import annotations
 
@@ -12,42 +12,45 @@ from typing import Any
 from engine.frames import ChannelClosed
 from engine.scheduling.batch import Batch, Join, Outcome, Sampled
 
-NAN = -9  # in place of a token, in a page
+NAN_MARK = -9  # stored in a page instead of a token
 
 
-class Mortal:
-    """Decides when the engines of a test die: each `after` so many steps, the next in turn; when `is_killed` is set;
-    and of `poison`, a token of a prompt, whoever computes it. Their steps take a while."""
+class CrashInjector:
+    """Fault injection for the fake engines of a test.
 
-    def __init__(self, after: Iterable[int] = (), poison: int = -1) -> None:
-        self._after = iter(after)
-        self._poison = poison
-        self.lives = 0
+    An engine crashes after its entry of `steps` (one per engine), when `is_killed` is set, or when it computes a prompt
+    that contains `poison_token`. Each step sleeps for 2 ms.
+    """
+
+    def __init__(self, steps: Iterable[int] = (), poison_token: int = -1) -> None:
+        self._steps = iter(steps)
+        self._poison_token = poison_token
+        self.engines_started = 0
         self.is_killed = False
         self._left = 0
 
-    def begin(self) -> None:
-        """Another engine."""
-        self.lives += 1
+    def start_engine(self) -> None:
+        """Reset the state for the next engine."""
+        self.engines_started += 1
         self.is_killed = False
-        self._left = next(self._after, -1)
+        self._left = next(self._steps, -1)
 
     def step(self, batch: Batch, tokens: dict[int, list[int]]) -> None:
-        """One step is about to be computed."""
+        """Run before each step; raise `ChannelClosed` if the engine shall die."""
         time.sleep(0.002)
         self._left -= 1
-        is_poisoned = any(self._poison in tokens[c.slot][c.start : c.start + c.length] for c in batch.chunks)
+        is_poisoned = any(self._poison_token in tokens[c.slot][c.start : c.start + c.length] for c in batch.chunks)
         if self._left == -1 or self.is_killed or is_poisoned:
-            raise ChannelClosed  # as quiet as a killed process
+            raise ChannelClosed  # same symptom as a killed process
 
 
 class MemoryRunner:
     """A runner whose "keys and values" are the tokens themselves, kept in real pages.
 
-    Its next token is a hash of what it reads back through the page table, so a page that is shared, swapped, copied or
-    reused wrongly changes the text. `text_alone` says what the text must be.
+    The next token is a hash of the tokens that are read back through the page table. A page that is shared, swapped,
+    copied or reused wrongly therefore changes the text. `text_alone` returns the expected text.
 
-    What is computed in one piece with one of `nan_tokens`, and whatever reads it, is not a number.
+    A chunk that contains one of `nan_tokens` is stored as NaN, and so is everything that reads it.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class MemoryRunner:
         runs_ahead: bool = False,
         nan_tokens: Collection[int] = (),
         ran_dry: bool = True,  # a step takes no time
-        mortal: Mortal | None = None,
+        crash_injector: CrashInjector | None = None,
     ) -> None:
         self.runs_ahead = runs_ahead
         self.ran_dry = ran_dry
@@ -71,17 +74,17 @@ class MemoryRunner:
         self.joins: dict[int, Join] = {}
         self.tokens: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
-        self.coming: list[tuple[int, list[int]]] = []
+        self.swapping_in: list[tuple[int, list[int]]] = []
         self.most_tokens = 0
-        self.mortal = mortal
+        self.crash_injector = crash_injector
 
     def take_memory(self, pages: int) -> bool:
-        """There is none to take."""
+        """Return False: there is no memory to prefault."""
         return False
 
     def launch(self, batch: Batch) -> Callable[[], Outcome]:
-        """Do as `Batch` and `Moves` say, in their order."""
-        for page, content in self.coming:
+        """Apply the moves of `batch` in the order that `Batch` and `Moves` define, then compute the step."""
+        for page, content in self.swapping_in:
             self.pages[page] = content
         assert len({host for _, host in batch.swap_out}) == len(batch.swap_out), "two swap-outs into one host page"
         for page, host in batch.swap_out:
@@ -89,9 +92,9 @@ class MemoryRunner:
         copied = [list(self.pages[source]) for source, _ in batch.copies]
         for (_, target), content in zip(batch.copies, copied, strict=True):
             self.pages[target] = content
-        self.coming = [(page, list(self.host[host])) for host, page in batch.swap_in]
-        for page, _ in self.coming:
-            self.pages[page] = [-2] * self.page_size  # until the next step
+        self.swapping_in = [(page, list(self.host[host])) for host, page in batch.swap_in]
+        for page, _ in self.swapping_in:
+            self.pages[page] = [-2] * self.page_size  # unreadable until the next step
         for slot, index, page in batch.grown:
             assert len(self.tables[slot]) == index
             self.tables[slot].append(page)
@@ -99,26 +102,26 @@ class MemoryRunner:
             self.joins[join.slot], self.tokens[join.slot] = join, list(join.tokens)
             self.tables[join.slot] = list(join.page_table)
         self.most_tokens = max(self.most_tokens, batch.num_tokens)
-        if self.mortal is not None:
-            self.mortal.step(batch, self.tokens)
+        if self.crash_injector is not None:
+            self.crash_injector.step(batch, self.tokens)
         work = [(slot, len(self.tokens[slot]) - 1, 1) for slot in batch.decodes]
         work += [(chunk.slot, chunk.start, chunk.length) for chunk in batch.chunks]
-        for chunk in batch.chunks:  # what it attends to is there already, and its own
+        for chunk in batch.chunks:  # the cache holds the request's own preceding tokens
             read, own = self._read(chunk.slot, chunk.start), self.tokens[chunk.slot][: chunk.start]
-            assert read == own or not self.nan_tokens.isdisjoint(own), f"slot {chunk.slot} reads another's {read}"
+            assert read == own or not self.nan_tokens.isdisjoint(own), f"slot {chunk.slot} reads foreign tokens: {read}"
         for slot, start, length in work:
             tokens = self.tokens[slot][start : start + length]
-            if NAN in self._read(slot, start) or not self.nan_tokens.isdisjoint(tokens):
-                tokens = [NAN] * length
+            if NAN_MARK in self._read(slot, start) or not self.nan_tokens.isdisjoint(tokens):
+                tokens = [NAN_MARK] * length
             for position, token in enumerate(tokens, start):
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = token
-        broken = tuple(NAN in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks)
+        broken = tuple(NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks)
         outcome = Outcome(tuple(self._sample(slot) for slot in batch.sampled), broken)
         return lambda: outcome
 
     def _sample(self, slot: int) -> Sampled:
-        if NAN in self._read(slot, len(self.tokens[slot])):
+        if NAN_MARK in self._read(slot, len(self.tokens[slot])):
             self.tokens[slot].append(0)
             return Sampled(-1)
         token = next_token(self._read(slot, len(self.tokens[slot])), self.joins[slot].choice, self.vocab_size)
@@ -126,13 +129,13 @@ class MemoryRunner:
         return Sampled(token)
 
     def _read(self, slot: int, length: int) -> list[int]:
-        """What its pages have at its first `length` positions."""
+        """Return the contents of the slot's pages at the first `length` positions."""
         size, table = self.page_size, self.tables[slot]
         return [self.pages[table[i // size]][i % size] for i in range(length)]
 
 
 def next_token(tokens: Sequence[int], choice: int, vocab_size: int) -> int:
-    """The made-up model: any change of any token of the context changes what follows."""
+    """Return the next token of the fake model, which depends on every token of the context."""
     digest = hashlib.blake2b(repr((list(tokens), choice)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % vocab_size
 
@@ -145,7 +148,7 @@ def text_alone(
     vocab_size: int = 1000,
     nan_tokens: Collection[int] = (),
 ) -> list[int]:
-    """What `MemoryRunner` yields for a request that has the machine to itself."""
+    """Return the output of `MemoryRunner` for a request that runs alone."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens and frozenset(nan_tokens).isdisjoint(tokens):
         tokens.append(next_token(tokens, choice, vocab_size))
@@ -155,7 +158,7 @@ def text_alone(
 
 
 class TransformersManager:
-    """Stands for transformers' continuous batching, and ends when it has given its answers: of `lengths`."""
+    """Fake of transformers' continuous batching manager that returns one answer per entry of `lengths`, then stops."""
 
     def __init__(self, lengths: list[int]) -> None:
         self._answers = [SimpleNamespace(generated_tokens=length * [0]) for length in lengths]

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the sources."""
+"""Import rules between folders, checked on the source files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# folder -> what nothing in it may import, however deep
+# folder -> modules that no file below it may import
 FORBIDDEN = {
     "kernels": ("app", "engine", "starlette", "uvicorn", "transformers"),
     "engine": ("app", "starlette", "uvicorn", "asyncio", "pydantic", "tokenizers"),
@@ -21,7 +21,7 @@ FORBIDDEN = {
 
 
 def imports(file: Path) -> set[str]:
-    """Every module named by an import statement anywhere in `file`, with the names taken from it."""
+    """Return every module that an import statement of `file` names, including the names imported from it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -32,8 +32,8 @@ def imports(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
-def test_a_folder_imports_nothing_from_above_or_beside_it(folder: str):
-    """app -> engine -> kernels; scheduling is pure; execution does not know why."""
+def test_a_folder_imports_only_lower_layers(folder: str):
+    """The order is app -> engine -> kernels; scheduling is pure; execution does not depend on policies."""
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     wrong = [
@@ -43,12 +43,12 @@ def test_a_folder_imports_nothing_from_above_or_beside_it(folder: str):
         for forbidden in FORBIDDEN[folder]
         if name == forbidden or name.startswith(f"{forbidden}.")
     ]
-    # The engine client's in-process mode runs the same worker; the worker itself imports its builder late.
+    # The engine client's in-process mode runs the same worker; the worker itself imports its builder lazily.
     assert wrong == []
 
 
 def test_the_api_process_never_loads_torch():
-    """A fast start, and no forward pass can ever hold up the event loop."""
+    """The API process starts fast, and no forward pass can block its event loop."""
     import subprocess
     import sys
 

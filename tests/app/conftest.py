@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the server."""
+"""Fixtures of the server's tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from app import convert_tokenizer, tokenizer_files
 
 @pytest.fixture
 def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convert tokenizers here, where transformers is loaded already, instead of in a child process."""
+    """Convert tokenizers in this process, which has loaded transformers already, instead of in a child process."""
     monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: convert_tokenizer.convert(str(path)))

@@ -1,4 +1,4 @@
-"""Which addresses count as one client."""
+"""Client networks of connection addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_ipv4_address_or_an_ipv6_64_network_is_one_client(address: str, netwo
 
 
 def test_a_connection_without_an_address_is_local():
-    """A Unix socket has none."""
+    """A Unix socket has no address."""
     assert client_network(None) == ""
 
 

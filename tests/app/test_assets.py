@@ -24,8 +24,8 @@ def http():
     ("accepted", "is_compressed"),
     [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("identity", False), ("br", False)],
 )
-def test_text_is_compressed_for_clients_that_take_it(http, accepted: str, is_compressed: bool):
-    """The content is the same either way, and caches are told on what it depends."""
+def test_text_is_compressed_for_clients_that_accept_it(http, accepted: str, is_compressed: bool):
+    """The content is the same either way, and Vary informs caches."""
     answer = http.get(f"/static/{CSS}", headers={"Accept-Encoding": accepted})
     assert answer.content == (static_dir() / CSS).read_bytes()
     assert (answer.headers.get("content-encoding") == "gzip") == is_compressed
@@ -35,7 +35,7 @@ def test_text_is_compressed_for_clients_that_take_it(http, accepted: str, is_com
 
 
 def test_a_compressed_file_is_smaller_and_has_its_own_etag(http):
-    """A client that has it gets 304; the ETag of the plain file is another one."""
+    """A client that has it gets 304, and the plain file has another ETag."""
     gzipped, plain = (http.get(f"/static/{CSS}", headers={"Accept-Encoding": each}) for each in ("gzip", "identity"))
     assert int(gzipped.headers["content-length"]) < int(plain.headers["content-length"]) / 2
     assert gzipped.headers["etag"] != plain.headers["etag"]
@@ -47,7 +47,7 @@ def test_a_compressed_file_is_smaller_and_has_its_own_etag(http):
 
 
 def test_only_an_address_with_the_current_version_is_cached_for_ever(http):
-    """Without a version browsers ask again; with another one they get the current file and ask again too."""
+    """Files without a version or with another one are current and must be revalidated."""
     cached = {
         prefix: http.get(f"/static/{prefix}{CSS}").headers["cache-control"]
         for prefix in ("", f"{version()}/", "0123456789ab/")
@@ -56,12 +56,12 @@ def test_only_an_address_with_the_current_version_is_cached_for_ever(http):
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("range_header", "status"),
     [("bytes=0-9", 206), ("bytes=99999999-", 416), ("lines=1-2", 400), ("bytes=9-1", 400)],
 )
-def test_a_range_is_of_the_plain_file_and_a_bad_one_is_not_cached(http, asked: str, status: int):
-    """No part of a compressed file is sent, and no refusal is kept by a cache."""
-    answer = http.get(f"/static/{version()}/{CSS}", headers={"Range": asked, "Accept-Encoding": "gzip"})
+def test_a_range_is_of_the_plain_file_and_a_bad_one_is_not_cached(http, range_header: str, status: int):
+    """No part of a compressed file is sent, and no refusal is cached."""
+    answer = http.get(f"/static/{version()}/{CSS}", headers={"Range": range_header, "Accept-Encoding": "gzip"})
     assert answer.status_code == status
     assert "content-encoding" not in answer.headers
     assert ("immutable" in answer.headers["cache-control"]) == (status == 206)
@@ -70,13 +70,13 @@ def test_a_range_is_of_the_plain_file_and_a_bad_one_is_not_cached(http, asked: s
 
 
 def test_a_missing_file_is_not_cached(http):
-    """Neither below the version nor without it."""
+    """This holds with and without the version in the path."""
     for path in (f"/static/{version()}/js/none.js", "/static/none.js"):
         assert http.get(path).status_code == 404
 
 
 def test_fonts_have_their_type(http):
-    """On systems that do not know it, too."""
+    """The type does not depend on the MIME database of the system."""
     assert http.get("/static/vendor/katex/fonts/KaTeX_Main-Regular.woff2").headers["content-type"] == "font/woff2"
 
 
@@ -85,7 +85,7 @@ def test_fonts_have_their_type(http):
     [("/", ["css/chat-page.css", "js/main.js"]), ("/engine", ["css/engine-page.css", "js/engine/main.js"])],
 )
 def test_a_page_asks_for_one_bundle_of_modules_and_one_of_styles(http, page: str, entries: list[str]):
-    """Both are named by their versioned addresses and nothing else is, except the script before the first paint."""
+    """Both use versioned addresses, and only the script that runs before the first paint is loaded besides."""
     found = re.findall(r'(?:src|rel="stylesheet" href)="/static/(\w+)/([^"]+)"', http.get(page).text)
     assert [path for _, path in found] == ["js/theme.js", *map(bundled, entries)]
     assert {each for each, _ in found} == {version()}
@@ -105,25 +105,25 @@ def test_a_bundle_is_compressed_cached_and_typed_as_files_are(http, entry: str, 
 
 
 def test_only_entries_have_bundles_and_only_for_reading(http):
-    """Another file has none, and other methods get the answer that they get for a file."""
+    """Other files have no bundle, and other methods get the same response as for a file."""
     assert http.get("/static/css/base.bundle.css").status_code == 404
     assert http.post(f"/static/{BUNDLE}").status_code == http.post(f"/static/{CSS}").status_code == 405
 
 
 def test_a_library_on_demand_is_not_in_a_bundle(http):
-    """The addresses in a bundle lead to files that it does not hold, so that no module exists twice."""
+    """The bundle refers to such files by address and does not contain them, so that no module exists twice."""
     text = http.get("/static/js/main.bundle.js").text
-    held = set(re.findall(r"^// (\S+\.m?js)$", text, re.M))
+    bundled_paths = set(re.findall(r"^// (\S+\.m?js)$", text, re.M))
     code = re.sub(r"/\*\*.*?\*/", "", text, flags=re.S)
-    asked = {f"js/{path}" for path in re.findall(r'(?:import|new URL)\("([^"]+)"', code)}
-    assert {PurePosixPath(path).name for path in asked} == {"highlight.min.js", "katex.min.js", "katex.min.css"}
-    assert all((static_dir() / path).is_file() for path in asked)
-    assert "vendor/marked/marked.esm.js" in held
-    assert not any("katex" in path or "highlight" in path for path in held)
+    addresses = {f"js/{path}" for path in re.findall(r'(?:import|new URL)\("([^"]+)"', code)}
+    assert {PurePosixPath(path).name for path in addresses} == {"highlight.min.js", "katex.min.js", "katex.min.css"}
+    assert all((static_dir() / path).is_file() for path in addresses)
+    assert "vendor/marked/marked.esm.js" in bundled_paths
+    assert not any("katex" in path or "highlight" in path for path in bundled_paths)
 
 
 def test_a_bundle_follows_a_changed_file(http, tmp_path, monkeypatch):
-    """A file that is edited while the server runs is in the bundle as it is now."""
+    """A file that is edited while the server runs appears in the bundle in its current form."""
     (tmp_path / "css").mkdir()
     (tmp_path / "css" / "engine-page.css").write_text('@import "a.css";\n')
     assets = next(route.app for route in http.app.routes if getattr(route, "path", "") == "/static")
@@ -134,7 +134,7 @@ def test_a_bundle_follows_a_changed_file(http, tmp_path, monkeypatch):
 
 
 def test_compression_follows_a_changed_file(http, tmp_path, monkeypatch):
-    """A file that is edited while the server runs is served as it is now."""
+    """A file that is edited while the server runs is served in its current form."""
     (tmp_path / "a.css").write_text("a" * 100)
     assets = next(route.app for route in http.app.routes if getattr(route, "path", "") == "/static")
     monkeypatch.setattr(assets, "all_directories", [tmp_path])

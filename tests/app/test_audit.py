@@ -1,4 +1,4 @@
-"""Where the time of a request went: without a gap, to the millisecond, and for its owner alone."""
+"""Timeline of a request: no gaps, millisecond totals, visible only to its owner."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from app.schemas.chat import ChatFormat
 from app.streams import StreamLog
 from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
 from tests.app.test_client import CONFIG, fake_engine
-from tests.app.test_http import CHAT, locked  # noqa: F401  (a fixture)
+from tests.app.test_http import CHAT, http_with_keys  # noqa: F401  (a fixture)
 from tests.app.test_text import byte_level
 
-PAUSED = StatusEvent(
+PREEMPTED = StatusEvent(
     "r",
     0,
     Phase.PAUSED,
@@ -34,7 +34,7 @@ PAUSED = StatusEvent(
 )
 
 
-def told(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0) -> StatusEvent:
+def status(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0) -> StatusEvent:
     return StatusEvent("r", choice, phase, cause=cause, at=at)
 
 
@@ -47,15 +47,15 @@ def told(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0) -
     st.lists(st.floats(0.0, 2.0), min_size=4, max_size=4),
 )
 def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, intake):
-    """Whatever is told, in time's order: from the arrival to the end."""
-    arrived, complete, came, turn, now = accumulate(intake, initial=10.0)
-    begun = Intake(arrived)
-    begun.has_come(complete)
-    begun.waited(came, turn, Cause.TEXTS)
-    audit = Audit(2, begun, now)
+    """Intervals are contiguous from arrival to end for any sequence of statuses in order of time."""
+    arrived, complete, queued_at, turn, now = accumulate(intake, initial=10.0)
+    intake_timeline = Intake(arrived)
+    intake_timeline.has_come(complete)
+    intake_timeline.waited(queued_at, turn, Cause.TEXTS)
+    audit = Audit(2, intake_timeline, now)
     for seconds, choice, phase, cause in steps:
         now += seconds
-        audit.take(told(phase, now, cause, choice))
+        audit.take(status(phase, now, cause, choice))
     audit.close(now + rest)
     for intervals in audit.choices:
         assert intervals[0].began == 10.0
@@ -65,17 +65,17 @@ def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, 
     assert max(intervals[-1].ended for intervals in audit.choices) == now + rest
 
 
-def test_a_pause_says_for_whom_and_why_this_one():
-    """And what it waited for before and after."""
+def test_a_preemption_records_the_beneficiary_and_the_reason():
+    """The interval also contains the causes of the waits before and after it."""
     audit = Audit(1, Intake(1.0), 1.0)
-    audit.take(told(Phase.QUEUED, 1.5, Cause.SLOTS))
-    audit.take(told(Phase.PREFILL, 2.0))
-    audit.take(told(Phase.DECODE, 3.0))
-    audit.take(PAUSED)
-    audit.take(told(Phase.SWAPPING, 6.0))
-    audit.take(told(Phase.DECODE, 6.5))
-    audit.take(told(Phase.ENDED, 8.0))
-    audit.take(told(Phase.DECODE, 9.0))  # too late to be true
+    audit.take(status(Phase.QUEUED, 1.5, Cause.SLOTS))
+    audit.take(status(Phase.PREFILL, 2.0))
+    audit.take(status(Phase.DECODE, 3.0))
+    audit.take(PREEMPTED)
+    audit.take(status(Phase.SWAPPING, 6.0))
+    audit.take(status(Phase.DECODE, 6.5))
+    audit.take(status(Phase.ENDED, 8.0))
+    audit.take(status(Phase.DECODE, 9.0))  # later than the end of the request, so it is dropped
     audit.close(8.25)
     view = audit.view(100.0)
     assert view["wall_ms"] == 7250.0
@@ -94,7 +94,7 @@ def test_a_pause_says_for_whom_and_why_this_one():
 
 
 async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
-    """Of all classes, on four slots, measured from outside."""
+    """This holds for all classes on four slots, against times measured outside of the server."""
     client = EngineClient(CONFIG, fake_engine)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
@@ -135,13 +135,13 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
         (intervals,) = generation.audit.choices
         total = sum(interval.ended - interval.began for interval in intervals)
         assert total == pytest.approx(generation.audit.ended - generation.audit.arrived, abs=1e-9)
-        # What was measured around it can only be longer, by what this test was held up between two lines.
+        # The outer measurement can only be longer, by the time this test was suspended between two lines.
         assert began[name] == generation.audit.arrived and generation.audit.ended <= ended[name]
         assert {interval.phase for interval in intervals} >= {INTAKE, Phase.QUEUED, Phase.DECODE}
 
 
-def test_an_intake_says_what_it_waited_for():
-    """For its client to send it, and for others' texts; a moment more is what taking it in takes."""
+def test_an_intake_records_the_causes_of_its_waits():
+    """Causes are the upload of the body and the tokenization of other requests; the rest is processing time."""
     intake = Intake(10.0)
     intake.has_come(12.0)
     intake.waited(12.25, 12.255, Cause.TEXTS)
@@ -155,8 +155,8 @@ def test_an_intake_says_what_it_waited_for():
     ]
     view = audit.view(14.25)
     for choice in view["choices"]:
-        told = [(i["phase"], i["began_ms"], i["ms"], i.get("cause")) for i in choice["intervals"]]
-        assert told[:-1] == expected
+        found = [(i["phase"], i["began_ms"], i["ms"], i.get("cause")) for i in choice["intervals"]]
+        assert found[:-1] == expected
     assert (view["wall_ms"], view["totals_ms"][INTAKE]) == (4250.0, 4250.0)
     account = {"id": "r", "class": "batch", "state": "queued", "prompt_tokens": 3, "cached_tokens": 0}
     text = "\n".join(lines(account | {"completion_tokens": 0} | view))
@@ -164,8 +164,8 @@ def test_an_intake_says_what_it_waited_for():
     assert "long texts of other requests were tokenized first" in text
 
 
-def test_what_a_client_takes_to_send_its_request_counts_for_no_first_token():
-    """But tokenising it does: whoever has asked waits."""
+def test_upload_time_does_not_count_for_time_to_first_token():
+    """Tokenization counts, since the client waits for it."""
     waited = []
     intake, now = Intake(time.monotonic() - 100.0), time.monotonic()
     intake.has_come(now - 10.0)
@@ -184,13 +184,13 @@ def test_what_a_client_takes_to_send_its_request_counts_for_no_first_token():
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.01, [None]), (3.0, [None, "reader"])])
-def test_a_reader_that_is_behind_when_all_is_said_has_that_time_to_its_own_account(late: float, expected):
-    """The answer is not over until it is taken; a moment more is what handing it over takes."""
+def test_delivery_to_a_slow_reader_is_attributed_to_the_reader(late: float, expected):
+    """The request ends when the answer is delivered; a short delay counts as delivery without a cause."""
     audit = Audit(1, Intake(10.0), 10.0)
     audit.take(StatusEvent("r", 0, Phase.DECODE, at=11.0))
     audit.take(StatusEvent("r", 0, Phase.ENDED, at=12.0))
     audit.close(12.5, is_read=True)
-    assert audit.view(13.0)["wall_ms"] == 3000.0, "while it is read its time goes on"
+    assert audit.view(13.0)["wall_ms"] == 3000.0, "the clock runs while the answer is read"
     audit.delivered(12.5 + late)
     audit.delivered(99.0)
     (intervals,) = audit.choices
@@ -199,32 +199,32 @@ def test_a_reader_that_is_behind_when_all_is_said_has_that_time_to_its_own_accou
     assert audit.ended == 12.5 + late
 
 
-def test_the_account_of_a_request_is_its_owner_s(locked):  # noqa: F811
-    """By the answer's id or the stream's, while it can be read; to anybody else it does not exist."""
+def test_only_the_owner_sees_a_request_s_timeline(http_with_keys):  # noqa: F811
+    """It is found by the answer's id or the stream's, and for other tenants it does not exist."""
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
     content = "a prompt that no other test has put into the prefix cache"
     ask = {"messages": [{"role": "user", "content": content}], "max_tokens": 3, "n": 2}
-    answer = locked.post(CHAT, json=ask, headers=alice)
+    answer = http_with_keys.post(CHAT, json=ask, headers=alice)
     assert {"intake", "queued", "prefill", "decode"} <= answer.json()["usage"]["time_ms"].keys()
     for name in (answer.json()["id"], answer.headers["x-request-id"]):
-        account = locked.get(f"/v1/requests/{name}", headers=alice).json()
+        account = http_with_keys.get(f"/v1/requests/{name}", headers=alice).json()
         assert (account["state"], account["class"], account["completion_tokens"]) == ("ended", "standard", 6)
         assert [choice["index"] for choice in account["choices"]] == [0, 1]
         for choice in account["choices"]:
             spent = sum(interval["ms"] for interval in choice["intervals"])
             assert spent <= account["wall_ms"] + 0.05
-        assert locked.get(f"/v1/requests/{name}", headers=bob).status_code == 404
-        assert locked.get(f"/v1/requests/{name}").status_code == 401
-    missing = locked.get("/v1/requests/nonsense", headers=alice)
+        assert http_with_keys.get(f"/v1/requests/{name}", headers=bob).status_code == 404
+        assert http_with_keys.get(f"/v1/requests/{name}").status_code == 401
+    missing = http_with_keys.get("/v1/requests/nonsense", headers=alice)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
 
 
-def test_a_further_choice_waits_for_the_prompt_and_for_nobody_else(locked):  # noqa: F811
-    """On an idle server: the first choice computes it for all."""
+def test_a_further_choice_waits_only_for_the_prompt(http_with_keys):  # noqa: F811
+    """On an idle server the first choice computes the prompt for all choices."""
     alice = {"Authorization": "Bearer alice"}
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "n": 3}
-    answer = locked.post(CHAT, json=ask, headers=alice).json()
-    choices = locked.get(f"/v1/requests/{answer['id']}", headers=alice).json()["choices"]
+    answer = http_with_keys.post(CHAT, json=ask, headers=alice).json()
+    choices = http_with_keys.get(f"/v1/requests/{answer['id']}", headers=alice).json()["choices"]
     causes = [{interval.get("cause") for interval in choice["intervals"]} for choice in choices]
     assert "prompt" not in causes[0]
     assert all("prompt" in some and "order" not in some for some in causes[1:])

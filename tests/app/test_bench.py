@@ -1,4 +1,4 @@
-"""`carousel bench`: what it sends, what it reads, what it makes of that."""
+"""`carousel bench`: requests, parsed responses and reported figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-MANY = 20_000
+SAMPLE_SIZE = 20_000
 
 
 def record(number: int = 0, **fields) -> Record:
@@ -43,55 +43,55 @@ def given_options(*arguments: str) -> options.Options:
     return options.check(vars(parser.parse_args(arguments)))
 
 
-# What is sent
+# Requests
 
 
 def test_the_command_line_names_the_workloads_that_there_are():
-    """The list is kept twice so that `carousel serve` need not load them."""
+    """The list is duplicated so that `carousel serve` need not load the workloads."""
     assert set(options.WORKLOADS) == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_is_decided_by_its_seed_and_in_the_order_of_time(name: str):
-    """The same seed, the same requests; another, others; as many as were asked for; lengths within bounds."""
+def test_a_workload_is_determined_by_its_seed_and_ordered_by_time(name: str):
+    """A seed gives the same requests each time, another seed gives others; counts and lengths are within bounds."""
     scale = Scale(rate=5, prompt=40, output=30, longest=100)
     first, again, other = (list(workload(name, 300, scale, seed)) for seed in (1, 1, 2))
     assert first == again != other
     assert len(first) == 300
     assert all(before.at <= after.at for before, after in pairwise(first))
-    assert all(1 <= asked.prompt_tokens <= 100 and 1 <= asked.output_tokens <= 100 for asked in first)
+    assert all(1 <= request.prompt_tokens <= 100 and 1 <= request.output_tokens <= 100 for request in first)
 
 
 @pytest.mark.parametrize("name", ["uniform", "exponential", "sharegpt", "bursts"])
 def test_a_workload_has_the_means_that_it_states(name: str):
-    """Rate and lengths, over many requests. Exponential answers are cut at four means, which takes 2 % of theirs."""
-    asked = list(workload(name, MANY, Scale(rate=5, prompt=40, output=30, longest=100_000)))
-    assert MANY / asked[-1].at == pytest.approx(5, rel=0.06)
-    assert np.mean([one.prompt_tokens for one in asked]) == pytest.approx(40, rel=0.05)
-    assert np.mean([one.output_tokens for one in asked]) == pytest.approx(30, rel=0.05)
+    """Rate and lengths match over many requests; cutting exponential answers at four means costs 2 % of theirs."""
+    requests = list(workload(name, SAMPLE_SIZE, Scale(rate=5, prompt=40, output=30, longest=100_000)))
+    assert SAMPLE_SIZE / requests[-1].at == pytest.approx(5, rel=0.06)
+    assert np.mean([one.prompt_tokens for one in requests]) == pytest.approx(40, rel=0.05)
+    assert np.mean([one.output_tokens for one in requests]) == pytest.approx(30, rel=0.05)
 
 
 @pytest.mark.parametrize(("name", "variation"), [("uniform", 1.0), ("bursts", 2.0)])
-def test_arrivals_are_as_bursty_as_is_said(name: str, variation: float):
-    """Coefficient of variation of the gaps: 1 of a Poisson process, 2 of bursts."""
-    gaps = np.diff([asked.at for asked in workload(name, MANY, Scale(rate=5))])
+def test_arrivals_are_as_bursty_as_stated(name: str, variation: float):
+    """The coefficient of variation of the gaps is 1 for a Poisson process and 2 for bursts."""
+    gaps = np.diff([request.at for request in workload(name, SAMPLE_SIZE, Scale(rate=5))])
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.06)
 
 
 def test_shares_of_classes_and_tenants_are_those_of_the_docstrings():
-    """One in ten a person; a flood of nine tenths; overload comes ten times as fast, in all classes."""
+    """A tenth is interactive, nine tenths belong to the flood, and overload is ten times as fast in all classes."""
     scale = Scale(rate=5)
-    mixed = [asked.tier for asked in workload("mixed", MANY, scale)]
-    assert mixed.count("priority") / MANY == pytest.approx(0.1, abs=0.001)
-    flood = [asked.tenant for asked in workload("tenants", MANY, scale)].count("flood")
-    assert flood / MANY == pytest.approx(0.9, abs=0.01)
-    overload = list(workload("overload", MANY, scale))
-    assert MANY / overload[-1].at == pytest.approx(50, rel=0.05)
-    assert {asked.tier for asked in overload} == {"priority", "default", "flex"}
+    mixed = [request.tier for request in workload("mixed", SAMPLE_SIZE, scale)]
+    assert mixed.count("priority") / SAMPLE_SIZE == pytest.approx(0.1, abs=0.001)
+    flood = [request.tenant for request in workload("tenants", SAMPLE_SIZE, scale)].count("flood")
+    assert flood / SAMPLE_SIZE == pytest.approx(0.9, abs=0.01)
+    overload = list(workload("overload", SAMPLE_SIZE, scale))
+    assert SAMPLE_SIZE / overload[-1].at == pytest.approx(50, rel=0.05)
+    assert {request.tier for request in overload} == {"priority", "default", "flex"}
 
 
-def test_prompts_share_what_their_group_shares_and_nothing_else():
-    """The first half within a group of `prefixes`; other prompts differ from the first tokens on."""
+def test_prompts_share_only_the_prefix_of_their_group():
+    """The first half is shared within a group of `prefixes`; other prompts differ from the first tokens on."""
     one, two = (prompt_ids(Asked(0, 20, 1, prefix=3), number, 4096) for number in (1, 2))
     assert one[:10] == two[:10]
     assert one[10:] != two[10:]
@@ -102,7 +102,7 @@ SERVED = Served(Target.parse("http://127.0.0.1:1"), "m", 64, tuple(range(500, 70
 
 
 def test_requests_are_cut_to_the_context_and_drawn_from_the_known_ids():
-    """Prompt and answer fit together; another seed has other prompts."""
+    """Prompt and answer fit together, and another seed has other prompts."""
     first, other = (
         list(jobs(given_options("sharegpt", "--requests", "50", "--seed", seed), {"a": SERVED})) for seed in "12"
     )
@@ -110,23 +110,23 @@ def test_requests_are_cut_to_the_context_and_drawn_from_the_known_ids():
         assert len(job.ids) == job.asked.prompt_tokens
         assert len(job.ids) + job.body["max_tokens"] <= 64
         assert set(job.ids) <= set(SERVED.ids)
-    # A prompt that began as one of another run would be in the prefix cache.
+    # A prompt that began like one of another run would be found in the prefix cache.
     assert sum(one.ids[:2] == two.ids[:2] for one, two in zip(first, other, strict=True)) <= 2
     assert fit(Asked(0, 500, 500), 64) == Asked(0, 63, 1)
 
 
-def test_the_share_of_b_is_what_was_asked_for_and_the_same_at_every_run():
-    """By number and seed alone."""
+def test_the_share_of_b_is_as_configured_and_reproducible():
+    """The choice depends only on the number and the seed."""
     for share in (0.1, 0.5):
-        chosen = [goes_to_b(3, number, share) for number in range(MANY)]
+        chosen = [goes_to_b(3, number, share) for number in range(SAMPLE_SIZE)]
         assert np.mean(chosen) == pytest.approx(share, abs=0.01)
-        assert chosen == [goes_to_b(3, number, share) for number in range(MANY)]
+        assert chosen == [goes_to_b(3, number, share) for number in range(SAMPLE_SIZE)]
     assert [goes_to_b(4, number, 0.5) for number in range(64)] != [goes_to_b(3, number, 0.5) for number in range(64)]
     assert not any(goes_to_b(0, number, 0.0) for number in range(100))
 
 
 def test_two_tokenizers_without_common_ids_are_refused():
-    """The same prompts would make no sense."""
+    """The two servers could not be given the same prompts."""
     strange = Served(SERVED.target, "other", 64, tuple(range(100)))
     with pytest.raises(NoServer, match="in common"):
         jobs(given_options("uniform", "--url-b", "http://x"), {"a": SERVED, "b": strange})
@@ -156,11 +156,11 @@ def test_two_tokenizers_without_common_ids_are_refused():
     ],
 )
 def test_a_wrong_option_is_named_and_nothing_is_sent(arguments: list[str], names: str, capsys):
-    """Status 2 and one line."""
+    """The command exits with 2 and prints one line."""
     assert main(["bench", *arguments]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert names in told[0]
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert names in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -172,21 +172,27 @@ def test_a_wrong_option_is_named_and_nothing_is_sent(arguments: list[str], names
     ],
 )
 def test_a_url_that_is_no_server_is_one_line(url: str, status: int, tmp_path, capsys):
-    """Status 2 for what is no url, 1 where nobody is; and no folder is made."""
+    """The status is 2 for an invalid URL and 1 if no server answers, and no folder is created."""
     assert main(["bench", "--url", url, "--out", str(tmp_path / "out")]) == status
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_keys_are_in_no_report():
-    """Whoever is sent one learns the options but not the secrets."""
-    given = given_options("tenants", "--tenant-key", "flood=s3cret", "--tenant-key", "calm=s4cret", "--api-key", "s5")
-    assert "s3cret" not in str(given.view)
-    assert "s5" not in str(given.view)
-    assert (given.key_of("flood"), given.key_of("calm"), given.key_of("")) == ("s3cret", "s4cret", "s5")
+    """A shared report contains the options but not the secrets."""
+    run_options = given_options(
+        "tenants", "--tenant-key", "flood=s3cret", "--tenant-key", "calm=s4cret", "--api-key", "s5"
+    )
+    assert "s3cret" not in str(run_options.view)
+    assert "s5" not in str(run_options.view)
+    assert (run_options.key_of("flood"), run_options.key_of("calm"), run_options.key_of("")) == (
+        "s3cret",
+        "s4cret",
+        "s5",
+    )
 
 
-# What is read
+# Responses
 
 USAGE = {"prompt_tokens": 4, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 STREAM = (
@@ -201,8 +207,8 @@ STREAM = (
 
 
 @given(st.lists(st.integers(0, len(STREAM))))
-def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int]):
-    """Also within a line end and within a character."""
+def test_events_do_not_depend_on_how_the_stream_is_cut(cuts: list[int]):
+    """Cuts may fall within a line end and within a character."""
     places = [0, *sorted(cuts), len(STREAM)]
     events = Events()
     found = [event for start, end in pairwise(places) for event in events.feed(STREAM[start:end])]
@@ -212,7 +218,7 @@ def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int]):
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[Target]:
-    """A server that does as `handler` says with each connection."""
+    """Start a server that runs `handler` for each connection, and yield its address."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -224,19 +230,19 @@ async def serving(handler: Handler) -> AsyncIterator[Target]:
         yield Target.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
 
-async def taken(reader: asyncio.StreamReader) -> str:
-    """The head of a request, its body read."""
+async def read_request(reader: asyncio.StreamReader) -> str:
+    """Read a request and return its head."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     if "Content-Length" in head:
         await reader.readexactly(int(head.partition("Content-Length: ")[2].split()[0]))
     return head
 
 
-def saying(raw: bytes, size: int = 1 << 16) -> Handler:
-    """Answers every request with these bytes, `size` at a time."""
+def responding_with(raw: bytes, size: int = 1 << 16) -> Handler:
+    """Return a handler that answers every request with `raw`, `size` bytes at a time."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await taken(reader)
+        await read_request(reader)
         for at in range(0, len(raw), size):
             writer.write(raw[at : at + size])
             await writer.drain()
@@ -246,13 +252,13 @@ def saying(raw: bytes, size: int = 1 << 16) -> Handler:
 
 
 def chunked(body: bytes, size: int) -> bytes:
-    """A 200 whose body comes in HTTP chunks of `size`."""
+    """Return a 200 response whose body has HTTP chunks of `size` bytes."""
     chunks = [body[at : at + size] for at in range(0, len(body), size)]
     framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n"
 
 
-async def asked(target: Target) -> Answer:
+async def fetch(target: Target) -> Answer:
     answer, ticks = Answer(), iter(range(1_000_000))
     async with asyncio.timeout(20):
         await complete(target, {"prompt": [1]}, "key", lambda: float(next(ticks)), answer)
@@ -261,10 +267,10 @@ async def asked(target: Target) -> Answer:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 17, 4096])
 @pytest.mark.parametrize("written", [1, 3, 64, 4096])
-async def test_a_stream_is_read_whatever_its_chunks_and_packets(size: int, written: int):
-    """HTTP chunks and writes that end anywhere: two texts, the usage, the end."""
-    async with serving(saying(chunked(STREAM, size), written)) as target:
-        answer = await asked(target)
+async def test_a_stream_is_parsed_with_any_chunks_and_packets(size: int, written: int):
+    """HTTP chunks and writes that end anywhere give two texts, the usage and the end."""
+    async with serving(responding_with(chunked(STREAM, size), written)) as target:
+        answer = await fetch(target)
     assert (answer.outcome, answer.status, answer.error) == ("done", 200, None)
     assert len(answer.tokens) == 2
     assert answer.tokens == sorted(answer.tokens)
@@ -273,16 +279,16 @@ async def test_a_stream_is_read_whatever_its_chunks_and_packets(size: int, writt
 
 
 async def test_a_body_without_length_ends_with_the_connection():
-    """As HTTP/1.0 has it."""
-    async with serving(saying(b"HTTP/1.0 200 OK\r\n\r\n" + STREAM, 7)) as target:
-        assert (await asked(target)).outcome == "done"
+    """HTTP/1.0 servers send such bodies."""
+    async with serving(responding_with(b"HTTP/1.0 200 OK\r\n\r\n" + STREAM, 7)) as target:
+        assert (await fetch(target)).outcome == "done"
 
 
-async def test_an_answer_without_any_text_was_first_heard_of_at_its_end():
-    """Special tokens alone."""
+async def test_an_answer_without_text_has_its_first_token_at_its_end():
+    """An answer may consist of special tokens only."""
     silent = b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
-    async with serving(saying(chunked(silent, 9))) as target:
-        answer = await asked(target)
+    async with serving(responding_with(chunked(silent, 9))) as target:
+        answer = await fetch(target)
     assert answer.outcome == "done"
     assert len(answer.tokens) == 1
 
@@ -302,9 +308,9 @@ def refusal(status: str, code: str, headers: str = "") -> bytes:
     ],
 )
 async def test_another_status_is_a_refusal(raw: bytes, status: int, error: str | None, again: float | None):
-    """With its code, and when to come again."""
-    async with serving(saying(raw, 5)) as target:
-        answer = await asked(target)
+    """The record has the error code and the Retry-After seconds."""
+    async with serving(responding_with(raw, 5)) as target:
+        answer = await fetch(target)
     assert (answer.outcome, answer.status, answer.error) == ("refused", status, error)
     assert answer.retry_after == again
 
@@ -327,15 +333,15 @@ async def test_another_status_is_a_refusal(raw: bytes, status: int, error: str |
         (b"", None, "connection"),
     ],
 )
-async def test_an_answer_that_breaks_off_has_failed(raw: bytes, status: int | None, error: str):
-    """In the stream's own words, or because it stopped short or made no sense; nothing is raised."""
-    async with serving(saying(raw)) as target:
-        answer = await asked(target)
+async def test_an_answer_that_is_cut_off_has_failed(raw: bytes, status: int | None, error: str):
+    """The error is that of the stream, or `connection` if it was cut off or invalid; nothing is raised."""
+    async with serving(responding_with(raw)) as target:
+        answer = await fetch(target)
     assert (answer.outcome, answer.status, answer.error) == ("failed", status, error)
 
 
 async def test_an_event_without_an_end_is_not_kept_for_ever():
-    """A line has a largest size."""
+    """A line has a maximum size."""
     events = Events()
     with pytest.raises(Broken, match="more than"):
         for _ in range(10_000):
@@ -343,38 +349,40 @@ async def test_an_event_without_an_end_is_not_kept_for_ever():
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"data": []}', b'{"data": [1]}', b"null", b'{"data": {"a": 1}}'])
-async def test_what_is_no_server_of_models_is_said_so(body: bytes):
-    """One line, whatever it answers."""
-    async with serving(saying(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as target:
+async def test_a_server_without_models_is_reported(body: bytes):
+    """Any invalid response gives one error line."""
+    async with serving(
+        responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    ) as target:
         with pytest.raises(NoServer):
             await look(target.url, None, None)
 
 
-async def test_the_reason_of_a_server_is_passed_on():
-    """Such as that its model is loading."""
-    async with serving(saying(refusal("503 No", "engine_unavailable"))) as target:
+async def test_the_error_message_of_a_server_is_reported():
+    """One example is a model that is still loading."""
+    async with serving(responding_with(refusal("503 No", "engine_unavailable"))) as target:
         with pytest.raises(NoServer, match=r"503: no <b>room</b>"):
             await ask_json(target, "GET", "/v1/models")
 
 
-async def test_half_an_answer_is_not_taken_for_a_whole_one():
-    """The connection ends before the length that was announced."""
-    async with serving(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}")) as target:
+async def test_a_truncated_body_is_an_error():
+    """The connection ends before the announced length."""
+    async with serving(responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}")) as target:
         with pytest.raises(NoServer, match="in the middle"):
             await ask_json(target, "GET", "/v1/models")
 
 
-# A run
+# Whole runs
 
 
 async def test_a_server_that_goes_away_leaves_failed_requests_and_no_traceback():
-    """The first are answered, one is cut, the others find nobody."""
+    """The first requests are answered, one is cut off, and the others cannot connect."""
     served = 0
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal served
         served += 1
-        await taken(reader)
+        await read_request(reader)
         raw = chunked(STREAM, 50)
         if served <= 3:
             writer.write(raw)
@@ -382,68 +390,68 @@ async def test_a_server_that_goes_away_leaves_failed_requests_and_no_traceback()
             writer.write(raw[:150])
 
     async with serving(handler) as target:
-        given = given_options("uniform", "--requests", "9", "--rate", "1000", "--max-concurrency", "1")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, given.key_of, given.max_concurrency)
+        run_options = given_options("uniform", "--requests", "9", "--rate", "1000", "--max-concurrency", "1")
+        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
         ended: list[Record] = []
         async with asyncio.timeout(20):
-            await traffic.drive(jobs(given, traffic._servers), ended.append)
+            await traffic.drive(jobs(run_options, traffic._servers), ended.append)
     assert [one.outcome for one in traffic.records] == 3 * ["done"] + 6 * ["failed"]
     assert ended == traffic.records
-    told = measure.summary(traffic.records, Slo(9, 9), 1.0)["all"]
-    assert (told["requests"], told["done"], told["failed"], told["refused"]) == (9, 3, 6, 0)
-    assert told["not_done"] == {"no answer": 5, "answer cut off": 1}
+    summary = measure.summary(traffic.records, Slo(9, 9), 1.0)["all"]
+    assert (summary["requests"], summary["done"], summary["failed"], summary["refused"]) == (9, 3, 6, 0)
+    assert summary["not_done"] == {"no answer": 5, "answer cut off": 1}
 
 
-async def test_stopping_records_what_was_under_way_and_sends_no_more():
-    """As Ctrl-C does."""
-    begun = asyncio.Event()
+async def test_stopping_records_requests_in_flight_and_sends_no_more():
+    """Ctrl-C cancels the run in this way."""
+    started = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await taken(reader)
+        await read_request(reader)
         writer.write(chunked(STREAM, 50)[:200])
-        begun.set()
-        await reader.read()  # until the client has left
+        started.set()
+        await reader.read()  # until the client disconnects
 
     async with serving(handler) as target:
-        given = given_options("uniform", "--requests", "5", "--rate", "1000", "--max-concurrency", "1")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, given.key_of, given.max_concurrency)
-        driving = asyncio.create_task(traffic.drive(jobs(given, traffic._servers), lambda record: None))
+        run_options = given_options("uniform", "--requests", "5", "--rate", "1000", "--max-concurrency", "1")
+        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
+        driving = asyncio.create_task(traffic.drive(jobs(run_options, traffic._servers), lambda record: None))
         async with asyncio.timeout(20):
-            await begun.wait()
+            await started.wait()
             driving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await driving
     assert [(one.number, one.outcome) for one in traffic.records] == [(0, "stopped")]
 
 
-async def test_no_more_are_in_flight_than_may_be():
-    """--max-concurrency, counted by the server."""
-    now = most = 0
+async def test_concurrency_is_limited():
+    """The server counts concurrent requests under --max-concurrency."""
+    now = highest = 0
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal now, most
-        await taken(reader)
+        nonlocal now, highest
+        await read_request(reader)
         now += 1
-        most = max(most, now)
+        highest = max(highest, now)
         await asyncio.sleep(0.01)
         now -= 1
         writer.write(chunked(STREAM, 50))
 
     async with serving(handler) as target:
-        given = given_options("uniform", "--requests", "12", "--rate", "10000", "--max-concurrency", "3")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, given.key_of, given.max_concurrency)
+        run_options = given_options("uniform", "--requests", "12", "--rate", "10000", "--max-concurrency", "3")
+        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
         async with asyncio.timeout(20):
-            await traffic.drive(jobs(given, traffic._servers), lambda record: None)
+            await traffic.drive(jobs(run_options, traffic._servers), lambda record: None)
     assert len(traffic.records) == 12
-    assert most == 3
+    assert highest == 3
 
 
-# What is made of it
+# Figures and reports
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
 def test_percentiles_are_numpy_s(values: list[float]):
-    """And the maximum, the mean, the number."""
+    """Maximum, mean and count are reported too."""
     found = measure.spread(values)
     assert found is not None
     for name, quantile in (("p50", 50), ("p90", 90), ("p99", 99)):
@@ -452,16 +460,16 @@ def test_percentiles_are_numpy_s(values: list[float]):
     assert found["mean"] == pytest.approx(np.mean(values))
 
 
-def test_nothing_has_no_percentiles():
-    """None, which the report writes as a dash."""
+def test_an_empty_list_has_no_percentiles():
+    """The result is None, which the report writes as a dash."""
     assert measure.spread([]) is None
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [1, 5, 2, 9, 3, 3]])
 def test_a_resample_has_the_quantiles_of_the_groups_that_were_drawn(sizes: list[int]):
-    """Held against numpy on the very draws."""
-    dice = random.Random(5)
-    drawn_from = [[dice.random() for _ in range(size)] for size in sizes]
+    """The quantiles equal numpy's on the same draws."""
+    rng = random.Random(5)
+    drawn_from = [[rng.random() for _ in range(size)] for size in sizes]
     found = measure.resampled(drawn_from, np.random.default_rng(7))
     again = np.random.default_rng(7)
     for row in found[:50]:
@@ -472,8 +480,8 @@ def test_a_resample_has_the_quantiles_of_the_groups_that_were_drawn(sizes: list[
 
 def test_the_interval_of_a_ratio_is_decided_by_its_seed_and_holds_the_truth():
     """B is twice A."""
-    dice = np.random.default_rng(1)
-    a, b = dice.exponential(1.0, 400)[:, None].tolist(), dice.exponential(2.0, 400)[:, None].tolist()
+    rng = np.random.default_rng(1)
+    a, b = rng.exponential(1.0, 400)[:, None].tolist(), rng.exponential(2.0, 400)[:, None].tolist()
     found = measure.ratios(a, b, 3)
     assert found == measure.ratios(a, b, 3) != measure.ratios(a, b, 4)
     assert found is not None
@@ -485,14 +493,14 @@ def test_the_interval_of_a_ratio_is_decided_by_its_seed_and_holds_the_truth():
     assert measure.ratios(a, [[]], 3) is None
 
 
-def test_two_shares_of_the_same_seldom_look_different(monkeypatch: pytest.MonkeyPatch):
-    """Requests that queue behind each other, dealt to A and B by chance: about one interval in twenty misses 1."""
+def test_two_shares_of_one_distribution_seldom_differ(monkeypatch: pytest.MonkeyPatch):
+    """About one interval in twenty misses 1 if queued requests are dealt to A and B at random."""
     monkeypatch.setattr(measure, "RESAMPLES", 200)
-    dice = random.Random(4)
+    rng = random.Random(4)
     waits, wait = [], 0.0
     for _ in range(300):
-        wait = max(0.0, wait + dice.expovariate(1.0) - dice.expovariate(0.9))
-        waits.append([wait + dice.random()])
+        wait = max(0.0, wait + rng.expovariate(1.0) - rng.expovariate(0.9))
+        waits.append([wait + rng.random()])
     missed = 0
     for seed in range(100):
         sides: tuple[list[list[float]], list[list[float]]] = ([], [])
@@ -505,24 +513,24 @@ def test_two_shares_of_the_same_seldom_look_different(monkeypatch: pytest.Monkey
 
 
 async def test_a_name_is_looked_up_once():
-    """Afterwards the address is known; the server is still told the name."""
+    """Later connections use the address, and the Host header still has the name."""
     heads: list[str] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heads.append(await taken(reader))
+        heads.append(await read_request(reader))
         writer.write(chunked(STREAM, 50))
 
     async with serving(handler) as target:
         named = await resolved(Target.parse(f"http://localhost:{target.port}"))
         assert named.address == "127.0.0.1"
-        assert (await asked(named)).outcome == "done"
+        assert (await fetch(named)).outcome == "done"
     assert f"Host: localhost:{target.port}" in heads[-1]
 
 
 def test_values_of_one_request_are_drawn_together():
-    """The gaps of an answer are alike: an interval that took them for so many answers would be too narrow."""
-    dice = np.random.default_rng(2)
-    answers = [[float(mean)] * 50 for mean in dice.exponential(1.0, 40)]
+    """The gaps of an answer are correlated, so treating them as independent would make the interval too narrow."""
+    rng = np.random.default_rng(2)
+    answers = [[float(mean)] * 50 for mean in rng.exponential(1.0, 40)]
     singly = [[value] for answer in answers for value in answer]
     together, apart = measure.ratios(answers, answers, 0), measure.ratios(singly, singly, 0)
     assert together is not None
@@ -531,7 +539,7 @@ def test_values_of_one_request_are_drawn_together():
 
 
 def test_figures_count_every_request_once():
-    """By outcome, with reasons; rates are of complete answers; goodput is of all that were sent."""
+    """Requests are counted by outcome with reasons; rates use complete answers, and goodput uses all sent requests."""
     records = [
         record(0, tokens=(0.5, 0.6, 0.7), prompt_tokens=4, completion_tokens=3, time_ms={"queued": 100, "decode": 300}),
         record(1, tokens=(3.0,), ended=3.0, prompt_tokens=4, completion_tokens=1, time_ms={"queued": 300}),
@@ -539,18 +547,18 @@ def test_figures_count_every_request_once():
         record(3, outcome="failed", status=200, error="connection", tokens=(0.5,)),
         record(4, outcome="stopped"),
     ]
-    told = measure.figures(records, 2.0, Slo(ttft=1.0, itl=0.2))
-    assert [told[name] for name in ("requests", "done", "refused", "failed", "stopped")] == [5, 2, 1, 1, 1]
-    assert told["not_done"] == {"429 queue_quota_exceeded": 1, "answer cut off": 1, "stopped": 1}
-    assert (told["output_tokens_per_s"], told["requests_per_s"]) == (2.0, 1.0)
-    assert told["goodput"] == {"requests_per_s": 0.5, "share": 0.2}
-    assert (told["refusal"]["p50"], told["retry_after"]["max"]) == (0.25, 4.0)
-    assert (told["ttft"]["n"], told["itl"]["n"], told["e2e"]["n"]) == (3, 2, 2)
-    assert told["phases_ms"] == pytest.approx({"queued": 200, "decode": 150, "outside": 2000 - 350})
+    figures = measure.figures(records, 2.0, Slo(ttft=1.0, itl=0.2))
+    assert [figures[name] for name in ("requests", "done", "refused", "failed", "stopped")] == [5, 2, 1, 1, 1]
+    assert figures["not_done"] == {"429 queue_quota_exceeded": 1, "answer cut off": 1, "stopped": 1}
+    assert (figures["output_tokens_per_s"], figures["requests_per_s"]) == (2.0, 1.0)
+    assert figures["goodput"] == {"requests_per_s": 0.5, "share": 0.2}
+    assert (figures["refusal"]["p50"], figures["retry_after"]["max"]) == (0.25, 4.0)
+    assert (figures["ttft"]["n"], figures["itl"]["n"], figures["e2e"]["n"]) == (3, 2, 2)
+    assert figures["phases_ms"] == pytest.approx({"queued": 200, "decode": 150, "outside": 2000 - 350})
 
 
 def test_an_answer_is_good_by_its_first_token_and_its_mean_gap():
-    """As the server counts it: the mean is over tokens, not over the pieces in which they came."""
+    """The mean is over tokens as in the server's metrics, not over the chunks in which they arrived."""
     answer = record(tokens=(0.5, 1.5), completion_tokens=11)
     assert answer.is_good(Slo(ttft=0.5, itl=0.1))
     assert not answer.is_good(Slo(ttft=0.4, itl=0.1))
@@ -559,12 +567,12 @@ def test_an_answer_is_good_by_its_first_token_and_its_mean_gap():
 
 
 def test_a_timeline_loses_nothing():
-    """All tokens, and all the time that requests were in flight."""
-    dice = random.Random(3)
+    """The sums cover all tokens and all request time in flight."""
+    rng = random.Random(3)
     records = []
     for number in range(60):
-        sent = dice.uniform(0, 9)
-        moments = tuple(sorted(dice.uniform(sent, 10) for _ in range(5)))
+        sent = rng.uniform(0, 9)
+        moments = tuple(sorted(rng.uniform(sent, 10) for _ in range(5)))
         records.append(record(number, sent=sent, ended=moments[-1], tokens=moments, completion_tokens=8))
     found = measure.timeline(records, 17, 10.0)
     width = found.edges[1]
@@ -574,7 +582,7 @@ def test_a_timeline_loses_nothing():
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=600))
 def test_a_curve_goes_up_to_one_with_all_its_values_below(values: list[float]):
-    """However many points are left out."""
+    """This holds even if the curve has fewer points than values."""
     points = plots.curve(values)
     assert points[-1] == (max(values), 1.0)
     assert all(before <= after for before, after in pairwise(points))
@@ -583,7 +591,7 @@ def test_a_curve_goes_up_to_one_with_all_its_values_below(values: list[float]):
 
 @given(st.lists(st.floats(0, 1e6) | st.sampled_from([1e-4, 0.00999999, 1.0, 9.999, 10.0, 1000.0]), min_size=1))
 def test_a_distribution_is_drawn_within_its_plot(values: list[float]):
-    """Whatever the values, also on the border of a decade."""
+    """This holds for all values, including those on the border of a decade."""
     drawn = plots.cdf([plots.Series("x", "x", values)], "x")
     (path,) = re.findall(r'class="line x" d="([^"]*)"', drawn)
     across = [float(x) for x in re.findall(r"[MH]([-\d.naif]+)", path)]
@@ -593,7 +601,7 @@ def test_a_distribution_is_drawn_within_its_plot(values: list[float]):
 
 @pytest.mark.parametrize("highest", [1e-9, 0.3, 1, 7, 99, 12_345, 1e12])
 def test_ticks_hold_the_highest_value(highest: float):
-    """Few of them, evenly spaced, from 0."""
+    """Ticks are few, evenly spaced, and begin at 0."""
     found = plots.ticks(highest)
     assert found[0] == 0
     assert found[-1] >= highest * (1 - 1e-9)
@@ -603,31 +611,31 @@ def test_ticks_hold_the_highest_value(highest: float):
 def run_of(records: list[Record], servers: int = 1) -> report.Run:
     view = {"url": "http://x", "model": "<i>m</i>", "max_model_len": 64}
     origin = {"when": "2026-01-01"}
-    given = given_options("mixed", *(["--url-b", "http://y"] if servers > 1 else []))
+    run_options = given_options("mixed", *(["--url-b", "http://y"] if servers > 1 else []))
     names = "ab"[:servers]
-    return report.Run(origin, given.view, dict.fromkeys(names, view), records, Slo(1.0, 0.1), 0, False)
+    return report.Run(origin, run_options.view, dict.fromkeys(names, view), records, Slo(1.0, 0.1), 0, False)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 2, 40])
-def test_a_report_can_be_written_of_any_run(tmp_path, servers: int, count: int):
-    """Of nothing, of little, of failures alone; what a server said is never markup; no file but itself is needed."""
-    dice = random.Random(count)
+def test_a_report_can_be_written_for_any_run(tmp_path, servers: int, count: int):
+    """Empty and failed runs are covered, server text is escaped, and the page needs no other file."""
+    rng = random.Random(count)
     records = [
         record(
             number,
             server="ab"[number % servers],
-            tier=dice.choice(measure.TIERS),
+            tier=rng.choice(measure.TIERS),
             outcome="done" if number % 2 else "refused",
             status=200 if number % 2 else 429,
             error=None if number % 2 else "<script>x</script>",
-            tokens=tuple(islice((0.1 * n for n in range(1, 9)), dice.randrange(8))) if number % 2 else (),
+            tokens=tuple(islice((0.1 * n for n in range(1, 9)), rng.randrange(8))) if number % 2 else (),
             completion_tokens=7,
             time_ms={"queued": 1.0, "<script>": 2.0} if number % 2 else {},
         )
         for number in range(count)
     ]
-    told = write(run_of(records, servers), tmp_path)
+    summary = write(run_of(records, servers), tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "<script" not in page
     assert "<i>" not in page
@@ -636,4 +644,4 @@ def test_a_report_can_be_written_of_any_run(tmp_path, servers: int, count: int):
     assert "@import" not in page
     assert json.loads((tmp_path / "summary.json").read_text())["all"]["requests"] == count
     assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == count
-    assert f"of {count} requests" in report.text(told)
+    assert f"of {count} requests" in report.text(summary)

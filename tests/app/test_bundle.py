@@ -1,4 +1,4 @@
-"""Modules and style sheets joined into one file; syntax that the bundler does not read is refused."""
+"""Modules and style sheets joined into one file; syntax that the bundler does not support is refused."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from app.bundle import BundleError, bundle
 
 
 def write(root: Path, **files: str) -> Path:
-    """Write modules by their names without suffix."""
+    """Write modules, given by their names without suffix."""
     for name, text in files.items():
         (root / f"{name}.js").write_text(text)
     return root
 
 
-def test_each_module_is_evaluated_once_and_after_those_that_it_imports(tmp_path: Path):
-    """A module that two others import is one function, before both."""
+def test_each_module_is_evaluated_once_after_its_imports(tmp_path: Path):
+    """A module that two others import appears once, before both."""
     write(
         tmp_path,
         main='import { left } from "./left.js";\nimport { right } from "./right.js";\nleft(right);\n',
@@ -39,7 +39,7 @@ def test_each_module_is_evaluated_once_and_after_those_that_it_imports(tmp_path:
 
 
 def test_defaults_lists_and_aliases_are_exported(tmp_path: Path):
-    """As vendored libraries write them, at the end of a minified line and before a source map, which is dropped."""
+    """Vendored libraries write exports at the end of a minified line, before a source map comment, which is dropped."""
     write(
         tmp_path,
         main='import A from "./lib.js";\nimport {\n  use as apply,\n} from "./lib.js";\napply(A);\n',
@@ -53,7 +53,7 @@ def test_defaults_lists_and_aliases_are_exported(tmp_path: Path):
 
 
 def test_addresses_are_relative_to_the_bundle(tmp_path: Path):
-    """Files that a module loads on demand are named from the folder of the entry."""
+    """Files that a module loads on demand are named relative to the folder of the entry."""
     (tmp_path / "deep").mkdir()
     write(tmp_path, main='import { load } from "./deep/load.js";\nload();\n')
     loads = (
@@ -86,7 +86,7 @@ def test_other_syntax_is_refused_by_name(tmp_path: Path, module: str, fault: str
 
 
 def test_style_sheets_are_joined_in_order(tmp_path: Path):
-    """Each import is replaced with its file; a file whose addresses would change their meaning is refused."""
+    """Each import is replaced with its file, and a file whose addresses would change their meaning is refused."""
     (tmp_path / "page.css").write_text('@import "a.css";\n@import "b.css";\n')
     (tmp_path / "a.css").write_text("a {}\n")
     (tmp_path / "b.css").write_text("b {}\n")

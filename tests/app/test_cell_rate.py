@@ -13,10 +13,10 @@ STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0.001, 3)), max_size=50)  
 
 
 @given(STEPS, st.floats(0.1, 100), st.floats(0, 5))
-def test_what_is_spent_never_exceeds_rate_tolerance_and_the_last_cost(
+def test_spending_never_exceeds_rate_tolerance_and_the_last_cost(
     steps: list[tuple[float, float]], per_second: float, tolerance: float
 ):
-    """Whoever waits as long as told stays within the rate over any time that begins with the first cost."""
+    """A caller that waits as long as required stays within the rate over any time that begins with the first cost."""
     rate, now, spent = CellRate(per_second, tolerance), 1.0, 0.0
     for pause, cost in steps:
         now += pause + rate.wait(now + pause)
@@ -26,8 +26,8 @@ def test_what_is_spent_never_exceeds_rate_tolerance_and_the_last_cost(
 
 
 @given(STEPS)
-def test_an_infinite_rate_makes_nothing_wait(steps: list[tuple[float, float]]):
-    """Whatever was spent."""
+def test_an_infinite_rate_never_waits(steps: list[tuple[float, float]]):
+    """No spent cost makes a caller wait."""
     rate, now = CellRate(math.inf, 0.1), 0.0
     for pause, cost in steps:
         now += pause

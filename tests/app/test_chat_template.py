@@ -1,4 +1,4 @@
-"""What a checkpoint's template may say, and what it may not do."""
+"""Chat templates of checkpoints: supported syntax, and the limits of the sandbox."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from app.chat_template import ChatTemplate, TemplateBroken, TemplateRefused, Var
         ("{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":[2],"b":1}'),
     ],
 )
-def test_what_templates_of_transformers_may_say_is_understood(template: str, text: str):
-    """Marks of what training learns from, and JSON as its filter has it."""
+def test_template_extensions_of_transformers_are_supported(template: str, text: str):
+    """`generation` blocks, which mark training data, and arguments of `tojson` work as in transformers."""
     assert ChatTemplate(template, {}).render([{"role": "user", "content": "x"}]) == text
 
 
 @pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__ }}"])
-def test_a_template_cannot_reach_python_s_insides(template: str):
-    """Templates come with checkpoints and run in a sandbox: what lies outside is undefined to them."""
+def test_a_template_cannot_reach_python_internals(template: str):
+    """Templates come with checkpoints and run in a sandbox, in which other objects are undefined."""
     with pytest.raises(TemplateRefused, match="unsafe"):
         ChatTemplate(template, {}).render([])
 
 
-def test_a_template_is_told_what_the_caller_says_besides():
-    """Such as whether a model is to think first; a name that it does not know changes nothing."""
+def test_a_template_gets_the_caller_s_variables():
+    """A variable that the template does not use changes nothing; enable_thinking is an example of one that does."""
     template = ChatTemplate("{{ 'no' if enable_thinking is false else 'yes' }}{{ bos_token }}", {"bos_token": "<s>"})
-    told = [template.render([], more) for more in (None, {"enable_thinking": False}, {"other": 1})]
-    assert told == ["yes<s>", "no<s>", "yes<s>"]
+    found = [template.render([], more) for more in (None, {"enable_thinking": False}, {"other": 1})]
+    assert found == ["yes<s>", "no<s>", "yes<s>"]
 
 
 @pytest.mark.parametrize(
     "name", ["messages", "add_generation_prompt", "tools", "bos_token", "raise_exception", "range"]
 )
-def test_what_a_template_knows_already_is_not_the_caller_s_to_say(name: str):
-    """By name."""
+def test_a_caller_cannot_override_reserved_variables(name: str):
+    """The error contains the name of the reserved variable."""
     with pytest.raises(VariableTaken, match=name):
         ChatTemplate("x", {"bos_token": "<s>"}).render([], {name: "x"})
 
 
 def test_a_template_cannot_change_the_conversation():
-    """Lists and dicts are immutable inside."""
+    """Lists and dicts are immutable inside a template."""
     template = "{% set _ = messages.append({'role': 'x'}) %}"
     with pytest.raises(TemplateRefused, match="append"):
         ChatTemplate(template, {}).render([])
 
 
-def test_a_template_may_refuse_with_its_own_words():
-    """`raise_exception` is how checkpoints say which conversations they take."""
+def test_a_template_may_refuse_with_its_own_message():
+    """Checkpoints use `raise_exception` to refuse conversations that they do not support."""
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(TemplateRefused, match="roles must alternate"):
         ChatTemplate(template, {}).render([])
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "expected"),
     [
         ("{{ messages[0].content.index('zzz') }}", "ValueError: substring"),
         ("{{ 1 // (messages | length - 1) }}", "ZeroDivisionError"),
@@ -68,21 +68,21 @@ def test_a_template_may_refuse_with_its_own_words():
         ('{{ "\\ud83d" }}', "UnicodeEncodeError"),
     ],
 )
-def test_whatever_a_template_raises_it_does_not_take_the_conversation(template: str, said: str):
+def test_any_exception_in_a_template_refuses_the_conversation(template: str, expected: str):
     """The fault is the checkpoint's or the conversation's, not this server's."""
-    with pytest.raises(TemplateRefused, match=said):
+    with pytest.raises(TemplateRefused, match=expected):
         ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}])
 
 
-def test_a_template_that_is_no_jinja_is_named_with_its_line():
-    """At the start, not at the first chat."""
+def test_a_template_with_a_syntax_error_is_refused_with_its_line():
+    """The error occurs at startup, not at the first chat."""
     with pytest.raises(TemplateBroken, match="line 2"):
         ChatTemplate("fine\n{% if %}", {})
 
 
 @pytest.mark.parametrize("template", ["{% for a in b %}" * 25 + "{% endfor %}" * 25, "{% if a %}" * 2000])
 def test_a_template_that_python_cannot_compile_is_refused_at_the_start(template: str):
-    """Python nests less deeply than Jinja."""
+    """Python supports fewer nested blocks than Jinja."""
     with pytest.raises(TemplateBroken, match="chat template: "):
         ChatTemplate(template, {})
 
@@ -109,8 +109,8 @@ STRING_OR_PARTS = "{% if m.content is string %}({{ m.content }}){% else %}" + PA
         ),
     ],
 )
-def test_a_content_has_the_form_that_the_template_reads(content: str, text: str):
-    """A string or a list of parts, for each role; a template that reads both is given strings."""
+def test_content_has_the_form_that_the_template_reads(content: str, text: str):
+    """Each role is given a string or a list of parts, and a template that reads both is given strings."""
     template = ChatTemplate("{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}", {})
     roles = ("system", "user", "assistant", "user")
     turns = [{"role": r, "content": c} for r, c in zip(roles, ("Be brief.", "Hi!", "Yes?", "Go."), strict=True)]
@@ -124,13 +124,13 @@ OPEN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel
 
 
 def test_the_last_message_is_left_open_to_be_continued():
-    """The text ends where the message ends, with the white space at its end and without a generation prompt."""
+    """The text ends where the message ends, with its trailing white space and without a generation prompt."""
     assert ChatTemplate(TURNS, {}).render_open(OPEN) == "[user]Hi</s>[assistant]Hello, "
 
 
 @pytest.mark.parametrize("trim", ["m.content | trim", "m.content.strip()", "m.content.rstrip()"])
 def test_a_template_that_trims_also_trims_an_open_message(trim: str):
-    """A space that the template would have removed is not left at the end of the prompt."""
+    """A space that the template would have removed does not end the prompt."""
     template = ChatTemplate(TURNS.replace("m.content", trim), {})
     assert template.render_open(OPEN) == "[user]Hi</s>[assistant]Hello,"
 
@@ -145,7 +145,7 @@ def test_a_message_that_the_template_changes_cannot_be_continued(content: str):
 @pytest.mark.parametrize("trim", ["m.content", "m.content | trim"])
 @pytest.mark.parametrize("content", ["Hello", "Hello, ", " Hello\n\n", ""])
 def test_an_open_message_ends_where_transformers_ends_it(content: str, trim: str):
-    """For templates that trim and templates that do not."""
+    """This holds for templates that trim and templates that do not."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     source = TURNS.replace("m.content", trim)

@@ -16,23 +16,23 @@ from app.settings import OPTIONS
 
 @pytest.fixture
 def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """The environments of the processes that are started, none of which really is."""
-    given: list[dict[str, str]] = []
+    """Return the environments given to child processes; none of the processes is really started."""
+    started: list[dict[str, str]] = []
     for name in SECRETS:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("CAROUSEL_TEST_VALUE", "kept")
 
     def start(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
-        given.append(env)
+        started.append(env)
         return SimpleNamespace(returncode=0, stdout=b"{}", stderr=b"")
 
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(subprocess, "run", start)
-    return given
+    return started
 
 
 def test_no_child_process_is_given_a_key(environments):
-    """Neither the engine nor the conversion of a tokenizer; other variables are passed on."""
+    """Neither the engine nor the tokenizer conversion gets one, and other variables are passed on."""
     descriptor = SimpleNamespace(fileno=lambda: 0)
     life._spawn(descriptor, descriptor, "text")
     tokenizer_files.run_conversion(Path("folder"))
@@ -42,6 +42,6 @@ def test_no_child_process_is_given_a_key(environments):
         assert (environment["CAROUSEL_TEST_VALUE"], environment["PATH"]) == ("kept", os.environ["PATH"])
 
 
-def test_every_option_that_is_a_key_is_a_secret():
-    """A further one is not forgotten."""
+def test_every_key_option_is_a_secret():
+    """A key option that is added later cannot be forgotten."""
     assert {option.variable for option in OPTIONS if option.key.endswith("_key")} <= SECRETS

@@ -1,4 +1,4 @@
-"""What a connection offers to an answer that is streamed, and for how long it waits for a request."""
+"""Writes to the connection of a streamed answer, and timeouts of incomplete requests."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ try:
     import uvloop
 
     LOOPS.append(uvloop.new_event_loop)
-except ImportError:  # there is none for every system
+except ImportError:  # uvloop is not available for every system
     pass
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_what_a_full_socket_does_not_take_is_not_kept(loop: Callable[[], asyncio.AbstractEventLoop]):
-    """The writer hears it, and the pieces that were taken are on the wire, whole and in order."""
+def test_data_that_a_full_socket_rejects_is_not_buffered(loop: Callable[[], asyncio.AbstractEventLoop]):
+    """`write` returns False, and the chunks that were accepted arrive complete and in order."""
 
-    async def play() -> None:
+    async def connect() -> None:
         ours, theirs = socket.socketpair()
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
         await asyncio.sleep(0)
         theirs.setblocking(False)
         try:
-            await talk(transport, theirs)
+            await exchange(transport, theirs)
         finally:
             transport.abort()
             theirs.close()
 
-    async def talk(transport: asyncio.Transport, theirs: socket.socket) -> None:
+    async def exchange(transport: asyncio.Transport, theirs: socket.socket) -> None:
         expected = bytearray()
         for number in range(1_000):
             piece = b"%d " % number * 1000
@@ -48,26 +48,26 @@ def test_what_a_full_socket_does_not_take_is_not_kept(loop: Callable[[], asyncio
                 break
             expected += b"%x\r\n%b\r\n" % (len(piece), piece)
         assert 0 < number < 999
-        kept = transport.get_write_buffer_size()
-        assert kept > 0 and not write(transport, b"more") and transport.get_write_buffer_size() == kept
-        heard = bytearray()
+        buffered = transport.get_write_buffer_size()
+        assert buffered > 0 and not write(transport, b"more") and transport.get_write_buffer_size() == buffered
+        received = bytearray()
         async with asyncio.timeout(10):
-            while len(heard) < len(expected):
-                heard += await asyncio.get_running_loop().sock_recv(theirs, 1 << 20)
-        assert heard == expected
+            while len(received) < len(expected):
+                received += await asyncio.get_running_loop().sock_recv(theirs, 1 << 20)
+        assert received == expected
         assert write(transport, b"x") and theirs.recv(100) == b"1\r\nx\r\n"
         transport.close()
         assert not write(transport, b"y")
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(play())
+        runner.run(connect())
 
 
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
-    "sent, said",
+    "sent, expected",
     [
         (b"", b""),
         (b"\r\n", b""),
@@ -79,8 +79,8 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
         (HEAD.replace(b"/", b"/hasty", 1) + b"Content-Length: 9\r\n\r\nallPAUSE of it", b"HTTP/1.1 200 "),
     ],
 )
-async def test_no_request_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, sent: bytes, said: bytes):
-    """Who sends none, or one without an end, loses the connection; who has one that lasts is answered in full."""
+async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: bytes, expected: bytes):
+    """A client without a complete request loses the connection, and a slow response is sent in full."""
     monkeypatch.setattr(app.connection, "HEAD_SECONDS", 0.1)
     monkeypatch.setattr(app.connection, "BODY_SECONDS", 0.1)
     monkeypatch.setattr(app.connection, "LINGER", 0.05)
@@ -110,23 +110,23 @@ async def test_no_request_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch
                 writer.write(piece)
                 await asyncio.sleep(0.05)
             writer.write(last)
-            heard = await reader.read()
+            received = await reader.read()
             writer.close()
     finally:
         server.should_exit = True
         await serving
-    assert heard.startswith(said) and heard.count(b"HTTP/1.1") == (1 if said else 0)
+    assert received.startswith(expected) and received.count(b"HTTP/1.1") == (1 if expected else 0)
 
 
-async def test_of_a_slow_reader_it_is_known_what_it_takes():
-    """The system keeps little: a reader that takes some of an answer makes room for more of it."""
-    piece, pieces = b"a" * (1 << 14), 1000
-    taken = 0
+async def test_the_progress_of_a_slow_reader_is_visible():
+    """Kernel buffers are small, so that each read of a slow client makes room for a little more of the answer."""
+    piece, num_chunks = b"a" * (1 << 14), 1000
+    chunks_sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
-        nonlocal taken
-        while taken < pieces:
-            taken += 1
+        nonlocal chunks_sent
+        while chunks_sent < num_chunks:
+            chunks_sent += 1
             yield piece
 
     async def serve(_: Request) -> StreamingResponse:
@@ -134,8 +134,8 @@ async def test_of_a_slow_reader_it_is_known_what_it_takes():
 
     async def settled() -> int:
         before = -1
-        while before != taken:
-            before = taken
+        while before != chunks_sent:
+            before = chunks_sent
             await asyncio.sleep(0.2)
         return before
 

@@ -34,7 +34,7 @@ def refusal(call, *arguments) -> ApiError:
     ],
 )
 def test_an_address_has_its_limit(per_address: int | None, address: str, limit: int | None):
-    """The default exempts loopback and trusted proxies; a given number holds for every address."""
+    """The default exempts loopback and trusted proxies, and a configured number holds for every address."""
     limits = ConnectionLimits(1000, per_address, AddressList("10.1.0.0/16"))
     for _ in range(limit or 2 * DEFAULT_PER_ADDRESS):
         limits.enter((address, 5))
@@ -58,7 +58,7 @@ def test_an_ipv6_network_is_one_address_and_a_unix_socket_is_none():
 
 
 def test_the_total_has_a_limit_and_ended_connections_make_room():
-    """Nothing is remembered of addresses without a connection."""
+    """No state remains for addresses without a connection."""
     limits = ConnectionLimits(2, None)
     releases = [limits.enter((HOME, 5)), limits.enter(("127.0.0.1", 5))]
     error = refusal(limits.enter, (HOME, 6))
@@ -93,7 +93,7 @@ def test_few_refused_connections_stay_open():
     ],
 )
 def test_a_list_of_addresses_has_addresses_and_networks(listed: str, address: str, is_in: bool):
-    """In the form of FORWARDED_ALLOW_IPS."""
+    """The list has the form of FORWARDED_ALLOW_IPS."""
     assert (address in AddressList(listed)) is is_in
 
 
@@ -110,7 +110,7 @@ def test_a_list_of_addresses_has_addresses_and_networks(listed: str, address: st
     ],
 )
 def test_a_tenant_has_its_limit_of_websockets(default: int | None, tenant: Tenant, limit: int | None):
-    """Its own, else the option's, else the default, which exempts loopback without keys."""
+    """It is the tenant's own, else the option's, else the default, which exempts loopback without keys."""
     limits = WebSocketLimits(default, lambda: 0.0)
     opened = [limits.opened(tenant) for _ in range(limit or 2 * DEFAULT_MAX_WEBSOCKETS)]
     for each in opened:
@@ -127,7 +127,7 @@ def test_a_tenant_has_its_limit_of_websockets(default: int | None, tenant: Tenan
 
 
 def test_a_client_that_floods_is_refused_for_the_rest_of_the_minute():
-    """Its key at another address, and another key at its address, are not."""
+    """Its key at another address and another key at its address are not refused."""
     now = 100.0
     limits = WebSocketLimits(None, lambda: now)
     for _ in range(MAX_FLOODS - 1):
@@ -148,7 +148,7 @@ def test_a_client_that_floods_is_refused_for_the_rest_of_the_minute():
 
 
 def test_loopback_without_a_key_is_delayed_and_not_refused_after_floods_and_few_flooders_are_remembered():
-    """It may be a proxy of many clients; the oldest flooders are forgotten."""
+    """Loopback may be a proxy of many clients, and the oldest flooders are forgotten."""
     limits = WebSocketLimits(None, lambda: 0.0)
     for _ in range(MAX_FLOODS):
         limits.count_flood(ANYBODY, "")

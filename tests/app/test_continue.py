@@ -1,4 +1,4 @@
-"""`continue_final_message` and `add_generation_prompt` of chat completions, with a made-up engine."""
+"""`continue_final_message` and `add_generation_prompt` of chat completions, with a fake engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ask(http: TestClient, *messages: dict, **fields) -> dict:
 
 
 def test_the_prompt_of_a_continued_answer_ends_with_the_answer(http):
-    """It has exactly the tokens of the rendered text, and the response holds the new text only."""
+    """The prompt has exactly the tokens of the rendered text, and the response holds the new text only."""
     whole = ask(http, QUESTION, OPEN, add_generation_prompt=False)
     more = ask(http, QUESTION, OPEN, add_generation_prompt=False, continue_final_message=True)
     text = http.app.state.service.text
@@ -42,7 +42,7 @@ def test_the_prompt_of_a_continued_answer_ends_with_the_answer(http):
     ],
 )
 def test_an_answer_that_cannot_be_continued_is_refused_by_name(http, messages, fields, message):
-    """The last message is not an answer, or a new one is asked for too."""
+    """The last message is not an answer, or a new answer is requested too."""
     error = ask(http, *messages, continue_final_message=True, **fields)["error"]
     assert (error["param"], error["code"]) == ("continue_final_message", "invalid_value")
     assert message in error["message"]

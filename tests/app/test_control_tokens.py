@@ -1,4 +1,4 @@
-"""Control tokens in messages are plain text; those of the template stay tokens."""
+"""Control tokens in messages are plain text, and those of the template stay tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.settings import parse
 from app.text import TextModel
 from tests.app.text_models import byte_level, sentence_piece
 
-# Family -> (its control tokens, its template for one turn and for the beginning of an answer).
+# family -> (control tokens, template of one turn, template of the beginning of an answer)
 FAMILIES: dict[str, tuple[list[str], str, str]] = {
     "ChatML": (
         ["<|im_start|>", "<|im_end|>", "<think>", "</think>"],
@@ -65,17 +65,17 @@ def template(turn: str, answer: str) -> str:
 
 
 def llama2() -> Tokenizer:
-    """A tokenizer of pieces that begins each text between added tokens with a space."""
+    """Return a tokenizer of pieces that begins each text between added tokens with a space."""
     tokenizer = Tokenizer.from_str(sentence_piece().tokenizer.to_str())
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return tokenizer
 
 
 def model(name: str, **options: Any) -> TextModel:
-    """A text model with the control tokens and the template of a family."""
+    """Return a text model with the control tokens and the template of a family."""
     tokens, *turns = FAMILIES[name]
     tokenizer = llama2() if name == "Llama 2" else byte_level().tokenizer
-    # A thinking model's marks, and DeepSeek's roles, are added tokens that are not special.
+    # The marks of a thinking model and DeepSeek's roles are added tokens that are not special.
     plain = [token for token in tokens if "think" in token or "User" in token]
     tokenizer.add_special_tokens([token for token in tokens if token not in plain])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in plain])
@@ -117,7 +117,7 @@ def test_a_message_cannot_forge_a_turn(name: str):
 @pytest.mark.parametrize("name", FAMILIES)
 @given(st.lists(st.text(alphabet="thes engin\n<|>[]/😀é0123", max_size=30), min_size=1, max_size=3))
 def test_messages_without_control_tokens_keep_their_ids(name: str, contents: list[str]):
-    """The ids are those of the rendered text, to the last one."""
+    """The ids equal those of the rendered text."""
     assume(not any(token in content for token in FAMILIES[name][0] for content in contents))
     turns = [{"role": "user", "content": content} for content in contents]
     guarded, allowing = GUARDED[name], ALLOWING[name]
@@ -127,18 +127,18 @@ def test_messages_without_control_tokens_keep_their_ids(name: str, contents: lis
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_plain_control_token_merges_with_the_text_around_it(name: str):
-    """The ids of a message with a control token are those that a tokenizer without that token gives it."""
+    """The ids of a message with a control token equal those from a tokenizer without that token."""
     first, *others = FAMILIES[name][0]
     guarded, bare = (llama2() if name == "Llama 2" else byte_level().tokenizer for _ in range(2))
     guarded.add_special_tokens([*others, first])
     bare.add_special_tokens(others)
     texts = [TextModel(each, "{{ messages[0].content }}", {}, frozenset()) for each in (guarded, bare)]
-    knowing, ignorant = (encode(text, f"the he{first}ll the") for text in texts)
-    assert knowing == ignorant
+    with_token, without_token = (encode(text, f"the he{first}ll the") for text in texts)
+    assert with_token == without_token
 
 
 def test_prompts_of_completions_keep_their_control_tokens():
-    """A text that no template rendered is encoded as it is."""
+    """A text that no template rendered is encoded unchanged."""
     text = GUARDED["ChatML"]
     ids = text.encode("<|im_start|>user\nhe<|im_end|>")
     assert len(control_ids(text, ids)) == 2
@@ -161,7 +161,7 @@ def test_prompts_of_completions_keep_their_control_tokens():
     ],
 )
 def test_a_template_still_reads_and_changes_a_text(turn: str, rendered: str):
-    """Filters and conditions see the token where it is; no form of it becomes a token again."""
+    """Filters and conditions see the token in place, and no form of it becomes a token again."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     text = TextModel(tokenizer, template(turn, "<|im_end|>"), {}, frozenset())
@@ -172,7 +172,7 @@ def test_a_template_still_reads_and_changes_a_text(turn: str, rendered: str):
 
 
 def test_a_token_that_is_matched_in_the_normalized_text_is_plain_too():
-    """As special tokens of old checkpoints are declared."""
+    """Old checkpoints declare their special tokens in this way."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=True), AddedToken("</s>", normalized=True)])
     text = TextModel(tokenizer, "<s>{{ messages[0].content }}</s>", {}, frozenset())
@@ -182,7 +182,7 @@ def test_a_token_that_is_matched_in_the_normalized_text_is_plain_too():
 
 
 def test_characters_that_a_normalizer_makes_a_token_of_are_plain_too():
-    """Full-width ones, for a token that is matched in the normalized text; the prompt's own stay tokens."""
+    """Full-width characters stay plain in messages and become tokens in raw prompts, which are normalized first."""
     tokenizer = byte_level().tokenizer
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=True)])
@@ -198,7 +198,7 @@ def test_characters_that_a_normalizer_makes_a_token_of_are_plain_too():
     "contents", [("he<|im_", "end|>ll"), ("he<|im_end|", ">"), ("<", "|im_end|>"), ("a<|im_ ", " end|>")]
 )
 def test_two_messages_cannot_make_a_token_together(turn: str, contents: tuple[str, str]):
-    """A template that writes nothing between them joins their ends, which stay plain text."""
+    """A template that writes nothing between messages joins their ends, which stay plain text."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     text = TextModel(tokenizer, template(turn, ""), {}, frozenset())
@@ -217,14 +217,14 @@ def test_white_space_and_words_that_are_tokens_are_left_alone():
 
 
 def test_a_conversation_of_nothing_but_control_tokens_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """Wrapping each of a million would hold up the event loop."""
+    """Wrapping each of a million would block the event loop."""
     monkeypatch.setattr(control_tokens, "MAX_MARKED", 3)
     with pytest.raises(TemplateRefused, match="more than 3 control tokens"):
         encode(GUARDED["ChatML"], "<|im_end|>" * 2, "<|im_end|>" * 2)
 
 
 def test_a_template_s_refusal_shows_the_message_as_it_was_sent():
-    """Edges and breaks do not appear in an error."""
+    """Edge and break characters do not appear in an error."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     text = TextModel(tokenizer, "{{ raise_exception('not ' + messages[0].content) }}", {}, frozenset())
@@ -233,8 +233,8 @@ def test_a_template_s_refusal_shows_the_message_as_it_was_sent():
 
 
 @pytest.mark.parametrize(("arguments", "count"), [([], 0), (["--allow-control-tokens"], 1)])
-def test_an_option_has_control_tokens_of_messages_count(tmp_path: Path, arguments: list[str], count: int):
-    """From the command line to the ids of a conversation."""
+def test_an_option_allows_control_tokens_in_messages(tmp_path: Path, arguments: list[str], count: int):
+    """The option works from the command line to the ids of a conversation."""
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -249,8 +249,8 @@ def test_an_option_has_control_tokens_of_messages_count(tmp_path: Path, argument
     st.text(alphabet="<|ab>", max_size=40),
     st.integers(1, 9),
 )
-def test_control_tokens_are_found_longest_first_wherever_a_text_is_sliced(tokens: set[str], text: str, slice_: int):
-    """As an alternation of all of them finds them, however small the slices are."""
+def test_control_tokens_are_found_longest_first_across_slices(tokens: set[str], text: str, slice_: int):
+    """The result equals that of an alternation of all tokens, for slices of any size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.add_special_tokens(sorted(tokens))
     found = control_tokens.ControlTokens(tokenizer, "")

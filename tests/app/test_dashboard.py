@@ -1,4 +1,4 @@
-"""The Grafana dashboard against what /metrics really says, both ways round."""
+"""The Grafana dashboard checked against real /metrics output, in both directions."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 
 from app.tenants import Tenant, key_digest
 from tests.app.test_energy import zone
-from tests.app.test_http import ASK, CHAT, make, ready
+from tests.app.test_http import BODY, CHAT, make, ready
 from tests.conftest import ROOT
-from tests.promql import Query, Wrong, catalogue
+from tests.promql import Query, QueryError, series_by_name
 
 BOARD = json.loads((ROOT / "docs/grafana/carousel.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 VARIABLES = {variable["name"]: variable for variable in BOARD["templating"]["list"]}
 TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
 
-# Families of ours that are not on the dashboard, with the reason.
-LEFT_OUT: dict[str, str] = {
+# metric families that are not on the dashboard, with the reason
+NOT_SHOWN: dict[str, str] = {
     "carousel:log_lines_dropped": "it is 0 unless nothing reads standard error",
     "carousel:connections": "it is for an alert near --max-connections",
     "carousel:connections_refused": "it is for an alert, not for the picture of the load",
@@ -29,8 +29,8 @@ LEFT_OUT: dict[str, str] = {
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory):
-    """What a server says that served a request, refused another, keeps rows and can read its energy."""
+def exposed(tmp_path_factory):
+    """Return the series of a server that has requests, a refusal, metering rows and energy counters."""
     folder = tmp_path_factory.mktemp("dashboard")
     zone(folder / "intel-rapl:0", "package-0", 0)
     night = Tenant(name="night", digest=key_digest("n"), tiers=("flex", "default"))
@@ -41,23 +41,23 @@ def known(tmp_path_factory):
             tenants=(night,), public_metrics=True, metering=str(folder / "usage.db"), price_per_hour=2.0
         ) as client:
             headers = {"Authorization": "Bearer n"}
-            assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
-            refused = client.post(CHAT, json={**ASK, "service_tier": "priority"}, headers=headers)
+            assert ready(client).post(CHAT, json=BODY, headers=headers).status_code == 200
+            refused = client.post(CHAT, json={**BODY, "service_tier": "priority"}, headers=headers)
             assert refused.status_code == 403
-            return catalogue(client.get("/metrics").text)
+            return series_by_name(client.get("/metrics").text)
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda part: part if isinstance(part, str) else "")
-def test_every_query_parses_and_finds_its_metrics_and_labels(known, title: str, target):
-    """Counters through rates, gauges as they are, and a legend of labels that are there."""
-    query = Query(target["expr"], known)
+def test_every_query_parses_and_finds_its_metrics_and_labels(exposed, title: str, target):
+    """Counters are read through rates, gauges directly, and legends use labels that exist."""
+    query = Query(target["expr"], exposed)
     assert query.names
     legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
     assert legend == query.labels
 
 
-def test_every_variable_of_a_query_is_one_of_the_dashboard_s():
-    """Grafana would send the others as they stand."""
+def test_every_variable_of_a_query_is_defined_by_the_dashboard():
+    """Grafana would send unknown variables literally."""
     used = {name for _, target in TARGETS for name in re.findall(r"\$(\w+)", target["expr"])}
     assert used - {"__rate_interval", "__range"} == {"model", "class", "tenant"}
     assert set(VARIABLES) == {"datasource", "model", "class", "tenant"}
@@ -66,41 +66,41 @@ def test_every_variable_of_a_query_is_one_of_the_dashboard_s():
 
 
 @pytest.mark.parametrize("name", ["model", "class", "tenant"])
-def test_a_variable_takes_its_values_from_a_label_that_is_there(known, name: str):
-    """label_values(selector, label)."""
-    asked = VARIABLES[name]["query"]["query"]
-    series, selector, label = re.fullmatch(r"label_values\(([\w:]+)(\{.*\})?, (\w+)\)", asked).groups()
-    assert known[series].values[label]
+def test_a_variable_takes_its_values_from_an_existing_label(exposed, name: str):
+    """The query has the form label_values(selector, label)."""
+    query = VARIABLES[name]["query"]["query"]
+    series, selector, label = re.fullmatch(r"label_values\(([\w:]+)(\{.*\})?, (\w+)\)", query).groups()
+    assert exposed[series].values[label]
     for inner in re.findall(r"(\w+)=~", selector or ""):
-        assert inner in known[series].labels
+        assert inner in exposed[series].labels
 
 
-def test_every_metric_of_ours_is_on_the_dashboard_or_left_out_for_a_reason(known):
-    """One that is added is seen."""
+def test_every_metric_is_on_the_dashboard_or_excluded_with_a_reason(exposed):
+    """A metric that is added later cannot be forgotten."""
 
     def family(name: str) -> str:
         return re.sub(r"_(total|bucket|count|sum|created)$", "", name)
 
-    shown = {family(name) for _, target in TARGETS for name in Query(target["expr"], known).names}
-    assert {family(name) for name in known} - shown == set(LEFT_OUT)
+    shown = {family(name) for _, target in TARGETS for name in Query(target["expr"], exposed).names}
+    assert {family(name) for name in exposed} - shown == set(NOT_SHOWN)
 
 
-def test_every_metric_of_ours_is_in_the_manual(known):
-    """Under the name that a query needs."""
+def test_every_metric_is_in_the_manual(exposed):
+    """The manual has the name that a query needs."""
     text = (ROOT / "docs/operations.md").read_text()
-    wanted = {re.sub(r"_(bucket|count|sum)$", "", name) for name in known if not name.endswith("_created")}
-    assert [name for name in sorted(wanted) if f"`{name}`" not in text] == []
+    metrics = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed if not name.endswith("_created")}
+    assert [name for name in sorted(metrics) if f"`{name}`" not in text] == []
 
 
 def test_panels_neither_overlap_nor_share_an_id():
-    """A grid of 24 columns."""
-    taken: set[tuple[int, int]] = set()
+    """The grid has 24 columns."""
+    occupied: set[tuple[int, int]] = set()
     for panel in BOARD["panels"]:
         at = panel["gridPos"]
         cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
-        assert not cells & taken, panel["title"]
+        assert not cells & occupied, panel["title"]
         assert at["x"] + at["w"] <= 24
-        taken |= cells
+        occupied |= cells
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
 
 
@@ -124,7 +124,7 @@ def test_panels_neither_overlap_nor_share_an_id():
         "sum(carousel:slots) % 2",
     ],
 )
-def test_the_checker_refuses_what_prometheus_would_not_answer(known, wrong: str):
-    """Or would answer with nothing."""
-    with pytest.raises(Wrong):
-        Query(wrong, known)
+def test_the_checker_refuses_queries_that_prometheus_cannot_answer(exposed, wrong: str):
+    """Such queries are invalid or have no result."""
+    with pytest.raises(QueryError):
+        Query(wrong, exposed)

@@ -1,4 +1,4 @@
-"""Tokens to text as they come, and stop strings across the pieces."""
+"""Incremental detokenization, and stop strings across chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANY_IDS = st.lists(st.integers(0, MODEL.tokenizer.get_vocab_size() - 1), max_siz
 
 @given(st.text(max_size=40))
 def test_a_text_survives_being_cut_into_tokens(text: str):
-    """Every character arrives, whole, in order."""
+    """Every character arrives complete and in order."""
     detokenizer = Detokenizer(MODEL)
     pieces = [detokenizer.push(i) for i in MODEL.encode(text)] + [detokenizer.flush()]
     assert "".join(pieces) == text
@@ -25,21 +25,21 @@ def test_a_text_survives_being_cut_into_tokens(text: str):
 @given(ANY_IDS)
 @settings(max_examples=300)
 def test_streamed_text_is_the_text_of_all_tokens(ids: list[int]):
-    """Even for bytes that make no characters, the pieces add up to the whole: nothing said is taken back."""
+    """The chunks add up to the whole even for bytes that form no characters, and no emitted text is taken back."""
     detokenizer = Detokenizer(MODEL)
     streamed = "".join([*(detokenizer.push(i) for i in ids), detokenizer.flush()])
     assert streamed == MODEL.decode(ids)
 
 
-def test_an_emoji_comes_out_at_once_and_only_when_complete():
-    """Three quarters of a character are not shown."""
+def test_an_emoji_is_emitted_as_soon_as_it_is_complete():
+    """An incomplete character is not emitted."""
     ids = MODEL.encode("🎠")
     detokenizer = Detokenizer(MODEL)
     assert [detokenizer.push(i) for i in ids] == [""] * (len(ids) - 1) + ["🎠"]
 
 
-def say(*parts: str) -> list[int]:
-    """Tokens, and characters that have none: their bytes."""
+def ids_of(*parts: str) -> list[int]:
+    """Return ids of the given tokens; characters without a token become byte tokens."""
     id_of = PIECES.tokenizer.token_to_id
     return [
         id_of(token)
@@ -50,31 +50,31 @@ def say(*parts: str) -> list[int]:
 
 @given(st.lists(st.sampled_from(["<s>", "▁the", "▁engine", "s", *"~é漢😀"]), max_size=24), st.data())
 @settings(max_examples=300)
-def test_a_text_that_goes_on_is_the_rest_of_the_whole(parts: list[str], data: st.DataObject):
-    """With the space between, and where a character is cut between them."""
-    ids = say(*parts)
+def test_a_continued_text_is_the_rest_of_the_whole(parts: list[str], data: st.DataObject):
+    """This includes the space between both parts, and characters that are cut between them."""
+    ids = ids_of(*parts)
     cut = data.draw(st.integers(0, len(ids)))
-    begun, rest = Detokenizer(PIECES), Detokenizer(PIECES, ids[:cut])
-    pieces = [*map(begun.push, ids[:cut]), *map(rest.push, ids[cut:]), rest.flush()]
+    first, rest = Detokenizer(PIECES), Detokenizer(PIECES, ids[:cut])
+    pieces = [*map(first.push, ids[:cut]), *map(rest.push, ids[cut:]), rest.flush()]
     assert "".join(pieces) == PIECES.decode(ids)
 
 
-def test_characters_that_are_bytes_come_whole_one_behind_the_other():
-    """With what stands before and behind them."""
+def test_characters_of_byte_tokens_are_emitted_one_by_one():
+    """This includes the text before and after them."""
     detokenizer = Detokenizer(PIECES)
-    pieces = [detokenizer.push(token_id) for token_id in say("▁the", *"😀😀é漢字", "▁engine")]
+    pieces = [detokenizer.push(token_id) for token_id in ids_of("▁the", *"😀😀é漢字", "▁engine")]
     assert list(filter(None, pieces)) == ["the", "😀", "😀", "é", "漢", "字", " engine"]
 
 
-def test_a_text_goes_on_behind_characters_that_are_bytes():
-    """However many of them: none is cut."""
-    for faces in range(1, 20):
-        detokenizer = Detokenizer(PIECES, say(*"😀" * faces))
-        assert detokenizer.push(*say("▁engine")) + detokenizer.flush() == " engine"
+def test_a_text_continues_after_characters_of_byte_tokens():
+    """No character is cut, for any number of them."""
+    for count in range(1, 20):
+        detokenizer = Detokenizer(PIECES, ids_of(*"😀" * count))
+        assert detokenizer.push(*ids_of("▁engine")) + detokenizer.flush() == " engine"
 
 
-def test_a_text_of_its_own_begins_without_a_space():
-    """An answer of a chat does, and a prompt that is only a begin token."""
+def test_an_independent_text_begins_without_a_space():
+    """Examples are the answer of a chat, and a prompt that consists of a begin token."""
     ids = [PIECES.tokenizer.token_to_id(token) for token in ("<s>", "▁the", "▁engine", "s")]
     for before in ((), ids[:1]):
         detokenizer = Detokenizer(PIECES, before)
@@ -87,8 +87,8 @@ def test_a_text_of_its_own_begins_without_a_space():
     st.lists(st.integers(0, 5), min_size=1, max_size=60),
 )
 @settings(max_examples=400)
-def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[str], sizes: list[int]):
-    """The text shown ends before the first stop string, and no part of one is ever shown."""
+def test_a_stop_string_is_found_in_any_chunks(text: str, stops: list[str], sizes: list[int]):
+    """The emitted text ends before the first stop string and contains no part of one."""
     matcher, shown, met, at = StopMatcher(stops), "", None, 0
     for size in itertools.cycle([*sizes, 1]):
         if at >= len(text) or met is not None:
@@ -97,7 +97,7 @@ def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[s
         shown, at = shown + piece, at + size
     if met is None:
         shown += matcher.flush()
-    # The first moment at which any stop string is complete.
+    # first position at which any stop string is complete
     ends = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
     if met is None:
         assert not ends
@@ -108,8 +108,8 @@ def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[s
         assert not any(stop in shown for stop in stops)
 
 
-def test_only_what_may_become_a_stop_string_is_held_back():
-    """Text that cannot be part of a stop string is shown at once."""
+def test_only_text_that_may_become_a_stop_string_is_held_back():
+    """Text that cannot be part of a stop string is emitted at once."""
     matcher = StopMatcher(["END"])
     assert matcher.push("abc") == ("abc", None)
     assert matcher.push("xE") == ("x", None)

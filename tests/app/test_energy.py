@@ -1,4 +1,4 @@
-"""Joules from counters that somebody else keeps."""
+"""Energy in joules from counters of the system."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def zone(folder: Path, name: str, microjoules: int, wraps_at: int = 1_000_000_00
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch):
-    """Whatever this machine has."""
+    """Hide the GPUs of this machine."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
-def test_what_a_package_used_is_counted_from_the_first_look(tmp_path: Path):
-    """In joules, also when its counter begins again at 0."""
+def test_energy_is_counted_from_the_first_reading(tmp_path: Path):
+    """The unit is joules, and a counter that wraps to 0 is handled."""
     counter = zone(tmp_path / "intel-rapl:0", "package-0", 999_000_000)
     energy = Energy(tmp_path)
     assert energy.joules() == {}
@@ -42,20 +42,20 @@ def test_what_a_package_used_is_counted_from_the_first_look(tmp_path: Path):
 
 
 def test_nothing_is_counted_twice(tmp_path: Path):
-    """Memory is beside its package; cores are inside it, and psys and the other interface are all of it again."""
-    for place, name in (
+    """Memory is separate from its package, while cores, psys and the MMIO interface would be counted twice."""
+    for folder, name in (
         ("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core"), ("intel-rapl:0:1", "dram"),
         ("intel-rapl:1", "package-1"), ("intel-rapl:1:0", "dram"), ("intel-rapl:2", "psys"),
         ("intel-rapl-mmio:0", "package-0"),
     ):  # fmt: skip
-        zone(tmp_path / place, name, 5)
+        zone(tmp_path / folder, name, 5)
     energy = Energy(tmp_path)
     energy.read()
     assert set(energy.joules()) == {"package-0", "package-0-dram", "package-1", "package-1-dram"}
 
 
-def test_a_counter_that_cannot_be_read_is_no_counter(tmp_path: Path):
-    """At the start; later on its last value stands until it can be read again."""
+def test_a_counter_that_cannot_be_read_is_skipped(tmp_path: Path):
+    """It is skipped at startup, and later its last value stays until it can be read again."""
     (zone(tmp_path / "intel-rapl:0", "package-0", 1)).unlink()
     (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()
     counter = zone(tmp_path / "intel-rapl:1", "package-1", 1_000_000)
@@ -69,16 +69,16 @@ def test_a_counter_that_cannot_be_read_is_no_counter(tmp_path: Path):
     assert energy.joules() == {"package-1": 2.0}
 
 
-def test_gpus_are_read_where_the_module_is(tmp_path: Path, monkeypatch):
+def test_gpus_are_read_if_pynvml_is_installed(tmp_path: Path, monkeypatch):
     """NVML counts millijoules."""
     counts = [1000, 5000]
-    made_up = types.SimpleNamespace(
+    fake_nvml = types.SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetTotalEnergyConsumption=lambda index: counts[index],
     )
-    monkeypatch.setitem(sys.modules, "pynvml", made_up)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
     energy = Energy(tmp_path)
     energy.read()
     counts[:] = [1500, 7000]
@@ -86,8 +86,8 @@ def test_gpus_are_read_where_the_module_is(tmp_path: Path, monkeypatch):
     assert energy.joules() == {"gpu-0": 0.5, "gpu-1": 2.0}
 
 
-def test_metrics_say_nothing_where_nothing_can_be_read(tmp_path: Path, monkeypatch):
-    """And joules by source where something can."""
+def test_metrics_without_readable_counters_have_no_energy(tmp_path: Path, monkeypatch):
+    """If a counter can be read, there are joules by source."""
     monkeypatch.setattr("app.energy.POWERCAP", tmp_path)
     with make() as client:
         assert "energy" not in ready(client).get("/metrics").text

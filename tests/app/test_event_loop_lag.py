@@ -1,4 +1,7 @@
-"""No legal request holds the event loop for 20 ms, whatever its body: the heaviest of every kind, one after another."""
+"""No valid request blocks the event loop for 20 ms.
+
+The heaviest bodies of every kind are sent, one after another.
+"""
 
 from __future__ import annotations
 
@@ -23,44 +26,44 @@ from engine.config import EngineConfig
 from tests.app.test_client import CONFIG, fake_engine
 
 MAX_LAG_SECONDS = 0.020
-ATTEMPTS = 8  # a busy machine stops any process at times; a request that holds the loop does so every time
-CONTEXT = 16_384  # of the made-up engine
+ATTEMPTS = 8  # a busy machine stops any process at times; a request that blocks the loop does so every time
+CONTEXT = 16_384  # of the fake engine
 IDS = 1 << 17
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def chat(*contents, **fields) -> dict:
-    """A conversation, with an answer of one token."""
+    """Return the body of a conversation, with an answer of one token."""
     return {"messages": [{"role": "user", "content": content} for content in contents], "max_tokens": 1, **fields}
 
 
 def part(text: str) -> dict:
-    """A content part."""
+    """Return a content part."""
     return {"type": "text", "text": text}
 
 
 def text(unit: str, size: int = 3_900_000) -> str:
-    """A text of about `size` bytes."""
+    """Return a text of about `size` bytes."""
     return unit * (size // len(unit.encode()))
 
 
 BODIES = {
     "2,200 messages of 60 parts": (CHAT, chat(*[[part("a")] * 60] * 2200)),
-    "as many parts as may be": (CHAT, chat(*[[part("a")] * 4] * (MAX_PARTS // 4))),
-    "as many parts of one message as may be": (CHAT, chat([part("a")] * MAX_PARTS)),
-    "as many messages as may be": (CHAT, chat(*["a"] * MAX_MESSAGES)),
+    "the maximum number of parts": (CHAT, chat(*[[part("a")] * 4] * (MAX_PARTS // 4))),
+    "the maximum number of parts in one message": (CHAT, chat([part("a")] * MAX_PARTS)),
+    "the maximum number of messages": (CHAT, chat(*["a"] * MAX_MESSAGES)),
     "a message of one letter many times": (CHAT, chat(text("a"))),
     "a message of digits": (CHAT, chat(text("7"))),
     "a message of words": (CHAT, chat(text("Hello world, "))),
     "a message of quotes": (CHAT, chat(text('"', 1_900_000))),
     "a message of emoji": (CHAT, chat(text("\U0001f600", 1_200_000))),
     "a message of line ends": (CHAT, chat(text("\n", 1_900_000))),
-    "a message of what may begin a control token": (CHAT, chat(text("<"))),
+    "a message of possible beginnings of control tokens": (CHAT, chat(text("<"))),
     "a message of control tokens": (CHAT, chat(text("<|end|>"))),
     "a message of spaces": (CHAT, chat(text(" "))),
     "unknown keys": (CHAT, {f"{number}": 0 for number in range(300_000)}),
-    "unknown keys, as many as may be": (CHAT, {f"key{number}": 0 for number in range(29_000)}),
+    "the maximum number of unknown keys": (CHAT, {f"key{number}": 0 for number in range(29_000)}),
     "metadata of many keys": (CHAT, chat("hi", metadata={f"key{number}": "" for number in range(29_000)})),
     "empty arrays": (CHAT, chat("hi", tools=[[]] * 9_900)),
     "empty arrays without end": (CHAT, chat("hi", tools=[[]] * 1_000_000)),
@@ -78,13 +81,13 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def bodies() -> dict[str, tuple[str, bytes]]:
-    """Encoded."""
+    """Return routes and encoded bodies by name."""
     return {name: (route, json.dumps(body).encode()) for name, (route, body) in BODIES.items()}
 
 
 @pytest.fixture
 async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """The application on this event loop, as the server runs it."""
+    """Yield a client of the application, which runs on this event loop with the server's switch interval."""
     settings = Settings(engine=EngineConfig(model="fake"), model_name="fake")
     app = create_app(settings, EngineClient(CONFIG, fake_engine), TextModel.load(demo))
     before = sys.getswitchinterval()
@@ -101,9 +104,9 @@ async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def longest_gap(work: asyncio.Task) -> float:
-    """Return for how long at most the loop ran nothing else while `work` went on, in seconds.
+    """Return the longest time for which the loop ran nothing else while `work` ran, in seconds.
 
-    Time in which the whole process computed nothing is not counted: then the machine ran somebody else.
+    Time in which the whole process computed nothing is not counted, since the machine ran other processes then.
     """
     longest, wall, cpu = 0.0, time.monotonic(), time.process_time()
     while not work.done():
@@ -115,8 +118,8 @@ async def longest_gap(work: asyncio.Task) -> float:
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_the_heaviest_bodies_do_not_hold_the_event_loop(http: httpx.AsyncClient, bodies, name: str):
-    """Answered or refused, in an attempt that the machine did not disturb."""
+async def test_the_heaviest_bodies_do_not_block_the_event_loop(http: httpx.AsyncClient, bodies, name: str):
+    """The request is answered or refused, in an attempt that the machine did not disturb."""
     route, body = bodies[name]
     gaps = []
     for _ in range(ATTEMPTS):
@@ -126,4 +129,4 @@ async def test_the_heaviest_bodies_do_not_hold_the_event_loop(http: httpx.AsyncC
         assert work.result().status_code in (200, 400), work.result().text[:200]
         if gaps[-1] < MAX_LAG_SECONDS:
             return
-    pytest.fail(f"the event loop was held for {[round(1000 * gap, 1) for gap in gaps]} ms")
+    pytest.fail(f"the event loop was blocked for {[round(1000 * gap, 1) for gap in gaps]} ms")

@@ -8,7 +8,7 @@ from app.event_pacer import EventPacer
 
 
 async def test_a_burst_passes_at_once_and_more_events_wait():
-    """The next one comes when its time has come, not with the burst."""
+    """The next event is handled when it is due, not with the burst."""
     pacer = EventPacer(per_second=20, burst=3)
     for _ in range(3):
         turn = asyncio.ensure_future(pacer.turn())
@@ -21,7 +21,7 @@ async def test_a_burst_passes_at_once_and_more_events_wait():
 
 
 async def test_a_socket_that_floods_takes_turns_with_the_others():
-    """Between two events of the flood, the other socket has its turn."""
+    """The other socket has its turn between two events of the flood."""
     pacer, order = EventPacer(per_second=500, burst=1), []
 
     async def socket(name: str, events: int) -> None:
@@ -34,7 +34,7 @@ async def test_a_socket_that_floods_takes_turns_with_the_others():
 
 
 async def test_an_event_whose_connection_is_lost_takes_no_turn():
-    """The one after it comes in its place."""
+    """The next event takes its place."""
     pacer = EventPacer(per_second=100, burst=1)
     await pacer.turn()
     lost, next_one = asyncio.ensure_future(pacer.turn()), asyncio.ensure_future(pacer.turn())

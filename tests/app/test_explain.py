@@ -1,4 +1,4 @@
-"""`carousel explain` of an address that is none, and of servers that are others."""
+"""`carousel explain` with invalid addresses and with other servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from app.__main__ import main, say
 from app.bench.client import NoServer
 from app.explain import explain
-from tests.app.test_bench import saying, serving
+from tests.app.test_bench import responding_with, serving
 
 
 @pytest.mark.parametrize(
@@ -24,34 +24,36 @@ from tests.app.test_bench import saying, serving
         (["--url", "127.0.0.1:1"], 1),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(arguments: list[str], status: int, capsys):
-    """Status 2 for what is no url and no key, 1 where nobody is."""
+def test_invalid_options_and_unreachable_servers_give_one_line(arguments: list[str], status: int, capsys):
+    """The status is 2 for an invalid URL or key and 1 if no server answers."""
     assert main(["explain", "an-id", *arguments]) == status
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert told[0].startswith("carousel: ")
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("carousel: ")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b"5", b'{"object": "list"}', b'{"wall_ms": "long"}'])
-async def test_what_is_no_account_is_said_so(body: bytes):
-    """Whatever else answers."""
-    async with serving(saying(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as target:
+async def test_a_response_that_is_no_timeline_is_reported(body: bytes):
+    """This holds for any other response."""
+    async with serving(
+        responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    ) as target:
         with pytest.raises(NoServer, match="is that the address of a server"):
             await asyncio.to_thread(explain, target.url, "an-id", None)
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "expected"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak HTTP"),
         (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", "answered 404$"),
         (b'HTTP/1.1 404 No\r\nContent-Length: 33\r\n\r\n{"error": {"message": "no such"}}', "404: no such"),
     ],
 )
-async def test_why_there_is_no_account_is_said(raw: bytes, said: str):
-    """In the server's own words, where it has some."""
-    async with serving(saying(raw)) as target:
-        with pytest.raises(NoServer, match=said):
+async def test_the_reason_for_a_missing_timeline_is_reported(raw: bytes, expected: str):
+    """The text contains the server's message, if there is one."""
+    async with serving(responding_with(raw)) as target:
+        with pytest.raises(NoServer, match=expected):
             await asyncio.to_thread(explain, target.url, "an-id", None)
 
 
@@ -59,8 +61,8 @@ async def test_why_there_is_no_account_is_said(raw: bytes, said: str):
     ("encoding", "expected"),
     [("utf-8", "bär ██ 2 × –\n"), ("latin-1", "bär ## 2 x -\n"), ("ascii", "b?r ## 2 x -\n")],
 )
-def test_what_is_said_can_be_written_in_every_encoding(encoding: str, expected: str, monkeypatch):
-    """In the characters that it has."""
+def test_output_can_be_written_in_every_encoding(encoding: str, expected: str, monkeypatch):
+    """Missing characters are replaced."""
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", output)
     say("bär ██ 2 × –")

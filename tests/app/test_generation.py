@@ -1,4 +1,4 @@
-"""From engine events to the records of a log: stop strings, and the log-probabilities of the text that is shown."""
+"""From engine events to the records of a log: stop strings, and log-probabilities of the emitted text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.app.text_models import MODEL, PIECES
 
 
 def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_tokens: int = 0) -> dict:
-    """Return the choice of a completion that generates `ids`, each with log-probability and no alternatives."""
+    """Return the choice of a completion that generates `ids`, each with a log-probability and no alternatives."""
     log = StreamLog("r", "e", "")
     encoder = CompletionFormat("m", "default", text, UsageReports())
     sampling = SamplingParams(max_tokens=len(ids), min_tokens=min_tokens, logprobs=0)
@@ -31,7 +31,7 @@ def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_t
         finish = FinishReason.LENGTH if at == len(ids) else None
         generation.take(TokenEvent("r", 0, token_id, finish, logprob=-1.0, top=(Alternative(token_id, -1.0),)))
     [choice] = encoder.whole(log, 1)["choices"]
-    # A stream has the same entries, in chunks whose text is not behind them.
+    # A stream has the same entries, in chunks that have their text already.
     streamed = [info.offset for record in log.records if isinstance(record, Delta) for info in record.infos]
     assert streamed == ((choice["logprobs"] or {}).get("text_offset") or [])
     return choice
@@ -54,7 +54,7 @@ def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_t
 def test_log_probabilities_end_with_the_text_that_a_stop_string_cuts(
     generated: str, stop: tuple[str, ...], shown: str, offsets: list[int] | None
 ):
-    """Tokens of which nothing is shown are left out; one that is shown in part stays."""
+    """Tokens without emitted text are dropped, and a token with partly emitted text stays."""
     choice = answer(MODEL, MODEL.encode(generated), stop=stop)
     assert choice["text"] == shown
     assert (choice["logprobs"] or {}).get("text_offset") == offsets
@@ -79,34 +79,34 @@ def test_every_token_begins_in_the_text(generated: str, stops: list[str]):
         (0, (", 7,",), "1, 2, 6"),
         (10, (", 7,",), "1, 2, 6"),  # it begins before the tenth token and ends after it
         (11, (", 7,",), "1, 2, 6"),
-        (12, (", 7,",), "1, 2, 6, 7, 8, 7"),  # the first one ends too early; the last text is no match
+        (12, (", 7,",), "1, 2, 6, 7, 8, 7"),  # the first occurrence ends too early; the end of the text is no match
         (8, (", 6", "2, 6, 7"), "1, "),
         (0, (", 6", "2, 6, 7"), "1, 2"),
     ],
 )
-def test_a_stop_string_counts_where_it_ends(min_tokens: int, stop: tuple[str, ...], shown: str):
-    """One that begins before `min_tokens` and ends after it ends the text; one that ends before does not."""
+def test_min_tokens_compares_with_the_end_of_a_stop_string(min_tokens: int, stop: tuple[str, ...], shown: str):
+    """A match that begins before `min_tokens` and ends after it ends the text; one that ends before does not."""
     ids = MODEL.encode("1, 2, 6, 7, 8, 7")
     assert len(ids) == 16
     assert answer(MODEL, ids, stop=stop, min_tokens=min_tokens)["text"] == shown
 
 
 def test_alternatives_with_the_same_text_keep_a_name_each():
-    """Their text, their bytes as OpenAI writes them, or their id."""
+    """The name is the text, the bytes in OpenAI's notation, or the id."""
     encoder = CompletionFormat("m", "default", PIECES, UsageReports())
     ids = [PIECES.tokenizer.token_to_id(token) for token in ("s", "<0x73>", "<0xE3>", "<0x80>", "▁the")]
-    everything = [*ids, *(PIECES.tokenizer.get_vocab_size() + i for i in (0, 1))]
-    assert encoder._names(everything) == dict(
+    all_ids = [*ids, *(PIECES.tokenizer.get_vocab_size() + i for i in (0, 1))]
+    assert encoder._names(all_ids) == dict(
         zip(
-            everything,
-            ["s", r"bytes:\x73", r"bytes:\xe3", r"bytes:\x80", " the", "bytes:", f"token_id:{everything[-1]}"],
+            all_ids,
+            ["s", r"bytes:\x73", r"bytes:\xe3", r"bytes:\x80", " the", "bytes:", f"token_id:{all_ids[-1]}"],
             strict=True,
         )
     )
 
 
-def test_as_many_alternatives_are_named_as_were_asked_for():
-    """In the answer: five of bytes that are no characters, and the token itself, by the same name."""
+def test_as_many_alternatives_are_named_as_requested():
+    """The answer has five alternatives of incomplete bytes, and the token itself by the same name."""
     log = StreamLog("r", "e", "")
     encoder = CompletionFormat("m", "default", MODEL, UsageReports())
     bytes_of = [MODEL.tokenizer.token_to_id(char) for char in "ðŁâãä"]

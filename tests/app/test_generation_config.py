@@ -1,4 +1,4 @@
-"""Recommendations of a checkpoint: those that can be honoured are, the others are left out with a warning."""
+"""Generation settings of a checkpoint are honoured if valid, and dropped with a warning otherwise."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def folder(path: Path, generation: Any, config: dict[str, Any] | None = None) ->
         ({"temperature": True}, {}, "temperature"),
     ],
 )
-def test_a_recommendation_out_of_range_is_left_out(
+def test_a_setting_out_of_range_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, generation: Any, defaults: dict[str, float], named: str
 ):
-    """The others are honoured; the warning names the file, the entry and its range."""
+    """The others are honoured, and the warning names the file, the entry and its range."""
     assert TextModel.load(folder(tmp_path, generation)).sampling_defaults == defaults
     [line] = caplog.messages
     assert f"generation_config.json: {named} must be between" in line and "ignored" in line
 
 
 @pytest.mark.parametrize(
-    ("given", "ends"),
+    ("given", "eos_ids"),
     [
         (99999, {7}),
         ("x", {7}),
@@ -55,15 +55,17 @@ def test_a_recommendation_out_of_range_is_left_out(
         ([2, 299, 300], {2, 299}),
     ],
 )
-def test_an_end_that_is_no_token_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, given: Any, ends: set):
-    """Where none is left, config.json's ends hold."""
+def test_an_eos_id_that_is_no_token_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: Any, eos_ids: set
+):
+    """If no id is left, the ids of config.json hold."""
     text = TextModel.load(folder(tmp_path, {"eos_token_id": given}, {"eos_token_id": 7}))
-    assert text.eos_token_ids == ends
+    assert text.eos_token_ids == eos_ids
     assert "generation_config.json: eos_token_id" in caplog.text and "below 300" in caplog.text
 
 
 def test_an_option_chooses_the_file(tmp_path: Path):
-    """The checkpoint's own, none, another file, or another folder."""
+    """The choices are the checkpoint's own file, none, another file, or another folder."""
     model = folder(tmp_path / "model", {"temperature": 0.5, "eos_token_id": 1})
     other = folder(tmp_path / "other", {"temperature": 0.7, "eos_token_id": 2})
     for arguments, temperature, end in (
@@ -79,14 +81,14 @@ def test_an_option_chooses_the_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize("choice", ["vllm", "/nowhere"])
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path, choice: str):
+def test_a_missing_file_is_refused(tmp_path: Path, choice: str):
     """The error lists the choices."""
     with pytest.raises(SettingsError, match="auto, none or the path"):
         parse([str(folder(tmp_path, {})), "--generation-config", choice])
 
 
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path):
-    """It may have named the end of a text."""
+def test_a_file_with_invalid_json_is_refused(tmp_path: Path):
+    """The file may have contained an EOS token."""
     (folder(tmp_path, {}) / "generation_config.json").write_text("{")
     with pytest.raises(TokenizerMissing, match=r"generation_config\.json: not JSON"):
         TextModel.load(tmp_path)

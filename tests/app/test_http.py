@@ -1,4 +1,4 @@
-"""The routes against odd requests, on the real application with a made-up engine on a thread."""
+"""The routes against unusual requests, on the real application with a fake engine on a thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.app.test_client import CONFIG, fake_engine
 from tests.app.text_models import byte_level
 
 CHAT = "/v1/chat/completions"
-ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
 
 def make(**options) -> TestClient:
@@ -37,21 +37,21 @@ def make(**options) -> TestClient:
 
 
 def ready(client: TestClient) -> TestClient:
-    """Wait until the engine serves."""
+    """Return the client once the engine is ready."""
     for _ in range(1000):
         if client.get("/health").status_code == 200:
             return client
     raise AssertionError("the engine never got ready")
 
 
-def fill(client: TestClient) -> None:
-    """As many wait as there are slots, and as may besides."""
+def fill_queue(client: TestClient) -> None:
+    """Fill all slots and the whole queue of class standard."""
     service = client.app.state.service
     for _ in range(CONFIG.max_num_seqs + service.settings.max_queue):
         service.admission.enter("other", ServiceClass.STANDARD, 1)
 
 
-def at(client: TestClient, address: str) -> TestClient:
+def from_address(client: TestClient, address: str) -> TestClient:
     """Send the next requests from another address."""
     client._transport.client = (address, 50000)
     return client
@@ -64,22 +64,22 @@ def http():
 
 
 @pytest.fixture(scope="module")
-def locked():
+def http_with_keys():
     with pytest.MonkeyPatch.context() as patch, make(tenants=(of_key("alice"), of_key("bob"))) as client:
-        patch.setattr(refused_keys, "FREE_ATTEMPTS", 1000)  # its tests try many wrong keys from one address
+        patch.setattr(refused_keys, "FREE_ATTEMPTS", 1000)  # the tests try many wrong keys from one address
         yield ready(client)
 
 
-def test_a_chat_on_the_made_up_engine_works(http):
-    """What follows refuses for its own reasons."""
-    answer = http.post(CHAT, json=ASK)
+def test_a_chat_on_the_fake_engine_works(http):
+    """The refusals in the following tests therefore have other reasons."""
+    answer = http.post(CHAT, json=BODY)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("ids", [[-1], [1 << 32], [5, 1 << 64], [100_000], [*range(100, 140), 100_000]])
-def test_ids_that_are_no_tokens_are_refused_and_not_remembered(http, ids: list[int]):
-    """Whatever they are: nothing is decoded that was not looked at."""
+def test_invalid_ids_are_refused_and_not_cached(http, ids: list[int]):
+    """No invalid id is decoded or cached."""
     known = http.app.state.service.text._alone
     before = dict(known)
     answer = http.post("/v1/completions", json={"prompt": ids, "max_tokens": 2})
@@ -87,14 +87,14 @@ def test_ids_that_are_no_tokens_are_refused_and_not_remembered(http, ids: list[i
     assert known == before
 
 
-def test_after_a_mistake_of_ours_a_connection_is_not_used_again(http, monkeypatch):
-    """uvicorn closes it, and the client is told."""
+def test_after_an_internal_error_the_connection_is_closed(http, monkeypatch):
+    """uvicorn closes the connection, and the response announces it."""
     monkeypatch.setattr(EngineClient, "check", lambda *_: 1 / 0)
-    answer = http.post(CHAT, json=ASK)
+    answer = http.post(CHAT, json=BODY)
     assert (answer.status_code, answer.headers["connection"]) == (500, "close")
 
 
-SAID = {"role": "assistant", "content": "Hi."}
+ASSISTANT_MESSAGE = {"role": "assistant", "content": "Hi."}
 
 
 def user(content) -> list[dict]:
@@ -102,7 +102,7 @@ def user(content) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "param", "said"),
+    ("path", "fields", "param", "expected"),
     [
         (
             CHAT,
@@ -137,14 +137,12 @@ def user(content) -> list[dict]:
         ("/tokenize", {}, "prompt", "prompt or messages"),
     ],
 )
-def test_a_refusal_names_the_field_that_is_wrong_and_says_what_of_it(
-    http, path: str, fields: dict, param: str, said: str
-):
-    """By the name that the caller used, and of the type that it was meant as."""
+def test_a_refusal_names_the_field_and_the_fault(http, path: str, fields: dict, param: str, expected: str):
+    """The error has the name that the caller used, and a message for the intended type."""
     answer = http.post(path, json=fields)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
-    assert said in error["message"] and "constrained" not in error["message"] and "[" not in error["message"]
+    assert expected in error["message"] and "constrained" not in error["message"] and "[" not in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +164,8 @@ def test_a_refusal_names_the_field_that_is_wrong_and_says_what_of_it(
         (b" " * 50_001, 413),
     ],
 )
-def test_a_body_that_is_no_request_is_refused_in_openai_s_shape(http, body: bytes, status: int):
-    """Never a 500, never another framework's shape, never a traceback."""
+def test_an_invalid_body_is_refused_in_openai_s_shape(http, body: bytes, status: int):
+    """The response is never a 500, another framework's error, or a traceback."""
     answer = http.post(CHAT, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -177,8 +175,8 @@ def test_a_body_that_is_no_request_is_refused_in_openai_s_shape(http, body: byte
     assert "/" not in error["message"].replace("application/json", "")
 
 
-def test_a_websocket_s_address_asked_over_http_says_what_it_needs(http):
-    """As through a proxy that does not pass the upgrade on."""
+def test_a_websocket_address_requested_over_http_requires_an_upgrade(http):
+    """A proxy that does not forward the upgrade sends such requests."""
     answer = http.get("/v1/realtime")
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (426, "upgrade_required")
@@ -187,8 +185,8 @@ def test_a_websocket_s_address_asked_over_http_says_what_it_needs(http):
 
 
 def test_control_characters_in_a_message_are_text(http):
-    """A NUL is a character like another."""
-    answer = http.post(CHAT, json=ASK | {"messages": [{"role": "user", "content": "a\u0000b\u2028c"}]})
+    """A NUL is treated like other characters."""
+    answer = http.post(CHAT, json=BODY | {"messages": [{"role": "user", "content": "a\u0000b\u2028c"}]})
     assert answer.status_code == 200
 
 
@@ -205,7 +203,7 @@ def test_control_characters_in_a_message_are_text(http):
     ],
 )
 def test_a_wrong_address_or_method_is_an_error_in_openai_s_shape(http, method: str, path: str, status: int):
-    """With Allow where it is the method."""
+    """A wrong method has an Allow header."""
     answer = http.request(method, path)
     assert answer.status_code == status
     error = answer.json()["error"]
@@ -227,15 +225,15 @@ def test_a_wrong_address_or_method_is_an_error_in_openai_s_shape(http, method: s
         ({"X-Carousel-Resume": "-1"}, 400),
     ],
 )
-def test_a_header_that_does_not_belong_is_refused(http, headers: dict[str, str], status: int):
-    """Content, host and origin."""
-    answer = http.post(CHAT, content=json.dumps(ASK), headers={"Content-Type": "application/json"} | headers)
+def test_an_unsupported_header_is_refused(http, headers: dict[str, str], status: int):
+    """The headers concern content, host and origin."""
+    answer = http.post(CHAT, content=json.dumps(BODY), headers={"Content-Type": "application/json"} | headers)
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("host", "allowed", "asked", "status"),
+    ("host", "allowed", "requested", "status"),
     [
         ("127.0.0.1", (), "llm.example", 421),
         ("127.0.0.1", ("llm.example", "other.example"), "llm.example", 200),
@@ -261,12 +259,14 @@ def test_a_header_that_does_not_belong_is_refused(http, headers: dict[str, str],
         ("0.0.0.0", ("*",), "any.example", 200),
     ],
 )
-def test_a_host_must_be_a_name_of_the_server(monkeypatch, host: str, allowed: tuple[str, ...], asked: str, status: int):
+def test_a_host_must_be_a_name_of_the_server(
+    monkeypatch, host: str, allowed: tuple[str, ...], requested: str, status: int
+):
     """A name that a page could rebind to this machine is refused with the option that allows it."""
     monkeypatch.setattr(socket, "gethostname", lambda: "box")
     monkeypatch.setattr(socket, "getfqdn", lambda: "box.LAN")
     client = make(host=host, allowed_hosts=allowed)
-    answer = client.get("/static/js/chat.js", headers={"Host": asked})
+    answer = client.get("/static/js/chat.js", headers={"Host": requested})
     assert answer.status_code == status
     assert status == 200 or "--allowed-hosts" in answer.json()["error"]["message"]
 
@@ -276,14 +276,14 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
 
 
 @pytest.mark.parametrize("allowed", [(OTHER,), ("*",), ("http://localhost:3000", OTHER)])
-def test_pages_of_an_allowed_origin_may_ask_and_are_shown_the_answer(allowed: tuple[str, ...]):
-    """A browser asks first whether it may; what fails is shown too."""
+def test_pages_of_an_allowed_origin_may_read_responses(allowed: tuple[str, ...]):
+    """Preflight requests are answered, and errors have the header too."""
     with make(allowed_origins=allowed) as client:
         ready(client)
         first = client.options(CHAT, headers={"Origin": OTHER, **PREFLIGHT})
         assert first.status_code == 200 and first.headers["Access-Control-Allow-Origin"] in (OTHER, "*")
         assert first.headers["Access-Control-Allow-Headers"] == PREFLIGHT["Access-Control-Request-Headers"]
-        for body, status in ((ASK, 200), (ASK | {"stream": True}, 200), (ASK | {"n": 0}, 400)):
+        for body, status in ((BODY, 200), (BODY | {"stream": True}, 200), (BODY | {"n": 0}, 400)):
             answer = client.post(CHAT, json=body, headers={"Origin": OTHER})
             assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"] in (OTHER, "*")) == (status, True)
             assert "Access-Control-Allow-Credentials" not in answer.headers
@@ -294,43 +294,43 @@ DENIED = ["websocket.http.response.start", "websocket.http.response.body"]
 
 @pytest.mark.parametrize("allowed", [(), (OTHER,), ("*",), ("https://example",)])
 async def test_a_socket_is_open_to_pages_of_an_allowed_origin(allowed: tuple[str, ...]):
-    """And closed to others before it is accepted."""
-    came: list[str] = []
+    """Other origins are refused before the handshake."""
+    events: list[str] = []
 
     async def app(scope, receive, send) -> None:
-        came.append("let in")
+        events.append("accepted")
 
     async def send(message) -> None:
-        came.append(message["type"])
+        events.append(message["type"])
 
     settings = Settings(engine=EngineConfig(model="fake"), model_name="fake", allowed_origins=allowed)
     headers = [(b"host", b"127.0.0.1:8000"), (b"origin", OTHER.encode())]
     await HostGuard(app, settings)({"type": "websocket", "path": "/v1/realtime", "headers": headers}, None, send)
-    assert came == (["let in"] if {OTHER, "*"} & set(allowed) else DENIED)
+    assert events == (["accepted"] if {OTHER, "*"} & set(allowed) else DENIED)
 
 
 @pytest.mark.parametrize("allowed", [(), ("https://chat.example:8443", "http://chat.example", "https://example")])
-def test_pages_of_other_origins_may_not(allowed: tuple[str, ...]):
-    """Nor is a browser told that they may."""
+def test_pages_of_other_origins_may_not_read_responses(allowed: tuple[str, ...]):
+    """No response has a header that would allow them."""
     client = make(allowed_origins=allowed)
     for answer in (
         client.options(CHAT, headers={"Origin": OTHER, **PREFLIGHT}),
-        client.post(CHAT, json=ASK, headers={"Origin": OTHER}),
+        client.post(CHAT, json=BODY, headers={"Origin": OTHER}),
         client.get("/v1/models", headers={"Origin": OTHER}),
     ):
         assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-def test_what_a_caller_tells_a_template_is_refused_by_its_own_name(http):
-    """What the template knows already, and what is no value."""
-    for told in ({"messages": "x"}, {"enable_thinking": []}):
-        error = http.post(CHAT, json={**ASK, "chat_template_kwargs": told}).json()["error"]
+def test_invalid_chat_template_kwargs_are_refused_by_name(http):
+    """The parameter is named for reserved variables and for invalid values."""
+    for variables in ({"messages": "x"}, {"enable_thinking": []}):
+        error = http.post(CHAT, json={**BODY, "chat_template_kwargs": variables}).json()["error"]
         assert error["param"] == "chat_template_kwargs", error
-    assert http.post(CHAT, json={**ASK, "chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
+    assert http.post(CHAT, json={**BODY, "chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
 
 
 def test_a_list_of_one_prompt_is_that_prompt(http):
-    """Text or token ids; of two it is said that they are too many, and of an empty one that it is empty."""
+    """This holds for text and token ids; two prompts are unsupported, and an empty one is refused."""
 
     def ask(prompt) -> dict:
         return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, "seed": 1}).json()
@@ -339,28 +339,28 @@ def test_a_list_of_one_prompt_is_that_prompt(http):
     assert ask(["a"])["choices"] == ask("a")["choices"]
     for two in ([[5], [6]], ["a", "b"]):
         assert ask(two)["error"]["code"] == "unsupported_value"
-    for nothing in ([[]], [""], []):
-        assert ask(nothing)["error"]["param"] == "prompt"
+    for empty in ([[]], [""], []):
+        assert ask(empty)["error"]["param"] == "prompt"
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/api/chat", "/v1/responses"])
-def test_who_posts_to_a_wrong_address_is_told_the_right_ones(http, path: str):
-    """Most often the /v1 is missing from what a client was given."""
-    error = http.post(path, json=ASK).json()["error"]
+def test_a_post_to_a_wrong_address_lists_the_right_ones(http, path: str):
+    """The /v1 is often missing in the base URL of a client."""
+    error = http.post(path, json=BODY).json()["error"]
     assert error["code"] == "not_found" and "/v1/chat/completions" in error["message"]
 
 
 @pytest.mark.parametrize("name", ["echo", "store"])
-def test_what_can_be_asked_for_and_is_not_done_is_called_unsupported(http, name: str):
-    """Not a wrong value: off is fine."""
-    asked = {"prompt": "a", "max_tokens": 1}
-    error = http.post("/v1/completions", json={**asked, name: True}).json()["error"]
+def test_unsupported_features_are_refused_as_unsupported(http, name: str):
+    """The code differs from that of an invalid value, and false is accepted."""
+    body = {"prompt": "a", "max_tokens": 1}
+    error = http.post("/v1/completions", json={**body, name: True}).json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_parameter", name)
-    assert http.post("/v1/completions", json={**asked, name: False}).status_code == 200
+    assert http.post("/v1/completions", json={**body, name: False}).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("nothing", "something"),
+    ("empty", "unsupported"),
     [
         ({"tools": []}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
         ({"functions": []}, {"functions": [{"name": "f"}]}),
@@ -370,26 +370,29 @@ def test_what_can_be_asked_for_and_is_not_done_is_called_unsupported(http, name:
         ({"modalities": ["text"]}, {"modalities": ["text", "audio"]}),
         ({"response_format": {"type": "text"}}, {"response_format": {"type": "json_object"}}),
         ({"guided_json": None}, {"guided_json": {}}),
-        ({"messages": [SAID | {"tool_calls": []}]}, {"messages": [SAID | {"tool_calls": [{"id": "1"}]}]}),
+        (
+            {"messages": [ASSISTANT_MESSAGE | {"tool_calls": []}]},
+            {"messages": [ASSISTANT_MESSAGE | {"tool_calls": [{"id": "1"}]}]},
+        ),
     ],
 )
-def test_who_asks_for_nothing_of_what_is_not_done_is_answered(http, nothing: dict, something: dict):
-    """And who asks for some of it is told that it is unsupported, whatever it is."""
-    asked = ASK | {"stream": True, "max_tokens": 1}
-    assert http.post(CHAT, json=asked | nothing).status_code == 200
-    error = http.post(CHAT, json=asked | something).json()["error"]
-    assert (error["code"], error["param"]) == ("unsupported_parameter", next(iter(something)))
+def test_empty_values_of_unsupported_parameters_are_accepted(http, empty: dict, unsupported: dict):
+    """A non-empty value is unsupported, and the error names the parameter."""
+    body = BODY | {"stream": True, "max_tokens": 1}
+    assert http.post(CHAT, json=body | empty).status_code == 200
+    error = http.post(CHAT, json=body | unsupported).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", next(iter(unsupported)))
 
 
 def test_a_stream_is_found_by_its_answer_s_id_too(http):
-    """As an account is."""
-    answer = http.post(CHAT, json=ASK, headers={"X-Carousel-Resume": "30"}).json()
+    """Timelines of requests can be found by it too."""
+    answer = http.post(CHAT, json=BODY, headers={"X-Carousel-Resume": "30"}).json()
     assert http.get(f"/v1/streams/{answer['id']}").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/engine"])
 def test_pages_are_served_under_a_strict_policy(http, path: str):
-    """No inline script, no foreign source, no frame; and nothing in the page needs them."""
+    """There is no inline script, no foreign source and no frame, and the page needs none."""
     answer = http.get(path)
     assert answer.status_code == 200
     policy = answer.headers["content-security-policy"]
@@ -400,8 +403,8 @@ def test_pages_are_served_under_a_strict_policy(http, path: str):
     assert "//cdn" not in answer.text
 
 
-def test_a_browser_that_asks_for_an_icon_by_itself_gets_the_pages_own(http):
-    """Some look for /favicon.ico whatever a page links, and all do where they show JSON."""
+def test_favicon_ico_is_the_icon_of_the_pages(http):
+    """Some browsers request /favicon.ico regardless of links in the page, and all do so when they show JSON."""
     answer = http.get("/favicon.ico")
     assert answer.headers["content-type"] == "image/svg+xml"
     linked = re.search(r'rel="icon".* href="([^"]*)"', http.get("/").text)
@@ -428,24 +431,24 @@ def test_a_browser_that_asks_for_an_icon_by_itself_gets_the_pages_own(http):
     [None, "", "alic", "alicee", "Alice", "alice,bob", "ключ"],
     ids=lambda key: repr(key).encode("ascii", "replace"),
 )
-def test_without_a_right_key_nothing_is_answered(locked, method: str, path: str, key: str | None):
-    """No key, an empty one, a part of one, a foreign alphabet."""
+def test_without_a_valid_key_every_route_responds_401(http_with_keys, method: str, path: str, key: str | None):
+    """Keys are missing, empty, incomplete, or in another alphabet."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}".encode()}
-    answer = locked.request(method, path, headers=headers)
+    answer = http_with_keys.request(method, path, headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_stream_belongs_to_the_key_that_began_it(locked):
-    """Another tenant is told the same as about a stream that never was."""
+def test_a_stream_belongs_to_the_key_that_started_it(http_with_keys):
+    """For another tenant the response equals that for an unknown stream."""
     alice, bob = ({"Authorization": f"Bearer {name}"} for name in ("alice", "bob"))
-    answer = locked.post(CHAT, json=ASK, headers=alice)
+    answer = http_with_keys.post(CHAT, json=BODY, headers=alice)
     assert answer.status_code == 200
     stream = answer.headers["x-request-id"]
-    assert locked.get(f"/v1/streams/{stream}", headers=alice).status_code == 200
-    foreign = locked.get(f"/v1/streams/{stream}", headers=bob)
-    unknown = locked.get("/v1/streams/" + "0" * 24, headers=bob)
+    assert http_with_keys.get(f"/v1/streams/{stream}", headers=alice).status_code == 200
+    foreign = http_with_keys.get(f"/v1/streams/{stream}", headers=bob)
+    unknown = http_with_keys.get("/v1/streams/" + "0" * 24, headers=bob)
     assert foreign.status_code == unknown.status_code == 404
     assert foreign.text.replace(stream, "") == unknown.text.replace("0" * 24, "")
 
@@ -458,33 +461,33 @@ def test_a_stream_belongs_to_the_key_that_began_it(locked):
         ("/v1/completions", {"repetition_penalty": 1e-7}, "repetition_penalty"),
     ],
 )
-def test_what_is_no_boolean_or_beyond_a_range_is_refused(http, path, fields, param):
-    """0 equals False in Python, not in JSON; and a range is told as it is."""
-    body = ASK if path == CHAT else {"prompt": "hi"}
+def test_a_non_boolean_or_a_value_out_of_range_is_refused(http, path, fields, param):
+    """0 equals False in Python but not in JSON, and the error has the real range."""
+    body = BODY if path == CHAT else {"prompt": "hi"}
     error = http.post(path, json={**body, **fields}).json()["error"]
     assert (error["param"], error["code"]) == (param, "invalid_value")
     assert "1e-06, 1e+06" not in error["message"]
 
 
 def test_a_completion_without_a_limit_has_sixteen_tokens(http):
-    """Left out, and null, as some clients write it."""
+    """The parameter is missing, or null as some clients write it."""
     for fields in ({}, {"max_tokens": None}):
         answer = http.post("/v1/completions", json={"prompt": "hi", "ignore_eos": True, **fields}).json()
         assert answer["usage"]["completion_tokens"] == 16
 
 
 def test_a_completion_without_a_limit_has_as_many_tokens_as_fit(http):
-    """Fewer than sixteen tokens near the end of the context, more where `min_tokens` asks for them."""
+    """The default is lower near the end of the context and higher if `min_tokens` requires it."""
     context = http.get("/v1/models").json()["data"][0]["max_model_len"]
     for prompt, fields, count in ((context - 3, {}, 3), (context - 1, {}, 1), (4, {"min_tokens": 20}, 20)):
-        asked = {"prompt": [1] * prompt, "ignore_eos": True, **fields}
-        assert http.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == count
+        body = {"prompt": [1] * prompt, "ignore_eos": True, **fields}
+        assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == count
     error = http.post("/v1/completions", json={"prompt": [1] * context}).json()["error"]
     assert error["param"] == "prompt" and "max_tokens" not in error["message"]
 
 
-def test_tokens_go_there_and_back(http):
-    """/tokenize and /detokenize are each other's inverse."""
+def test_tokenize_and_detokenize_are_inverse(http):
+    """/tokenize and /detokenize are inverse to each other."""
     ids = http.post("/tokenize", json={"prompt": "hello wörld 🎠"}).json()
     assert ids["count"] == len(ids["tokens"])
     assert http.post("/detokenize", json={"tokens": ids["tokens"]}).json() == {"prompt": "hello wörld 🎠"}
@@ -492,38 +495,38 @@ def test_tokens_go_there_and_back(http):
     assert http.post("/tokenize", json={}).status_code == 400
 
 
-def test_a_deadline_that_cannot_be_met_is_504_and_says_so(http):
-    """In the protocol's shape, at once."""
-    unheard = [{"role": "user", "content": "words that no cache has seen"}]
-    answer = http.post(CHAT, json={**ASK, "messages": unheard, "deadline_ms": 1})
+def test_a_deadline_that_cannot_be_met_is_504(http):
+    """The error comes at once and has the protocol's shape."""
+    messages = [{"role": "user", "content": "words that no cache has seen"}]
+    answer = http.post(CHAT, json={**BODY, "messages": messages, "deadline_ms": 1})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (504, "deadline_exceeded", "deadline_error")
-    assert answer.headers["x-should-retry"] == "false"  # or openai's clients would ask twice more
+    assert answer.headers["x-should-retry"] == "false"  # otherwise OpenAI's clients would retry twice
     assert http.get(f"/v1/requests/{answer.headers['x-request-id']}").json()["state"] == "ended"
     assert error["param"] == "deadline_ms"
 
 
 def test_a_deadline_counts_from_the_arrival(http, monkeypatch):
-    """What tokenising takes is a part of it."""
+    """It includes the time of tokenization."""
     encode = TextModel.encode
 
-    def slowly(text: TextModel, *given, **more):
+    def slow_encode(text: TextModel, *given, **more):
         time.sleep(0.3)
         return encode(text, *given, **more)
 
-    monkeypatch.setattr(TextModel, "encode", slowly)
-    assert http.post(CHAT, json={**ASK, "deadline_ms": 200}).status_code == 504
-    assert http.post(CHAT, json={**ASK, "deadline_ms": 60_000}).status_code == 200
+    monkeypatch.setattr(TextModel, "encode", slow_encode)
+    assert http.post(CHAT, json={**BODY, "deadline_ms": 200}).status_code == 504
+    assert http.post(CHAT, json={**BODY, "deadline_ms": 60_000}).status_code == 200
 
 
-def test_a_text_that_can_never_fit_is_refused_untokenised(monkeypatch):
-    """By the name that the client gave it; how many tokens it has is told to who asks for that."""
+def test_a_text_that_can_never_fit_is_refused_untokenized(monkeypatch):
+    """The error has the client's parameter name, while /tokenize still counts such texts."""
     far_too_long = "ab" * 50_000
     with make() as client:
         ready(client)
         assert client.post("/tokenize", json={"prompt": far_too_long}).json()["count"] == 100_000
-        tokenised = []
-        monkeypatch.setattr(TextModel, "encode", lambda *_, **__: tokenised.append(1) or [1])
+        tokenized = []
+        monkeypatch.setattr(TextModel, "encode", lambda *_, **__: tokenized.append(1) or [1])
         for path, name, content in (
             (CHAT, "messages", user(far_too_long)),
             ("/v1/completions", "prompt", far_too_long),
@@ -531,81 +534,82 @@ def test_a_text_that_can_never_fit_is_refused_untokenised(monkeypatch):
             answer = client.post(path, json={name: content})
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", name)
-        assert not tokenised
+        assert not tokenized
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, "soon", 1.5])
-def test_a_deadline_that_is_none_is_refused_by_name(http, value):
-    """Whole milliseconds from the arrival on."""
-    answer = http.post(CHAT, json={**ASK, "deadline_ms": value})
+def test_an_invalid_deadline_is_refused_by_name(http, value):
+    """A deadline is a whole number of milliseconds from the arrival on."""
+    answer = http.post(CHAT, json={**BODY, "deadline_ms": value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "deadline_ms")
 
 
-def test_a_key_may_ask_for_its_tiers_only():
-    """What it did not choose is the best that it may have; the rest is refused by name."""
+def test_a_key_may_use_its_tiers_only():
+    """The default is the highest tier of the key, and other tiers are refused by name."""
     night = Tenant(name="night", digest=key_digest("n"), tiers=("flex",))
     with make(tenants=(night,)) as client:
         headers = {"Authorization": "Bearer n"}
-        told = ready(client).get("/v1/models", headers=headers).json()["data"][0]
-        refused = ready(client).post(CHAT, json={**ASK, "service_tier": "priority"}, headers=headers)
-        served = client.post(CHAT, json=ASK, headers=headers)
+        model_card = ready(client).get("/v1/models", headers=headers).json()["data"][0]
+        refused = ready(client).post(CHAT, json={**BODY, "service_tier": "priority"}, headers=headers)
+        served = client.post(CHAT, json=BODY, headers=headers)
     assert (refused.status_code, refused.json()["error"]["param"]) == (403, "service_tier")
     assert (served.status_code, served.json()["service_tier"]) == (200, "flex")
-    assert told["service_tiers"] == ["flex"]
+    assert model_card["service_tiers"] == ["flex"]
 
 
-def test_a_burst_that_the_slots_have_room_for_is_let_in():
-    """Though fewer may wait, and nobody has been told yet that he has a slot; and what has ended holds none."""
+def test_a_burst_that_fits_the_slots_is_admitted():
+    """The queue is shorter than the burst, slots are not assigned yet, and ended requests hold none."""
     anna = Tenant(name="anna", digest=key_digest("a"), max_queue=1)
     with make(tenants=(anna,), max_queue=1) as client, ThreadPoolExecutor(CONFIG.max_num_seqs) as pool:
         ready(client)
         for _ in range(3):
-            asked = [
-                pool.submit(client.post, CHAT, json=ASK, headers={"Authorization": "Bearer a"})
+            responses = [
+                pool.submit(client.post, CHAT, json=BODY, headers={"Authorization": "Bearer a"})
                 for _ in range(CONFIG.max_num_seqs)
             ]
-            assert [one.result().status_code for one in asked] == CONFIG.max_num_seqs * [200]
+            assert [one.result().status_code for one in responses] == CONFIG.max_num_seqs * [200]
         assert client.app.state.service._running == 0
 
 
-def test_a_full_server_says_when_to_come_back():
-    """503 with Retry-After, and the requests that are in are not disturbed."""
+def test_a_full_server_responds_with_retry_after():
+    """The response is a 503 with Retry-After, and admitted requests are not affected."""
     with make(max_queue=1) as client:
-        fill(ready(client))
-        answer = client.post(CHAT, json=ASK)
+        fill_queue(ready(client))
+        answer = client.post(CHAT, json=BODY)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "server_full"
 
 
-def test_a_client_without_a_key_that_fills_its_share_shuts_no_other_address_out():
+def test_a_keyless_client_that_fills_its_share_does_not_block_other_addresses():
     """Its further requests are 429 with Retry-After; clients at other addresses are served, under the same label."""
     with make(max_queue=40) as client:
         admission = ready(client).app.state.service.admission
         for _ in range(20 + CONFIG.max_num_seqs):
             admission.enter(anonymous("192.0.2.1").id, ServiceClass.INTERACTIVE, 1)
-        refused = at(client, "192.0.2.1").post(CHAT, json={**ASK, "service_tier": "priority"})
+        refused = from_address(client, "192.0.2.1").post(CHAT, json={**BODY, "service_tier": "priority"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_share_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
-        answer = at(client, "192.0.2.2").post(CHAT, json={**ASK, "service_tier": "priority"})
+        answer = from_address(client, "192.0.2.2").post(CHAT, json={**BODY, "service_tier": "priority"})
         assert answer.status_code == 200
         stream = answer.headers["x-carousel-stream"]
-        assert at(client, "192.0.2.1").get(f"/v1/streams/{stream}").status_code == 200  # its ID is the permission
+        # A stream's ID is the permission to read it.
+        assert from_address(client, "192.0.2.1").get(f"/v1/streams/{stream}").status_code == 200
         tenants = set(re.findall(r'tenant="([^"]*)"', client.get("/metrics").text))
         assert tenants == {"anybody"}
 
 
-def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
+def test_a_limit_of_a_key_is_429_and_other_keys_are_not_affected():
     """The refusal names the limit and is counted by its code."""
     anna = Tenant(name="anna", digest=key_digest("a"), tokens_per_minute=10)
     bert = Tenant(name="bert", digest=key_digest("b"))
     with make(tenants=(anna, bert), requests_per_minute=100, max_concurrency=16, public_metrics=True) as client:
         headers = {"Authorization": "Bearer a"}
-        assert ready(client).post(CHAT, json=ASK, headers=headers).status_code == 200
-        refused = client.post(CHAT, json=ASK, headers=headers)
+        assert ready(client).post(CHAT, json=BODY, headers=headers).status_code == 200
+        refused = client.post(CHAT, json=BODY, headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tokens_per_minute_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
-        assert client.post(CHAT, json={**ASK, "n": 4}, headers={"Authorization": "Bearer b"}).status_code == 200
+        assert client.post(CHAT, json={**BODY, "n": 4}, headers={"Authorization": "Bearer b"}).status_code == 200
         assert client.app.state.service.limits._usages[bert.id].running == 0
         assert 'code="tokens_per_minute_exceeded"' in client.get("/metrics").text
 
@@ -627,7 +631,7 @@ def test_a_limit_of_a_key_is_429_and_counts_answers_and_other_keys_apart():
         ({"operator_key": "op"}, (None,), ()),
     ],
 )
-def test_metrics_need_a_key_of_the_operator_where_there_are_api_keys(options, accepted, refused):
+def test_metrics_need_an_operator_key_if_there_are_api_keys(options, accepted, refused):
     """An API key does not show the names and volumes of other tenants; without API keys /metrics is open."""
     with make(**options) as client:
         for key, status in (*((key, 200) for key in accepted), *refused):
@@ -654,7 +658,7 @@ def test_wrong_keys_are_counted_and_their_answers_delayed(monkeypatch):
         ready(client)
         monkeypatch.setattr("app.server.asyncio", SimpleNamespace(sleep=record, to_thread=asyncio.to_thread))
         monkeypatch.setattr(refused_keys, "FREE_ATTEMPTS", 1)
-        at(client, "192.0.2.1")
+        from_address(client, "192.0.2.1")
         for path in ("/v1/models", "/metrics", "/v1/models"):
             client.get(path, headers={"Authorization": "Bearer wrong"})
         client.post("/drain", headers={"Authorization": "Bearer wrong"})
@@ -671,7 +675,7 @@ def test_wrong_keys_are_counted_and_their_answers_delayed(monkeypatch):
 
 
 def test_a_websocket_that_is_idle_is_closed_with_a_reason():
-    """Code 1000, and the time that is allowed."""
+    """The close code is 1000, and the reason has the allowed time."""
     with make(websocket_idle_timeout=0.05) as client:
         ready(client)
         with client.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session:
@@ -681,8 +685,8 @@ def test_a_websocket_that_is_idle_is_closed_with_a_reason():
     assert "idle for 0.05 s" in closed["reason"]
 
 
-async def test_a_session_with_a_response_under_way_is_not_idle():
-    """A frame and the end of a response begin the time anew."""
+async def test_a_session_with_a_running_response_is_not_idle():
+    """A frame and the end of a response restart the idle time."""
     sent: list[bytes] = []
 
     async def send(message: bytes) -> None:
@@ -702,8 +706,8 @@ async def test_a_session_with_a_response_under_way_is_not_idle():
     assert session.idle_seconds < 100 and b"error" in sent[0]
 
 
-def test_draining_needs_an_operator_key(http, locked):
-    """403 names the option where there is none; 401 for another key, a tenant's too."""
+def test_draining_needs_an_operator_key(http, http_with_keys):
+    """It is 403 and names the option if there is none, and 401 for another key, including a tenant's."""
     answer = http.post("/drain")
     assert answer.status_code == 403 and "--operator-key" in answer.json()["error"]["message"]
     with make(tenants=(of_key("alice"),), operator_key="op") as client:
@@ -711,23 +715,23 @@ def test_draining_needs_an_operator_key(http, locked):
         assert client.post("/drain").status_code == 401
         assert client.post("/drain", headers={"Authorization": "Bearer alice"}).status_code == 401
         assert client.post("/drain", headers={"Authorization": "Bearer op"}).status_code == 202
-        refused = client.post(CHAT, json=ASK, headers={"Authorization": "Bearer alice"})
+        refused = client.post(CHAT, json=BODY, headers={"Authorization": "Bearer alice"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_shutdown")
         assert refused.headers["retry-after"]
         assert client.get("/readyz").status_code == 503 and client.get("/livez").status_code == 200
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3:8000", "elsewhere.example"])
-def test_probes_are_answered_without_a_key_and_whatever_the_host(locked, host: str):
-    """Kubernetes asks a pod by its address."""
+def test_probes_need_no_key_and_accept_any_host(http_with_keys, host: str):
+    """Kubernetes probes a pod by its address."""
     for path in ("/livez", "/readyz"):
-        assert locked.get(path, headers={"Host": host}).status_code == 200
-    assert locked.get("/v1/models", headers={"Host": host}).status_code == 421
+        assert http_with_keys.get(path, headers={"Host": host}).status_code == 200
+    assert http_with_keys.get("/v1/models", headers={"Host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz"])
 def test_a_server_whose_engine_makes_no_progress_is_not_ready(http, monkeypatch, path: str):
-    """503 with Retry-After and a reason; it is alive all the same."""
+    """It responds 503 with Retry-After and a reason, while /livez succeeds."""
     monkeypatch.setattr(EngineClient, "is_stalled", True)
     answer = http.get(path)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")

@@ -20,8 +20,8 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_any_json_value_comes_back_as_it_was(value, ensure_ascii: bool):
-    """Escaped or in UTF-8."""
+def test_any_json_value_survives_a_round_trip(value, ensure_ascii: bool):
+    """Strings are escaped or in UTF-8."""
     assert decode_json(json.dumps(value, ensure_ascii=ensure_ascii).encode()) == value
 
 
@@ -42,8 +42,8 @@ def test_any_json_value_comes_back_as_it_was(value, ensure_ascii: bool):
         ('{"n": 1}'.encode("utf-16"), "not UTF-8"),
     ],
 )
-def test_json_that_is_wrong_or_ambiguous_is_refused_with_the_reason(body: bytes, part: str):
-    """With 400 and a code of its own."""
+def test_invalid_or_ambiguous_json_is_refused_with_the_reason(body: bytes, part: str):
+    """The status is 400, with a code of its own."""
     with pytest.raises(ApiError) as refused:
         decode_json(body)
     assert (refused.value.status, refused.value.code) == (400, "invalid_json")
@@ -51,12 +51,12 @@ def test_json_that_is_wrong_or_ambiguous_is_refused_with_the_reason(body: bytes,
 
 
 def test_a_surrogate_pair_is_a_character():
-    """As clients without UTF-8 send emoji."""
+    """Clients without UTF-8 send emoji in this way."""
     assert decode_json(b'"\\ud83d\\ude00"') == "\U0001f600"
 
 
 def counts(value) -> tuple[int, int, int]:
-    """Containers, keys, and values with the separators that `check_structure` counts."""
+    """Return the numbers of containers, keys and separators that `check_structure` counts."""
     if isinstance(value, dict):
         inner = [counts(item) for item in value.values()]
         own = (1, len(value), max(0, len(value) - 1))
@@ -69,8 +69,8 @@ def counts(value) -> tuple[int, int, int]:
 
 
 @given(st.dictionaries(st.text(alphabet='a"\\{[:,]}é', max_size=6), VALUES, max_size=6), st.integers(1, 40))
-def test_structure_is_counted_outside_of_strings_wherever_a_text_is_cut(value, slice_bytes: int):
-    """Each limit holds exactly, whatever the strings contain."""
+def test_structure_is_counted_outside_of_strings_across_slices(value, slice_bytes: int):
+    """Each limit holds exactly, for any contents of strings."""
     body = json.dumps(value).encode()
     containers, keys, separators = counts(value)
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +97,7 @@ def test_structure_is_counted_outside_of_strings_wherever_a_text_is_cut(value, s
     ],
 )
 def test_a_body_with_more_json_than_any_request_needs_is_refused(body: bytes):
-    """By its number of containers, keys or values."""
+    """The number of its containers, keys or values exceeds the limit."""
     with pytest.raises(ApiError) as refused:
         check_structure(body)
     assert refused.value.code == "body_too_complex"

@@ -1,4 +1,4 @@
-"""Keys files: how they are read, and how `carousel keys` edits them."""
+"""Reading of keys files, and edits by `carousel keys`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from app.tenants import key_digest, of_key
 from tests.conftest import ROOT
 
 DIGEST = key_digest("k")
-BY_HAND = f"""\
+HAND_WRITTEN = f"""\
 # Made by hand.
 [tenants.alice]   # first
 key_sha256 = "{DIGEST}"
@@ -34,7 +34,7 @@ tiers = [
 ]
 """
 
-Keys = Callable[..., tuple[int, str, str]]
+RunKeys = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def keys(path: Path, capsys) -> Keys:
-    """Runs `carousel keys` and returns its exit status, output and errors."""
+def run_keys(path: Path, capsys) -> RunKeys:
+    """Return a function that runs `carousel keys` and returns its exit status, output and errors."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = main(["keys", *arguments, "--keys-file", str(path)])
@@ -75,7 +75,7 @@ def keys(path: Path, capsys) -> Keys:
     ],
 )
 def test_a_bad_file_is_refused_by_file_and_field(path: Path, model: str, text: str, names: str):
-    """In one line, at the start of a server."""
+    """The error is one line and comes at server startup."""
     path.write_text(text)
     with pytest.raises(SettingsError, match=names) as raised:
         parse([model, "--keys-file", str(path)], {})
@@ -84,7 +84,7 @@ def test_a_bad_file_is_refused_by_file_and_field(path: Path, model: str, text: s
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str):
-    """No other error leaves the reader."""
+    """Only `KeysFileError` is raised."""
     try:
         assert parse_keys(text, Path("keys.toml")) == {}
     except KeysFileError as error:
@@ -101,7 +101,7 @@ def test_any_text_is_read_or_refused(text: str):
 )
 def test_names_and_keys_are_unique_over_all_sources(path: Path, model: str, monkeypatch, others: list[str], names: str):
     """A key that two tables claim would belong to one of them at random."""
-    path.write_text(BY_HAND)
+    path.write_text(HAND_WRITTEN)
     monkeypatch.chdir(path.parent)
     Path("carousel.toml").write_text('[tenants.alice]\nkey = "another"\n')
     with pytest.raises(SettingsError, match=names):
@@ -117,14 +117,14 @@ def test_names_and_keys_are_unique_over_all_sources(path: Path, model: str, monk
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(path: Path, prepare, names: str):
-    """The message has its path."""
+    """The message has the path of the file."""
     prepare(path)
     with pytest.raises(KeysFileError, match=f"{path}.*{names}"):
         read_keys_file(path, ())
 
 
-def test_keys_are_required_with_an_empty_file_and_its_path_comes_from_any_source(path: Path, model: str):
-    """Without a file and without keys they are not."""
+def test_keys_are_required_with_an_empty_file_from_any_option_source(path: Path, model: str):
+    """Without a file and without keys, no key is required."""
     path.touch()
     config = path.with_name("carousel.toml")
     config.write_text(f'keys_file = "{path}"\n')
@@ -141,19 +141,19 @@ def test_keys_are_required_with_an_empty_file_and_its_path_comes_from_any_source
 
 
 def test_tenants_of_all_sources_are_found_by_digest(path: Path, model: str):
-    """With the limits of their tables."""
-    path.write_text(BY_HAND)
+    """They have the limits of their tables."""
+    path.write_text(HAND_WRITTEN)
     found = parse([model, "--keys-file", str(path), "--api-key", "other"], {}).tenants_by_digest
     assert found[DIGEST].name == "alice" and found[DIGEST].tiers == ("flex",)
     assert found[key_digest("other")] == of_key("other")
 
 
-def test_add_prints_only_the_key_and_stores_only_its_digest(keys: Keys, path: Path):
-    """The file is for its owner alone."""
-    status, key, remark = keys("add", "alice", "--requests-per-minute", "5", "--tiers", "flex,default")
+def test_add_prints_only_the_key_and_stores_only_its_digest(run_keys: RunKeys, path: Path):
+    """Only its owner may read the file."""
+    status, key, message = run_keys("add", "alice", "--requests-per-minute", "5", "--tiers", "flex,default")
     key = key.removesuffix("\n")
     assert status == 0 and key.startswith(KEY_PREFIX) and len(key) == len(KEY_PREFIX) + 43
-    assert key not in remark and key not in path.read_text()
+    assert key not in message and key not in path.read_text()
     (tenant,) = read_keys_file(path, ())
     assert (tenant.name, tenant.digest, tenant.requests_per_minute) == ("alice", key_digest(key), 5)
     assert tenant.tiers == ("flex", "default")
@@ -162,25 +162,25 @@ def test_add_prints_only_the_key_and_stores_only_its_digest(keys: Keys, path: Pa
     assert is_exposed(path)
 
 
-def test_edits_keep_comments_and_limits(keys: Keys, path: Path):
-    """A rotated key keeps its table, with the limits that are given changed."""
-    path.write_text(BY_HAND)
-    assert keys("add", "bob")[0] == 0
-    assert path.read_text().startswith(BY_HAND)
-    assert keys("add", "alice")[0] == 1
-    status, key, _ = keys("add", "alice", "--replace", "--max-queue", "7")
+def test_edits_keep_comments_and_limits(run_keys: RunKeys, path: Path):
+    """A replaced key keeps its table, and given limits change."""
+    path.write_text(HAND_WRITTEN)
+    assert run_keys("add", "bob")[0] == 0
+    assert path.read_text().startswith(HAND_WRITTEN)
+    assert run_keys("add", "alice")[0] == 1
+    status, key, _ = run_keys("add", "alice", "--replace", "--max-queue", "7")
     alice = next(tenant for tenant in read_keys_file(path, ()) if tenant.name == "alice")
     assert status == 0 and alice.digest == key_digest(key.strip())
     assert (alice.tiers, alice.max_queue) == (("flex",), 7)
     assert "# Made by hand." in path.read_text() and "# at night" in path.read_text()
-    assert keys("revoke", "alice") == (0, "", f"The key of alice is removed from {path}.\n")
+    assert run_keys("revoke", "alice") == (0, "", f"The key of alice is removed from {path}.\n")
     assert [tenant.name for tenant in read_keys_file(path, ())] == ["bob"]
 
 
-def test_a_plain_key_is_replaced_by_a_digest(keys: Keys, path: Path):
+def test_a_plain_key_is_replaced_by_a_digest(run_keys: RunKeys, path: Path):
     """A table never has both."""
     path.write_text('[tenants.alice]\nkey = "k"\n')
-    assert keys("add", "alice", "--replace")[0] == 0
+    assert run_keys("add", "alice", "--replace")[0] == 0
     assert "key =" not in path.read_text()
 
 
@@ -194,39 +194,39 @@ def test_a_plain_key_is_replaced_by_a_digest(keys: Keys, path: Path):
         (["revoke", "zed"], "has no tenant 'zed'\n"),
     ],
 )
-def test_a_refused_command_changes_nothing(keys: Keys, path: Path, arguments: list[str], names: str):
+def test_a_refused_command_changes_nothing(run_keys: RunKeys, path: Path, arguments: list[str], names: str):
     """It exits with status 1 and one line."""
-    path.write_text(BY_HAND)
-    status, output, error = keys(*arguments)
+    path.write_text(HAND_WRITTEN)
+    status, output, error = run_keys(*arguments)
     assert (status, output, error.count("\n")) == (1, "", 1) and names in error
-    assert path.read_text() == BY_HAND
+    assert path.read_text() == HAND_WRITTEN
 
 
 @pytest.mark.parametrize("text", ["[tenants", f'tenants = {{a = {{key_sha256 = "{DIGEST}"}}}}\n'])
-def test_a_file_that_cannot_be_edited_is_left_alone(keys: Keys, path: Path, text: str):
-    """Broken, or written in another style than that of tables."""
+def test_a_file_that_cannot_be_edited_is_left_alone(run_keys: RunKeys, path: Path, text: str):
+    """The file is invalid, or its style is not that of tables."""
     path.write_text(text)
-    assert keys("add", "bob")[0] == 1
+    assert run_keys("add", "bob")[0] == 1
     assert path.read_text() == text
 
 
-def test_names_that_logs_could_not_show_are_refused(keys: Keys, capsys):
+def test_names_that_logs_cannot_show_are_refused(run_keys: RunKeys, capsys):
     """The message has the rule."""
     for name in ("", "two words", "a\nb", "-x", "é", "x" * 65):
         with pytest.raises(SystemExit):
-            keys("add", "--", name)
+            run_keys("add", "--", name)
     assert "1 to 64 ASCII letters" in capsys.readouterr().err
 
 
-def test_list_shows_names_dates_digests_and_limits(keys: Keys, path: Path):
-    """As a table and as JSON, never with a key."""
-    path.write_text(BY_HAND)
-    assert keys("add", "bob", "--weight", "2")[0] == 0
-    status, table, _ = keys("list")
+def test_list_shows_names_dates_digests_and_limits(run_keys: RunKeys, path: Path):
+    """It prints a table or JSON, never with a key."""
+    path.write_text(HAND_WRITTEN)
+    assert run_keys("add", "bob", "--weight", "2")[0] == 0
+    status, table, _ = run_keys("list")
     lines = table.splitlines()
     assert status == 0 and lines[0].split() == ["name", "created", "digest", "limits"]
     assert lines[1].split() == ["alice", "-", DIGEST[:12], "tiers", "flex"]
-    entries = json.loads(keys("list", "--json")[1])
+    entries = json.loads(run_keys("list", "--json")[1])
     assert [(entry["name"], entry["limits"]) for entry in entries] == [
         ("alice", {"tiers": ["flex"]}),
         ("bob", {"weight": 2.0}),
@@ -234,20 +234,20 @@ def test_list_shows_names_dates_digests_and_limits(keys: Keys, path: Path):
     assert entries[1]["created"].endswith("+00:00") and entries[1]["key_sha256"][:12] in lines[2]
 
 
-def test_list_and_revoke_do_not_create_a_file(keys: Keys, path: Path):
-    """Its absence is an error."""
+def test_list_and_revoke_do_not_create_a_file(run_keys: RunKeys, path: Path):
+    """The error states that it does not exist."""
     for arguments in (["list"], ["revoke", "alice"]):
-        status, _, error = keys(*arguments)
+        status, _, error = run_keys(*arguments)
         assert status == 1 and f"{path} does not exist" in error
     assert list(path.parent.iterdir()) == []
 
 
 def test_every_limit_of_a_table_is_a_flag_of_add():
-    """None is left to editing by hand."""
+    """No limit requires editing by hand."""
     assert {*keys_command.LIMITS, "tiers"} == set(LIMIT_FIELDS)
 
 
-def test_the_default_path_is_the_variable_s_else_in_the_configuration_folder(monkeypatch, tmp_path: Path):
+def test_the_default_path_is_the_variable_or_in_the_configuration_folder(monkeypatch, tmp_path: Path):
     """XDG_CONFIG_HOME names that folder."""
     monkeypatch.delenv("CAROUSEL_KEYS_FILE", raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -260,7 +260,7 @@ def test_the_default_path_is_the_variable_s_else_in_the_configuration_folder(mon
 
 
 def test_a_writer_waits_for_another_one(path: Path):
-    """It reads the file only after that: otherwise one of the keys would be lost."""
+    """It reads the file only afterwards; otherwise one of the keys would be lost."""
     with keys_editor._edited(path) as tables:
         second = threading.Thread(target=add_key, args=(path, "bob"))
         second.start()
@@ -271,7 +271,7 @@ def test_a_writer_waits_for_another_one(path: Path):
 
 
 def test_concurrent_writers_lose_no_key(path: Path):
-    """Each is a process of its own."""
+    """Each writer is a separate process."""
     command = [sys.executable, "-m", "app", "keys", "add", "--keys-file", str(path)]
     names = [f"t{number}" for number in range(6)]
     processes = [subprocess.Popen([*command, name], cwd=ROOT, stdout=subprocess.PIPE, text=True) for name in names]
@@ -281,23 +281,23 @@ def test_concurrent_writers_lose_no_key(path: Path):
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_whole(keys: Keys, path: Path, monkeypatch, step: str):
-    """Whether the disk is full or the rename fails; no temporary file stays."""
-    path.write_text(BY_HAND)
+def test_a_write_that_fails_leaves_the_old_file_whole(run_keys: RunKeys, path: Path, monkeypatch, step: str):
+    """The disk is full or the rename fails, and no temporary file remains."""
+    path.write_text(HAND_WRITTEN)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(*{"fsync": (keys_editor.os, "fsync", fail), "replace": (Path, "replace", fail)}[step])
-    status, output, error = keys("add", "bob")
+    status, output, error = run_keys("add", "bob")
     assert (status, output) == (1, "") and f"{path} cannot be written: No space left" in error
-    assert path.read_text() == BY_HAND
+    assert path.read_text() == HAND_WRITTEN
     assert sorted(file.name for file in path.parent.iterdir()) == [".keys.toml.lock", "keys.toml"]
 
 
 def test_a_killed_writer_leaves_the_old_file_whole(path: Path):
-    """It is killed when the new version is written and not yet renamed."""
-    path.write_text(BY_HAND)
+    """It is killed after the new version is written and before it is renamed."""
+    path.write_text(HAND_WRITTEN)
     code = (
         "import os, signal, sys; from pathlib import Path; from app.keys_editor import add_key\n"
         "Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -305,15 +305,15 @@ def test_a_killed_writer_leaves_the_old_file_whole(path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -9
-    assert path.read_text() == BY_HAND
+    assert path.read_text() == HAND_WRITTEN
     add_key(path, "bob")  # the lock ended with the process
     assert [tenant.name for tenant in read_keys_file(path, ())] == ["alice", "bob"]
 
 
 def test_a_link_stays_a_link_and_its_target_changes(path: Path):
-    """As where a folder of secrets is mounted."""
+    """Mounted folders of secrets consist of such links."""
     target = path.with_name("real.toml")
-    target.write_text(BY_HAND)
+    target.write_text(HAND_WRITTEN)
     path.symlink_to(target)
     add_key(path, "bob")
     assert path.is_symlink() and "[tenants.bob]" in target.read_text()
@@ -321,25 +321,25 @@ def test_a_link_stays_a_link_and_its_target_changes(path: Path):
 
 def test_a_new_version_is_given_to_the_owner_of_the_old_one(path: Path, monkeypatch):
     """The server's user can still read a file that root has edited."""
-    path.write_text(BY_HAND)
-    given: list[tuple[int, int]] = []
+    path.write_text(HAND_WRITTEN)
+    owners: list[tuple[int, int]] = []
     monkeypatch.setattr(keys_editor.os, "fstat", lambda _: SimpleNamespace(st_uid=12345, st_gid=23456, st_size=0))
-    monkeypatch.setattr(keys_editor.os, "fchown", lambda _, user, group: given.append((user, group)))
+    monkeypatch.setattr(keys_editor.os, "fchown", lambda _, user, group: owners.append((user, group)))
     add_key(path, "bob")
-    assert given == [(path.stat().st_uid, path.stat().st_gid)]
+    assert owners == [(path.stat().st_uid, path.stat().st_gid)]
 
 
 def test_a_fingerprint_changes_with_an_edit_a_replacement_and_the_loss_of_a_file(path: Path):
-    """A second look at an unchanged file finds no change."""
+    """It does not change for an unchanged file."""
     assert fingerprint(path) is None
     path.write_text("a")
-    seen = [fingerprint(path)]
-    assert fingerprint(path) == seen[0]
+    fingerprints = [fingerprint(path)]
+    assert fingerprint(path) == fingerprints[0]
     path.write_text("ab")
-    seen.append(fingerprint(path))
+    fingerprints.append(fingerprint(path))
     other = path.with_name("other")
     other.write_text("ab")
     os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     other.replace(path)
-    seen.append(fingerprint(path))
-    assert len(set(seen)) == 3
+    fingerprints.append(fingerprint(path))
+    assert len(set(fingerprints)) == 3

@@ -1,4 +1,4 @@
-"""How a server begins to listen."""
+"""The server's listening socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from app.launch import _bind
 
 
-def test_an_address_is_one_server_s_from_the_start():
-    """Not only once it serves: of two that start at the same moment one would wait for nobody for ever."""
+def test_a_second_server_cannot_bind_the_same_address():
+    """The second of two servers that start together fails at once, not only when the first one serves."""
     with _bind("127.0.0.1", 0) as first, pytest.raises(OSError, match="cannot listen on"):
         _bind("127.0.0.1", first.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The engine page's feed is made once for all of its watchers."""
+"""The engine page's event feed, which is encoded once for all watchers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from app.live_feed import LiveFeed
 from app.recent import Recent
 
 
-class Client:
-    """An engine client whose snapshots the test sends."""
+class FakeClient:
+    """An engine client whose snapshots are sent by the test."""
 
     phase = Phase.READY
 
@@ -28,9 +28,9 @@ class Client:
 
 
 async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
-    """They are sent the same bytes, and the engine is watched once and no longer than anyone looks."""
-    client, draining, made = Client(), [False], []
-    monkeypatch.setattr(live_feed, "_view", lambda *given: made.append(given) or {"step": len(made)})
+    """All watchers get the same bytes, and the engine is watched once and only while there are watchers."""
+    client, draining, views = FakeClient(), [False], []
+    monkeypatch.setattr(live_feed, "_view", lambda *arguments: views.append(arguments) or {"step": len(views)})
     feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
     watchers = [feed.watch(lambda: True) for _ in range(3)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
@@ -38,16 +38,16 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
     assert len(client.watchers) == 1
     client.watchers[0](None, None)
     first, *others = await asyncio.wait_for(asyncio.gather(*events), 5)
-    assert json.loads(first.removeprefix(b"data: "))["step"] == 1 and len(made) == 1
+    assert json.loads(first.removeprefix(b"data: "))["step"] == 1 and len(views) == 1
     assert all(other is first for other in others)
     for watcher in watchers:
         await watcher.aclose()
     assert not client.watchers
 
 
-async def test_watchers_learn_that_an_engine_is_gone_and_end_when_the_server_drains():
-    """By an event of its own, and by the end of the stream."""
-    client, draining = Client(), [False]
+async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drains():
+    """The change is an event of its own, and draining ends the stream."""
+    client, draining = FakeClient(), [False]
     client.phase = Phase.RESTARTING
     feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
     watcher = feed.watch(lambda: True)
@@ -57,8 +57,8 @@ async def test_watchers_learn_that_an_engine_is_gone_and_end_when_the_server_dra
 
 
 async def test_watchers_are_woken_a_few_at_a_time():
-    """Between two groups the event loop does other things; in the end everyone has the event."""
-    client = Client()
+    """The event loop runs other tasks between two groups, and every watcher gets the event."""
+    client = FakeClient()
     client.phase = Phase.RESTARTING
     feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
     watchers = [feed.watch(lambda: True) for _ in range(5 * live_feed.WOKEN_AT_ONCE)]
@@ -74,8 +74,8 @@ async def test_watchers_are_woken_a_few_at_a_time():
 
 
 async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(monkeypatch):
-    """Its feed ends at the next event; others go on."""
-    client, admitted = Client(), [True]
+    """Its feed ends at the next event, and others continue."""
+    client, admitted = FakeClient(), [True]
     monkeypatch.setattr(live_feed, "_view", lambda *_: {})
     feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
     watchers = [feed.watch(lambda: admitted[0]), feed.watch(lambda: True)]
@@ -90,8 +90,8 @@ async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(mon
 
 
 async def test_watchers_that_leave_an_idle_server_are_forgotten():
-    """No event has to come for that."""
-    feed = LiveFeed(Client(), Recent(time.monotonic), lambda: False)
+    """This does not require an event."""
+    feed = LiveFeed(FakeClient(), Recent(time.monotonic), lambda: False)
     events = [asyncio.ensure_future(anext(feed.watch(lambda: True))) for _ in range(5)]
     await asyncio.sleep(0)
     for event in events[1:]:

@@ -1,15 +1,15 @@
-"""Whether another engine is started, and how soon."""
+"""Restart policy: whether a crashed engine is replaced, and after which delay."""
 
 from app.lives import FRUITLESS, Lives
 
 
 def count(lives: Lives, *, got_on=False, was_at_work=True, had_culprit=False, seconds=0.0) -> None:
-    """A life that ended at work, before anything came of it, unless said otherwise."""
+    """Count an engine that ended while it was busy and without progress, unless stated otherwise."""
     lives.count(got_on=got_on, was_at_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
 
 
 def test_the_pause_before_the_next_engine_doubles_up_to_ten_seconds():
-    """There is none where something came of the last one."""
+    """There is no delay after an engine that made progress."""
     lives, pauses = Lives(), []
     for _ in range(FRUITLESS):
         pauses.append(lives.pause)
@@ -20,8 +20,8 @@ def test_the_pause_before_the_next_engine_doubles_up_to_ten_seconds():
     assert lives.pause == 0 and not lives.are_enough
 
 
-def test_a_life_that_died_of_a_request_counts_from_the_second_in_a_row_on():
-    """What dies of every request is broken."""
+def test_crashes_with_a_culprit_count_from_the_second_in_a_row():
+    """An engine that crashes on every request is broken."""
     lives, pauses = Lives(), []
     for had_culprit in (True, False, True, True, True):
         count(lives, had_culprit=had_culprit)
@@ -29,8 +29,8 @@ def test_a_life_that_died_of_a_request_counts_from_the_second_in_a_row_on():
     assert pauses == [0, 1, 1, 2, 4]
 
 
-def test_an_engine_that_lived_on_with_nothing_to_do_did_not_die_of_coming_up():
-    """It counts for nothing, unless it was at work."""
+def test_a_crash_after_long_idle_time_is_not_counted():
+    """It is not counted, unless it was busy."""
     lives = Lives()
     count(lives, was_at_work=False, seconds=60.0)
     assert lives.pause == 0

@@ -1,4 +1,4 @@
-"""The options for the pages arrive in the pages, and cannot break them."""
+"""The options for the pages are rendered into the pages and cannot break the markup."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.app.test_http import make
 
 
 def meta(text: str, name: str) -> str:
-    """The content of one of the page's meta tags."""
+    """Return the content of one of the page's meta tags."""
     found = re.search(rf"""<meta name="carousel-{name}" content=(["'])(.*?)\1>""", text)
     assert found, name
     return unescape(found[2])
 
 
-def test_the_operator_s_words_are_in_the_page():
-    """Title, examples and system prompt, whatever characters they hold."""
+def test_the_operator_s_texts_are_in_the_page():
+    """Title, examples and system prompt may contain any characters."""
     hostile = """<u>'"&</u>"""
     options = {"page_title": hostile, "page_examples": f"One\n\n {hostile} \n", "page_system_prompt": hostile}
     http = make(**options)
@@ -28,15 +28,15 @@ def test_the_operator_s_words_are_in_the_page():
     assert json.loads(meta(http.get("/").text, "examples")) == ["One", hostile]
 
 
-def test_without_options_the_page_has_its_own_words():
-    """An empty list of examples is a choice, no list is none."""
+def test_without_options_the_page_has_its_own_texts():
+    """An empty list of examples is a choice, while null means the page's own examples."""
     assert json.loads(meta(make().get("/").text, "examples")) is None
     assert json.loads(meta(make(page_examples="").get("/").text, "examples")) == []
     assert meta(make().get("/").text, "title") == "Carousel"
 
 
-def test_the_page_knows_the_sampling_defaults_of_the_server(monkeypatch):
-    """The checkpoint's recommendations, and the protocol's where it has none."""
+def test_the_page_has_the_sampling_defaults_of_the_server(monkeypatch):
+    """They are the checkpoint's settings, and the protocol's defaults for others."""
     http = make()
     monkeypatch.setattr(http.app.state.service.text, "sampling_defaults", {"temperature": 0.6, "top_k": 20})
     assert json.loads(meta(http.get("/").text, "sampling")) == {

@@ -1,4 +1,4 @@
-"""For how long a connection waits for its client to take what is written, over a real socket."""
+"""Timeouts for clients that do not read, over a real socket."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ from app.patience import keep_unread
 from app.websocket import WebSocketProtocol
 from tests.app.test_connection import LOOPS
 
-PIECE = b"data: %b\n\n" % (b"a" * 2000)
-ENDLESS = 20_000  # pieces, of which no socket keeps as many
+CHUNK = b"data: %b\n\n" % (b"a" * 2000)
+MAX_CHUNKS = 20_000  # chunks, more than any socket buffers
 UPGRADE = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 
 
-class Served:
-    """What is asked for, and how it ended."""
+class StreamingApp:
+    """Application with endless responses, which records how they ended."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        self.pieces = 0
+        self.chunks_sent = 0
 
-    async def content(self, pieces: int = ENDLESS) -> AsyncIterator[bytes]:
+    async def content(self, chunks: int = MAX_CHUNKS) -> AsyncIterator[bytes]:
         try:
-            for _ in range(pieces):
-                self.pieces += 1
-                yield PIECE
+            for _ in range(chunks):
+                self.chunks_sent += 1
+                yield CHUNK
                 await asyncio.sleep(0)
         finally:
             self.ended.set()
 
     async def stream(self, request: Request) -> Response:
-        return sse.EventStream(lambda _: self.content(int(request.query_params.get("pieces", ENDLESS))), lambda: None)
+        return sse.EventStream(
+            lambda _: self.content(int(request.query_params.get("pieces", MAX_CHUNKS))), lambda: None
+        )
 
     async def live(self, _: Request) -> Response:
         return EventSourceResponse(self.content())
 
     async def whole(self, _: Request) -> Response:
-        return Response(ENDLESS * PIECE)
+        return Response(MAX_CHUNKS * CHUNK)
 
     async def socket(self, socket: WebSocket) -> None:
         await socket.accept()
         try:
-            async for piece in self.content():
-                await socket.send_text(piece.decode())
+            async for chunk in self.content():
+                await socket.send_text(chunk.decode())
         except (WebSocketDisconnect, OSError):
             pass
 
@@ -72,18 +74,22 @@ class Served:
         ]
 
 
-def play(
+def run_client(
     loop: Callable[[], asyncio.AbstractEventLoop],
     path: str,
-    client: Callable[[Served, uvicorn.Server, socket.socket], Awaitable[None]],
+    client: Callable[[StreamingApp, uvicorn.Server, socket.socket], Awaitable[None]],
 ) -> None:
-    """A server, and a client with little room that has asked for `path`."""
+    """Run a server and `client`, whose socket has a small receive buffer and has requested `path`."""
 
     async def run() -> None:
-        served, listening = Served(), socket.create_server(("127.0.0.1", 0))
+        streaming_app, listening = StreamingApp(), socket.create_server(("127.0.0.1", 0))
         keep_unread(listening, patience.UNREAD_SECONDS)
         config = uvicorn.Config(
-            Starlette(routes=served.routes), http=Connection, ws=WebSocketProtocol, log_config=None, lifespan="off"
+            Starlette(routes=streaming_app.routes),
+            http=Connection,
+            ws=WebSocketProtocol,
+            log_config=None,
+            lifespan="off",
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -95,7 +101,7 @@ def play(
             async with asyncio.timeout(20):
                 await asyncio.get_running_loop().sock_connect(reader, listening.getsockname())
                 await asyncio.get_running_loop().sock_sendall(reader, head)
-                await client(served, server, reader)
+                await client(streaming_app, server, reader)
         finally:
             reader.close()
             server.should_exit = True
@@ -105,33 +111,32 @@ def play(
         runner.run(run())
 
 
-async def gone(server: uvicorn.Server) -> None:
-    """Waits until there is no connection."""
+async def wait_until_closed(server: uvicorn.Server) -> None:
+    """Wait until the server has no connection."""
     while server.server_state.connections:
         await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("path", ["/stream", "/live", "/whole", "/socket", "/stream?pieces=1000"])
-def test_who_takes_nothing_is_hung_up_on(
+def test_a_client_that_reads_nothing_is_disconnected(
     loop: Callable[[], asyncio.AbstractEventLoop],
     path: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Whatever it had asked for, an answer that is complete but for what it has still to take too; and the server's log
-    says so, once, and nothing else."""
+    """This holds for every kind of response, even a complete one that is only unread, and is logged once."""
     monkeypatch.setattr(patience, "SECONDS", 0.2)
     caplog.set_level("INFO")
 
-    async def client(served: Served, server: uvicorn.Server, _: socket.socket) -> None:
+    async def client(streaming_app: StreamingApp, server: uvicorn.Server, _: socket.socket) -> None:
         while not server.server_state.connections:
             await asyncio.sleep(0.01)
-        await gone(server)
+        await wait_until_closed(server)
         if path != "/whole":
-            await served.ended.wait()
+            await streaming_app.ended.wait()
 
-    play(loop, path, client)
+    run_client(loop, path, client)
     assert [record.message for record in caplog.records if record.name.startswith("carousel")] == [
         "The connection is closed because its client read nothing for 0.2 s."
     ]
@@ -140,26 +145,26 @@ def test_who_takes_nothing_is_hung_up_on(
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("path", ["/stream", "/socket"])
-def test_who_takes_little_at_a_time_is_served(
+def test_a_client_that_reads_slowly_is_served(
     loop: Callable[[], asyncio.AbstractEventLoop], path: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """For many times as long as it may take nothing: by us, and by the system."""
+    """It is served for much longer than a client may read nothing, by the server and by the kernel."""
     monkeypatch.setattr(patience, "SECONDS", 1.0)
     monkeypatch.setattr(patience, "UNREAD_SECONDS", 1.0)
 
-    async def client(served: Served, server: uvicorn.Server, reader: socket.socket) -> None:
-        heard = 0
+    async def client(streaming_app: StreamingApp, server: uvicorn.Server, reader: socket.socket) -> None:
+        received = 0
         for _ in range(40):
-            heard += len(await asyncio.get_running_loop().sock_recv(reader, 1000))
+            received += len(await asyncio.get_running_loop().sock_recv(reader, 1000))
             await asyncio.sleep(0.1)
-        assert heard > 20_000 and server.server_state.connections and not served.ended.is_set()
+        assert received > 20_000 and server.server_state.connections and not streaming_app.ended.is_set()
 
-    play(loop, path, client)
+    run_client(loop, path, client)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a system without a patience of its own")
-def test_what_is_left_of_a_connection_is_the_system_s_again():
-    """It would keep it for as long as the other side lives."""
+def test_the_kernel_timeout_is_restored_when_the_connection_ends():
+    """The kernel would otherwise keep unsent data for as long as the other side responds."""
 
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -168,12 +173,12 @@ def test_what_is_left_of_a_connection_is_the_system_s_again():
                 ours, _ = listening.accept()
                 transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
                 waiting = patience.Patience(transport)
-                asked = []
-                for do in (lambda: None, waiting.begin, waiting.end):
-                    do()
-                    asked.append(ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+                timeouts = []
+                for action in (lambda: None, waiting.begin, waiting.end):
+                    action()
+                    timeouts.append(ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
                 transport.abort()
                 theirs.close()
-                assert asked == [60_000, 0, 60_000]
+                assert timeouts == [60_000, 0, 60_000]
 
     asyncio.run(run())

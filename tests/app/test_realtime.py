@@ -1,4 +1,4 @@
-"""How the words of a response come over a WebSocket."""
+"""Events of a realtime response over a WebSocket."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from engine.types import Phase, StatusEvent
 
 
 class Socket:
-    """What a session speaks through: it takes messages at once while it has room."""
+    """Output of a session, which accepts direct writes while `has_room` is set."""
 
     def __init__(self) -> None:
-        self.heard: list[dict] = []
+        self.received: list[dict] = []
         self.has_room = True
 
     def write(self, messages: list[bytes]) -> bool:
         if self.has_room:
-            self.heard += map(json.loads, messages)
+            self.received += map(json.loads, messages)
         return self.has_room
 
     async def send(self, message: bytes) -> None:
         while not self.has_room:
             await asyncio.sleep(0)
-        self.heard.append(json.loads(message))
+        self.received.append(json.loads(message))
 
 
 def response() -> SpokenResponse:
@@ -50,19 +50,19 @@ def response() -> SpokenResponse:
 
 @given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
 @settings(max_examples=200)
-def test_every_word_is_told_once_in_order_however_the_socket_stalls(script):
-    """It fills up and drains at any moment; ids of events are never used twice, and what was told is remembered."""
+def test_every_delta_is_sent_once_in_order_across_stalls(script):
+    """The socket stalls and drains at any time, event ids are unique, and the response records its text."""
 
-    async def play() -> None:
-        socket, log, said = Socket(), StreamLog("s", "e", ""), response()
+    async def run() -> None:
+        socket, log, realtime_response = Socket(), StreamLog("s", "e", ""), response()
         session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
 
-        async def tell() -> None:
-            async for messages in pieces(log, 0, Telling(said, session._event_id), session):
+        async def send_events() -> None:
+            async for messages in pieces(log, 0, Telling(realtime_response, session._event_id), session):
                 for message in messages:
                     await session.send(message)
 
-        telling = asyncio.create_task(tell())
+        sending = asyncio.create_task(send_events())
         for action in script:
             match action:
                 case 0 | 1:
@@ -79,24 +79,24 @@ def test_every_word_is_told_once_in_order_however_the_socket_stalls(script):
         log.append(Finished(0, "length"))
         log.append(Usage(1, 1, 0))
         log.announce()
-        await asyncio.wait_for(telling, 10)
-        words = [event["delta"] for event in socket.heard if event["type"] == "response.output_text.delta"]
-        assert words == [action for action in script if isinstance(action, str) and action]
-        assert said.item.text == "".join(words) and said.finish == "length"
-        assert len({event["event_id"] for event in socket.heard}) == len(socket.heard)
+        await asyncio.wait_for(sending, 10)
+        deltas = [event["delta"] for event in socket.received if event["type"] == "response.output_text.delta"]
+        assert deltas == [action for action in script if isinstance(action, str) and action]
+        assert realtime_response.item.text == "".join(deltas) and realtime_response.finish == "length"
+        assert len({event["event_id"] for event in socket.received}) == len(socket.received)
 
-    asyncio.run(play())
+    asyncio.run(run())
 
 
-def test_a_delta_says_where_it_belongs():
-    """Field by field as every other event, and any text is JSON."""
-    said = response()
+def test_a_delta_names_its_response_and_item():
+    """It has the fields of every other event, and any text is encoded as JSON."""
+    realtime_response = response()
     log = StreamLog("s", "e", "")
     log.append(Delta(0, 'a "quote"\n\u2028\x00\U0001f600', 1))
     reader = SimpleNamespace(write=lambda messages: False)
 
     async def first() -> list[bytes]:
-        return await anext(pieces(log, 0, Telling(said, lambda: "event_7"), reader))
+        return await anext(pieces(log, 0, Telling(realtime_response, lambda: "event_7"), reader))
 
     (message,) = asyncio.run(first())
     assert json.loads(message) == {
@@ -111,28 +111,28 @@ def test_a_delta_says_where_it_belongs():
 
 
 class Transport(asyncio.Transport):
-    """Keeps what it cannot send."""
+    """Transport with a settable size of its write buffer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent = b""
-        self.kept = 0
-        self.is_gone = False
+        self.buffered = 0
+        self.is_closed = False
 
     def write(self, data) -> None:
         self.sent += bytes(data)
 
     def get_write_buffer_size(self) -> int:
-        return self.kept
+        return self.buffered
 
     def set_write_buffer_limits(self, high=None, low=None) -> None:
         pass
 
     def is_closing(self) -> bool:
-        return self.is_gone
+        return self.is_closed
 
     def close(self) -> None:
-        self.is_gone = True
+        self.is_closed = True
 
     def pause_reading(self) -> None:
         pass
@@ -142,8 +142,8 @@ class Transport(asyncio.Transport):
 
 
 @pytest.fixture
-async def opened():
-    """A connection whose application has accepted it, a client's end of it, and the application's scope."""
+async def open_connection():
+    """Yield the direct write of an accepted connection, server protocol, transport, and client protocol."""
     scopes = asyncio.Queue()
     is_over = asyncio.Event()
 
@@ -170,9 +170,9 @@ async def opened():
     await asyncio.gather(*server.tasks)
 
 
-async def test_messages_are_written_before_the_call_returns(opened):
-    """Each is a text message of its own, whatever its length."""
-    write, _, transport, client = opened
+async def test_messages_are_written_before_the_call_returns(open_connection):
+    """Each is a text message of its own, for any length."""
+    write, _, transport, client = open_connection
     texts = [b"x" * size for size in (1, 125, 126, 65_535, 65_536)]
     assert write(texts)
     client.receive_data(transport.sent)
@@ -181,14 +181,14 @@ async def test_messages_are_written_before_the_call_returns(opened):
 
 
 @pytest.mark.parametrize("why", ["full", "gone", "closing"])
-async def test_nothing_is_written_where_it_would_wait_or_get_lost(opened, why: str):
-    """The caller still has it, and goes the way on which one waits or is told."""
-    write, server, transport, _ = opened
+async def test_nothing_is_written_to_a_full_or_closed_transport(open_connection, why: str):
+    """The write returns False, so that the caller sends the messages in the normal way."""
+    write, server, transport, _ = open_connection
     match why:
         case "full":
-            transport.kept = 1
+            transport.buffered = 1
         case "gone":
-            transport.is_gone = True
+            transport.is_closed = True
         case "closing":
             server.conn.send_close(1000)
             server.conn.data_to_send()
@@ -196,8 +196,8 @@ async def test_nothing_is_written_where_it_would_wait_or_get_lost(opened, why: s
     assert transport.sent == b""
 
 
-async def test_a_socket_that_floods_waits_for_its_own_rate_and_not_for_that_of_others(monkeypatch: pytest.MonkeyPatch):
-    """Events count, and so do the bytes that they bring and fetch; another socket is served at once."""
+async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pytest.MonkeyPatch):
+    """Events and the bytes that they send and fetch are counted, and another socket is served at once."""
     monkeypatch.setattr("app.realtime.MAX_EVENTS_PER_SECOND", 0.001)
     service = SimpleNamespace(pacer=EventPacer())
 
@@ -220,13 +220,13 @@ async def test_a_socket_that_floods_waits_for_its_own_rate_and_not_for_that_of_o
     for task in floods:
         assert not task.done()
         task.cancel()
-    assert len(small_socket.heard) <= MAX_BURST
-    assert len(large_socket.heard) <= MAX_BURST / 2 + 1
-    assert len(other_socket.heard) == 1
+    assert len(small_socket.received) <= MAX_BURST
+    assert len(large_socket.received) <= MAX_BURST / 2 + 1
+    assert len(other_socket.received) == 1
 
 
 async def test_a_closed_session_keeps_no_conversation():
-    """Its items are freed at once, also while something refers to the session, such as a traceback."""
+    """Its items are freed at once, even while something such as a traceback refers to the session."""
     socket = Socket()
     session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
     fields = ItemFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])

@@ -1,4 +1,4 @@
-"""What people felt in the last minute."""
+"""Latency percentiles and goodput of the last minute."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Clock:
         return self.now
 
 
-def test_percentiles_are_right_to_five_per_cent():
-    """Held against sorting all of them."""
-    recent, dice = Recent(Clock()), random.Random(1)
-    values = [dice.lognormvariate(-4, 1) for _ in range(5000)]
+def test_percentiles_are_accurate_to_five_per_cent():
+    """They are compared with percentiles of the sorted values."""
+    recent, rng = Recent(Clock()), random.Random(1)
+    values = [rng.lognormvariate(-4, 1) for _ in range(5000)]
     for start in range(0, len(values), 64):
         recent.gaps(I, values[start : start + 64])
     values.sort()
@@ -31,8 +31,8 @@ def test_percentiles_are_right_to_five_per_cent():
     assert last == pytest.approx(1000 * values[4949], rel=0.06)
 
 
-def test_what_is_older_than_a_minute_is_forgotten():
-    """And what is younger is not."""
+def test_values_older_than_a_minute_are_dropped():
+    """Newer values stay."""
     clock = Clock()
     recent = Recent(clock)
     recent.first(B, 5.0)
@@ -53,8 +53,8 @@ def test_no_time_is_too_short_or_too_long(seconds: float):
     assert recent.view()["interactive"]["ttft_ms"][0] is not None
 
 
-def test_the_share_of_good_answers_is_of_those_that_ended():
-    """None where nobody did."""
+def test_the_share_of_good_answers_counts_ended_requests():
+    """The share is None if no request ended."""
     recent = Recent(Clock())
     for good in (True, True, False, True):
         recent.ended(I, good)

@@ -19,7 +19,7 @@ def test_the_delay_grows_per_network_up_to_a_limit_and_is_forgotten():
 
 
 def test_the_number_of_remembered_networks_is_bounded():
-    """Those with the oldest attempts are forgotten."""
+    """Networks with the oldest attempts are forgotten."""
     refused = RefusedKeys(lambda: 0.0)
     for number in range(MAX_NETWORKS + 10):
         refused.count(str(number))

@@ -1,4 +1,4 @@
-"""Request IDs and access lines, on the real application with a made-up engine."""
+"""Request IDs and access lines, on the real application with a fake engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from app.client import EngineClient
 from app.tenants import of_key
 from engine.types import EndEvent, FinishReason
-from tests.app.test_http import ASK, CHAT, make, ready
+from tests.app.test_http import BODY, CHAT, make, ready
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +22,15 @@ def http():
 
 
 def access(caplog: pytest.LogCaptureFixture) -> dict:
-    """The fields of the last access line."""
+    """Return the fields of the last access line."""
     return [r for r in caplog.records if r.name == "carousel.access"][-1].fields
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
-        ("POST", CHAT, ASK, 200),
-        ("POST", CHAT, {**ASK, "stream": True}, 200),
+        ("POST", CHAT, BODY, 200),
+        ("POST", CHAT, {**BODY, "stream": True}, 200),
         ("POST", CHAT, {}, 400),
         ("GET", "/nowhere", None, 404),
         ("GET", CHAT, None, 405),
@@ -38,29 +38,29 @@ def access(caplog: pytest.LogCaptureFixture) -> dict:
         ("POST", "/tokenize", {"prompt": "a"}, 200),
     ],
 )
-def test_every_answer_has_a_request_id_and_a_client_s_own_is_kept(http: TestClient, method, path, body, status):
-    """One header, whatever the answer."""
-    made = http.request(method, path, json=body)
+def test_every_response_has_a_request_id_and_a_client_s_own_is_kept(http: TestClient, method, path, body, status):
+    """Any response has exactly one such header."""
+    generated = http.request(method, path, json=body)
     own = http.request(method, path, json=body, headers={"X-Request-Id": "my id/7"})
-    assert made.status_code == own.status_code == status
-    assert len(made.headers.get_list("x-request-id")) == 1 and len(made.headers["x-request-id"]) >= 16
+    assert generated.status_code == own.status_code == status
+    assert len(generated.headers.get_list("x-request-id")) == 1 and len(generated.headers["x-request-id"]) >= 16
     assert own.headers.get_list("x-request-id") == ["my id/7"]
 
 
 @pytest.mark.parametrize("given", [b"", b"x" * 129, b"a\tb", "é".encode()])
 def test_an_id_that_is_not_well_formed_is_replaced(http: TestClient, given: bytes):
-    """Printable ASCII, at most 128 characters."""
+    """Valid IDs are printable ASCII of at most 128 characters."""
     answer = http.get("/health", headers={b"X-Request-Id": given})
     assert answer.headers["x-request-id"].encode() != given and len(answer.headers["x-request-id"]) == 24
 
 
 def test_an_internal_error_names_its_request_in_answer_and_log(monkeypatch, caplog: pytest.LogCaptureFixture):
-    """The same ID in header, message, log and access line."""
+    """Header, message, log and access line have the same ID."""
     with make() as client:
         ready(client)
         monkeypatch.setattr(EngineClient, "check", lambda *_: 1 / 0)
         with caplog.at_level(logging.INFO):
-            answer = client.post(CHAT, json=ASK, headers={"X-Request-Id": "mine"})
+            answer = client.post(CHAT, json=BODY, headers={"X-Request-Id": "mine"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
     assert "request ID mine" in answer.json()["error"]["message"]
     assert "request mine failed" in caplog.text
@@ -68,7 +68,7 @@ def test_an_internal_error_names_its_request_in_answer_and_log(monkeypatch, capl
 
 
 def test_a_refused_handshake_is_answered_in_the_protocol_s_shape_with_an_id(http: TestClient):
-    """Status 403 and a body."""
+    """The status is 403, with a body."""
     headers = {"Host": "localhost", "Origin": "https://evil.example", "X-Request-Id": "mine"}
     with pytest.raises(WebSocketDenialResponse) as refused, http.websocket_connect("/v1/realtime", headers=headers):
         pass
@@ -77,7 +77,7 @@ def test_a_refused_handshake_is_answered_in_the_protocol_s_shape_with_an_id(http
 
 
 def test_an_accepted_handshake_has_an_id_and_an_access_line(http: TestClient, caplog: pytest.LogCaptureFixture):
-    """When the session ends."""
+    """The line is written when the session ends."""
     with (
         caplog.at_level(logging.INFO),
         http.websocket_connect("/v1/realtime", headers={"Host": "localhost"}) as session,
@@ -85,16 +85,16 @@ def test_an_accepted_handshake_has_an_id_and_an_access_line(http: TestClient, ca
         assert (b"x-request-id") in dict(session.extra_headers)
         session.close()
         while not any(record.name == "carousel.access" for record in caplog.records):
-            time.sleep(0.001)  # until the session has ended: leaving the block cancels one that has not
+            time.sleep(0.001)  # wait for the end of the session: leaving the block would cancel it
     assert (access(caplog)["method"], access(caplog)["status"]) == ("WEBSOCKET", 101)
 
 
-def test_an_access_line_says_how_a_request_went(caplog: pytest.LogCaptureFixture):
-    """Method, path, status, bytes, seconds, tenant, IDs and tokens."""
+def test_an_access_line_describes_the_request(caplog: pytest.LogCaptureFixture):
+    """The line has method, path, status, bytes, seconds, tenant, IDs and tokens."""
     with make(tenants=(of_key("alice"),)) as client, caplog.at_level(logging.INFO):
         ready(client)
         headers = {"Authorization": "Bearer alice", "X-Request-Id": "mine"}
-        answer = client.post(f"{CHAT}?secret=1", json=ASK, headers=headers)
+        answer = client.post(f"{CHAT}?secret=1", json=BODY, headers=headers)
         fields = access(caplog)
         usage = answer.json()["usage"]
         assert fields.pop("seconds") >= 0
@@ -109,14 +109,14 @@ def test_an_access_line_says_how_a_request_went(caplog: pytest.LogCaptureFixture
             "tokens_in": usage["prompt_tokens"],
             "tokens_out": usage["completion_tokens"],
         }
-        client.post(CHAT, json=ASK, headers={"Authorization": "Bearer eve"})
+        client.post(CHAT, json=BODY, headers={"Authorization": "Bearer eve"})
         assert (access(caplog)["status"], access(caplog)["tenant"]) == (401, "-")
         client.get("/a%0aINFO forged")
         assert access(caplog)["path"] == "/a\\nINFO forged"
 
 
 def test_an_error_of_the_engine_is_logged_with_the_client_s_id(monkeypatch, caplog: pytest.LogCaptureFixture):
-    """The engine has it too, for lines of its own."""
+    """The engine gets the ID too, for its own log lines."""
     sent = []
     submit = EngineClient.submit
 
@@ -129,7 +129,7 @@ def test_an_error_of_the_engine_is_logged_with_the_client_s_id(monkeypatch, capl
     monkeypatch.setattr(EngineClient, "submit", fail)
     with make() as client, caplog.at_level(logging.INFO):
         ready(client)
-        answer = client.post(CHAT, json={**ASK, "stream": True}, headers={"X-Request-Id": "mine"})
+        answer = client.post(CHAT, json={**BODY, "stream": True}, headers={"X-Request-Id": "mine"})
     stream = answer.headers["x-carousel-stream"]
     assert [request.client_id for request in sent] == ["mine"]
     [record] = [r for r in caplog.records if r.name == "carousel.generation"]
@@ -138,7 +138,7 @@ def test_an_error_of_the_engine_is_logged_with_the_client_s_id(monkeypatch, capl
 
 
 def test_the_requests_of_a_session_have_the_id_of_its_handshake(http: TestClient, monkeypatch, caplog):
-    """That is what the access line and the client know."""
+    """The access line and the client have that ID."""
     sent = []
     submit = EngineClient.submit
     monkeypatch.setattr(EngineClient, "submit", lambda self, *args: (sent.append(args[0]), submit(self, *args)))

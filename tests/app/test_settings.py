@@ -1,4 +1,4 @@
-"""Where options come from, and who wins."""
+"""Sources of options and their precedence."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def model(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(model: str, tmp_path: Path):
-    """Each source shows through where the ones above it are silent."""
+def test_precedence_is_flag_environment_file_default(model: str, tmp_path: Path):
+    """A source is used where those of higher precedence have no value."""
     file = tmp_path / "carousel.toml"
     file.write_text('port = 1\nmax_num_seqs = 1\nhost = "1.1.1.1"\npage_size = 8\n')
     environment = {"CAROUSEL_PORT": "2", "CAROUSEL_MAX_NUM_SEQS": "2"}
@@ -33,14 +33,14 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(model: st
 
 
 def test_the_model_and_an_option_with_two_names_follow_the_same_order(model: str, tmp_path: Path):
-    """CAROUSEL_MODEL beats the file's model; a flag under vLLM's name beats the file's value under ours."""
+    """CAROUSEL_MODEL overrides the file's model, and a flag with vLLM's name overrides the file's value under ours."""
     file = tmp_path / "carousel.toml"
     file.write_text('model = "/nowhere"\nmemory_fraction = 0.5\n')
     settings = parse(["--config", str(file), "--gpu-memory-utilization", "0.7"], {"CAROUSEL_MODEL": model})
     assert (settings.engine.model, settings.engine.memory_fraction) == (model, 0.7)
 
 
-def test_the_name_is_the_folder_s_unless_one_is_given(model: str):
+def test_the_model_name_defaults_to_the_folder_s(model: str):
     """Clients see `--served-model-name`."""
     assert parse([model], {}).model_name == "some-model"
     assert parse([model, "--served-model-name", "nice"], {}).model_name == "nice"
@@ -48,7 +48,7 @@ def test_the_name_is_the_folder_s_unless_one_is_given(model: str):
 
 
 def test_switches_can_be_turned_off_everywhere(model: str, tmp_path: Path):
-    """--no-…, the environment's words, TOML's false."""
+    """The forms are --no-…, words in the environment, and false in TOML."""
     file = tmp_path / "c.toml"
     file.write_text("enable_prefix_caching = false\n")
     assert parse([model], {}).engine.enable_prefix_caching
@@ -58,36 +58,36 @@ def test_switches_can_be_turned_off_everywhere(model: str, tmp_path: Path):
 
 
 def test_several_keys_are_separated_by_commas(model: str):
-    """Each is a tenant."""
+    """Each key is a tenant."""
     assert parse([model, "--api-key", "one,two"], {}).tenants == (of_key("one"), of_key("two"))
 
 
 @pytest.mark.parametrize(("given", "path"), [("", ""), ("/", ""), ("/llm", "/llm"), ("/llm/v-2/", "/llm/v-2")])
-def test_a_root_path_stands_in_front_of_others(model: str, given: str, path: str):
-    """Whether it was written with a slash at its end or not."""
+def test_a_root_path_is_normalized(model: str, given: str, path: str):
+    """A trailing slash is removed."""
     assert parse([model, "--root-path", given], {}).root_path == path
 
 
 def test_allowed_hosts_are_separated_by_commas(model: str):
-    """However they are written."""
+    """Case and spaces do not matter."""
     assert parse([model, "--allowed-hosts", "LLM.example, ::1,*"], {}).allowed_hosts == ("llm.example", "::1", "*")
 
 
-def test_allowed_origins_are_as_browsers_name_them(model: str):
-    """Of apps and extensions too; a slash at the end, as in an address, is none of an origin's."""
+def test_allowed_origins_are_normalized_to_the_form_of_browsers(model: str):
+    """Origins of apps and extensions are included, and a trailing slash is removed."""
     given = "https://Chat.example/, http://localhost:3000, app://obsidian.md, http://[::1]:80"
     expected = ("https://chat.example", "http://localhost:3000", "app://obsidian.md", "http://[::1]:80")
     assert parse([model, "--allowed-origins", given], {}).allowed_origins == expected
 
 
-def test_the_help_says_what_holds_where_nothing_is_said():
-    """Of every option that has a default."""
+def test_the_help_states_the_defaults():
+    """The help of every option with a default contains it."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    told = {action.dest: action.help for action in parser._actions}
-    assert "default: 300.0 [" in told["resume_ttl"] and "default: 32 [" in told["max_num_seqs"]
-    assert "default: off [" in told["enforce_eager"] and "default: info [" in told["log_level"]
-    silent = {
+    help_texts = {action.dest: action.help for action in parser._actions}
+    assert "default: 300.0 [" in help_texts["resume_ttl"] and "default: 32 [" in help_texts["max_num_seqs"]
+    assert "default: off [" in help_texts["enforce_eager"] and "default: info [" in help_texts["log_level"]
+    without_default = {
         "api_key",
         "root_path",
         "allowed_hosts",
@@ -96,7 +96,7 @@ def test_the_help_says_what_holds_where_nothing_is_said():
         "prefill_chunk",
         "gpu_memory_utilization",
     }
-    assert [o.key for o in OPTIONS if o.key not in silent and "default" not in told[o.key]] == []
+    assert [o.key for o in OPTIONS if o.key not in without_default and "default" not in help_texts[o.key]] == []
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_the_help_says_what_holds_where_nothing_is_said():
         (f"resume_ttl = 1{400 * '0'}", "resume_ttl"),
         ('dtype = "float8"', "dtype"),
         ("not toml", "c.toml"),
-        ('host = "\xff"', "c.toml"),  # in Latin-1, which is no UTF-8
+        ('host = "\xff"', "c.toml"),  # in Latin-1, which is not UTF-8
     ],
 )
 def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str, names: str):
-    """Nothing unknown is silently ignored."""
+    """Unknown options are never ignored silently."""
     file = tmp_path / "c.toml"
     file.write_text(content, encoding="latin-1")
     with pytest.raises(SettingsError, match=names):
@@ -170,7 +170,7 @@ def test_a_bad_file_is_refused_by_name(model: str, tmp_path: Path, content: str,
     ],
 )
 def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, names: str):
-    """Before anything expensive."""
+    """The refusal comes before anything expensive."""
     if not arguments or arguments[0].startswith("--"):
         arguments = [model, *arguments]
     with pytest.raises((SettingsError, ConfigError), match=names):
@@ -178,7 +178,7 @@ def test_a_bad_value_is_refused_by_name(model: str, arguments, environment, name
 
 
 def test_the_environment_may_name_the_file(model: str, tmp_path: Path):
-    """A flag names another one."""
+    """A flag overrides it."""
     files = [tmp_path / name for name in ("a.toml", "b.toml")]
     for number, file in enumerate(files):
         file.write_text(f"port = {9000 + number}")
@@ -187,13 +187,13 @@ def test_the_environment_may_name_the_file(model: str, tmp_path: Path):
     assert parse([model, "--config", str(files[1])], environment).port == 9001
 
 
-def test_what_kubernetes_says_of_a_service_called_carousel_is_nobody_s_option(model: str):
-    """Of which every container beside it hears."""
+def test_kubernetes_variables_of_a_service_named_carousel_are_ignored(model: str):
+    """Kubernetes sets such variables in every container beside the service."""
     parse([model], {"CAROUSEL_SERVICE_HOST": "10.0.0.7", "CAROUSEL_PORT_8000_TCP_ADDR": "10.0.0.7"})
 
 
 def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
-    """No flag leads nowhere, and none is missing."""
+    """Every flag has a field, and no field lacks its flag."""
     fields = set(EngineConfig.__struct_fields__) - {"model"}
     assert {option.key for option in OPTIONS if option.engine} == fields
 
@@ -207,7 +207,7 @@ def test_every_engine_option_is_a_field_of_the_engine_s_configuration():
         ("folder", ["README.md"], "has no config.json in .*: a folder with config.json"),
     ],
 )
-def test_a_model_that_is_no_folder_of_safetensors_is_refused_with_a_way_out(
+def test_an_unsupported_model_format_is_refused_with_an_alternative(
     tmp_path: Path, name: str, files: list[str] | None, advice: str
 ):
     """A GGUF file, alone or in a folder, is named as such."""
@@ -222,7 +222,7 @@ def test_a_model_that_is_no_folder_of_safetensors_is_refused_with_a_way_out(
         parse([str(model)])
 
 
-def test_a_hub_name_of_gguf_files_is_refused_with_a_way_out(tmp_path: Path):
-    """The downloaded folder has none of the files that are read."""
+def test_a_hub_name_of_gguf_files_is_refused_with_an_alternative(tmp_path: Path):
+    """The downloaded folder has none of the supported files."""
     with pytest.raises(SettingsError, match=r"'owner/model-GGUF' has no config\.json in .*: GGUF files"):
         resolve({"model": "owner/model-GGUF"}, {}, download=lambda name: tmp_path)

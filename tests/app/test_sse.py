@@ -1,4 +1,4 @@
-"""How events look on the wire."""
+"""Server-sent events on the wire."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.app.test_text import byte_level
 
 @given(st.text())
 def test_an_event_is_one_line_for_every_client(text: str):
-    """However a client cuts lines, `data:` is one of them and holds the whole JSON."""
+    """For any way to split lines, `data:` is one line with the whole JSON."""
     log = StreamLog("stream", "epoch", "")
     lines = sse.block(log, 1, msgspec.json.encode({"content": text})).decode().splitlines()
     assert lines[0] == "id: stream.epoch.1"
@@ -29,8 +29,8 @@ def test_an_event_is_one_line_for_every_client(text: str):
     assert lines[2:] == [""]
 
 
-class Answer:
-    """As much of a generation as a stream of its log looks at."""
+class FakeGeneration:
+    """The part of a generation that a stream of its log uses."""
 
     def __init__(self) -> None:
         self.log = StreamLog("s", "e", "")
@@ -40,7 +40,7 @@ class Answer:
     def reader_left(self) -> None:
         self.left += 1
 
-    def say(self, count: int) -> None:
+    def append_deltas(self, count: int) -> None:
         for _ in range(count):
             self.log.append(Delta(0, f"<{len(self.log.records)}>", 1))
         self.log.announce()
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Socket:
-    """An ASGI `send` that waits while it is full, as uvicorn's does before it writes, and what writes at once."""
+    """ASGI `send` that waits while it is full, as uvicorn's does before it writes, and the direct write."""
 
     def __init__(self, extensions: bool = True) -> None:
         self.sent = b""
@@ -81,7 +81,7 @@ class Socket:
         await self.has_left.wait()
         return {"type": "http.disconnect"}
 
-    async def serve(self, answer: Answer) -> None:
+    async def serve(self, answer: FakeGeneration) -> None:
         response = answers.stream(answer)
         await response(self.scope, self.receive, self.send)
 
@@ -96,12 +96,11 @@ class Socket:
     st.sampled_from([0.0005, 15.0]),
 )
 @settings(max_examples=200)
-def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, extensions, ping_seconds):
-    """It fills up and drains at any moment, between two records and in the middle of one being sent, pings come as they
-    will, and a server that cannot write at once has every piece sent."""
+def test_every_record_is_sent_once_in_order_across_stalls(script, extensions, ping_seconds):
+    """This holds with stalls between records and within a write, with pings, and without the direct write."""
 
-    async def play() -> None:
-        answer, socket = Answer(), Socket(extensions)
+    async def run() -> None:
+        answer, socket = FakeGeneration(), Socket(extensions)
         serving = asyncio.create_task(socket.serve(answer))
         for action in script:
             match action:
@@ -115,7 +114,7 @@ def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, ex
                     answer.log.status = StatusEvent("s", 0, Phase.DECODE, 0)
                     answer.log.announce()
                 case int():
-                    answer.say(action)
+                    answer.append_deltas(action)
         socket.has_room.set()
         answer.end()
         await asyncio.wait_for(serving, 10)
@@ -126,24 +125,24 @@ def test_every_record_is_sent_once_in_order_however_the_socket_stalls(script, ex
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sse, "PING", (ping_seconds, sse.PING[1]))
-        asyncio.run(play())
+        asyncio.run(run())
 
 
 async def test_a_token_is_sent_before_announce_returns():
-    """No task is woken for it: it leaves before the next stream's token is looked at."""
-    answer, socket = Answer(), Socket()
+    """No task is woken for it, so that it is written before the token of the next stream."""
+    answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
-    answer.say(1)
+    answer.append_deltas(1)
     await asyncio.sleep(0.05)
-    answer.say(1)
+    answer.append_deltas(1)
     assert "<1>" in socket.sent.decode()
     answer.end()
     await asyncio.wait_for(serving, 10)
 
 
-async def test_who_asks_for_the_head_alone_is_no_reader():
-    """It neither takes the answer with it when it goes, nor lets an answer that nobody reads go on for longer."""
-    answer, socket = Answer(), Socket()
+async def test_a_head_request_is_no_reader():
+    """It neither cancels the answer at its end nor keeps an answer without readers running."""
+    answer, socket = FakeGeneration(), Socket()
     socket.scope["method"] = "HEAD"
     await asyncio.wait_for(socket.serve(answer), 5)
     assert (answer.left, socket.sent) == (0, b"")
@@ -151,13 +150,13 @@ async def test_who_asks_for_the_head_alone_is_no_reader():
 
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
-    """While nothing is said, and while what is said waits for room."""
-    answer, socket = Answer(), Socket()
+    """The stream may be idle or wait for room."""
+    answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     await asyncio.sleep(0.01)
     if is_full:
         socket.has_room.clear()
-        answer.say(1)
+        answer.append_deltas(1)
         await asyncio.sleep(0.01)
     socket.leave()
     await asyncio.wait_for(serving, 5)
@@ -165,21 +164,21 @@ async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
 
 
 async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
-    """Proxies cut connections on which nothing comes. What is said behind a ping comes as ever."""
+    """Proxies close idle connections, and events after a ping are sent as usual."""
     monkeypatch.setattr(sse, "PING", (0.02, sse.PING[1]))
-    answer, socket = Answer(), Socket()
+    answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     async with asyncio.timeout(10):
         while socket.sent.count(b": ping\n\n") < 3:
             await asyncio.sleep(0.01)
-    answer.say(1)
+    answer.append_deltas(1)
     answer.end()
     await asyncio.wait_for(serving, 10)
     assert "<0>" in socket.sent.decode() and socket.sent.endswith(b"data: [DONE]\n\n")
 
 
-async def test_what_runs_out_of_time_inside_a_stream_is_not_taken_for_its_reader():
-    """It is our mistake, and reaches the log as one."""
+async def test_a_timeout_inside_a_stream_is_not_taken_for_a_disconnect():
+    """It is an internal error and is logged as such."""
 
     async def content():
         yield b"data: x\n\n"
@@ -194,8 +193,8 @@ async def test_what_runs_out_of_time_inside_a_stream_is_not_taken_for_its_reader
 
 @pytest.mark.parametrize("message", ["http.response.start", "http.response.body"])
 async def test_a_task_that_is_cancelled_is_cancelled(message: str):
-    """The server may end a request's task: that is nobody's leaving, and must not be swallowed."""
-    answer, socket = Answer(), Socket()
+    """The server may cancel a request's task, which is not a disconnect and must not be swallowed."""
+    answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     if message == "http.response.start":
         socket.has_room.clear()
@@ -206,17 +205,17 @@ async def test_a_task_that_is_cancelled_is_cancelled(message: str):
     assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
 
 
-async def test_a_record_that_cannot_be_told_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch):
-    """Whoever writes the log does not hear of it."""
+async def test_a_record_that_cannot_be_encoded_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch):
+    """The writer of the log is not affected."""
 
-    def speechless(*_) -> bytes:
+    def fail(*_) -> bytes:
         raise ValueError("no words")
 
-    answer, socket = Answer(), Socket()
+    answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     await asyncio.sleep(0.01)
-    monkeypatch.setattr(ChatFormat, "encode", speechless)
-    answer.say(1)
+    monkeypatch.setattr(ChatFormat, "encode", fail)
+    answer.append_deltas(1)
     with pytest.raises(ValueError, match="no words"):
         await asyncio.wait_for(serving, 10)
     assert answer.left == 1

@@ -23,7 +23,7 @@ from tests.app.test_text import byte_level
 
 
 def closed_log(count: int, stream_id: str = "s") -> StreamLog:
-    """A finished log of `count` deltas."""
+    """Return a finished log of `count` deltas."""
     log = StreamLog(stream_id, "e", "")
     for i in range(count):
         log.append(Delta(0, str(i), 1))
@@ -32,8 +32,8 @@ def closed_log(count: int, stream_id: str = "s") -> StreamLog:
     return log
 
 
-def test_no_token_brings_the_garbage_collector_nearer():
-    """Its next walk is due after so many objects that it must look at, and a long answer makes none of them."""
+def test_tokens_create_no_objects_that_the_garbage_collector_tracks():
+    """The collector runs after a number of new tracked objects, and the objects of a token are untracked."""
     top = (Alternative(5, -1.0),)
     gc.disable()
     try:
@@ -44,42 +44,42 @@ def test_no_token_brings_the_garbage_collector_nearer():
             lambda: TokenInfo(7, -0.5, top, 4),
             lambda: Alternative(5, -1.0),
         ):
-            kept = [None] * 1000
+            objects = [None] * 1000
             before = gc.get_count()[0]
-            for i in range(len(kept)):
-                kept[i] = make()  # type: ignore[call-overload]
-            assert gc.get_count()[0] - before < 10, type(kept[0])
+            for i in range(len(objects)):
+                objects[i] = make()  # type: ignore[call-overload]
+            assert gc.get_count()[0] - before < 10, type(objects[0])
     finally:
         gc.enable()
 
 
-async def test_whoever_waits_for_the_end_is_not_woken_before_and_counts_as_a_reader():
-    """Who has asked for a whole answer has no use for its tokens one by one."""
+async def test_a_reader_of_the_whole_log_is_woken_only_at_its_end():
+    """A reader of a whole answer has no use for single tokens."""
     log = StreamLog("s", "e", "")
     waiting = asyncio.create_task(log.closed())
     await asyncio.sleep(0)
     assert log.readers == 1
-    (look,) = log.followers
+    (listener,) = log.followers
     woken = waiting._fut_waiter  # type: ignore[attr-defined]
     log.append(Delta(0, "x", 1))
     log.announce()
-    assert not woken.done() and log.followers == (look,)
+    assert not woken.done() and log.followers == (listener,)
     log.append(Usage(1, 0, 0))
     log.announce()
     await asyncio.wait_for(waiting, 5)
     assert (log.readers, log.followers) == (0, ())
-    await asyncio.wait_for(log.closed(), 5)  # which it is already
+    await asyncio.wait_for(log.closed(), 5)  # the log is closed already
 
 
-def test_nothing_is_written_behind_the_end():
-    """One terminal record, the last."""
+def test_nothing_is_appended_after_the_end():
+    """The terminal record is the last one, and there is only one."""
     with pytest.raises(AssertionError):
         closed_log(1).append(Delta(0, "x", 1))
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
-def test_a_cursor_is_one_of_ours_or_refused(text: str):
-    """Garbage is a 400 and nothing else."""
+def test_a_cursor_is_valid_or_refused(text: str):
+    """An invalid cursor is a 400 and nothing else."""
     try:
         cursor = Cursor.parse(text)
     except CursorRefused as error:
@@ -88,28 +88,28 @@ def test_a_cursor_is_one_of_ours_or_refused(text: str):
         assert Cursor.parse(str(cursor)) == cursor
 
 
-class Holder:
-    """As much of a generation as the registry looks at."""
+class FakeGeneration:
+    """The part of a generation that the registry uses."""
 
     def __init__(self, log: StreamLog) -> None:
         self.log = log
         self.request = Request(id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1))
 
 
-def hold(log: StreamLog) -> Generation:
-    return Holder(log)  # type: ignore[return-value]
+def as_generation(log: StreamLog) -> Generation:
+    return FakeGeneration(log)  # type: ignore[return-value]
 
 
 def finish(registry: StreamRegistry, name: str, owner: str = "", records: int = 1) -> None:
     log = StreamLog(name, registry.epoch, owner)
-    registry.add(hold(log))
+    registry.add(as_generation(log))
     for _ in range(records - 1):
         log.append(Delta(0, "x", 1))
     log.append(Usage(1, 1, 0))
-    registry.finish(hold(log))
+    registry.finish(as_generation(log))
 
 
-def kept(registry: StreamRegistry, names: str, owner: str = "") -> str:
+def available(registry: StreamRegistry, names: str, owner: str = "") -> str:
     found = ""
     for name in names:
         with contextlib.suppress(CursorRefused):
@@ -118,42 +118,42 @@ def kept(registry: StreamRegistry, names: str, owner: str = "") -> str:
 
 
 def test_finished_streams_expire_oldest_first_and_live_ones_never():
-    """By age, and by what they take."""
+    """Streams expire by age and by total size."""
     registry = StreamRegistry(ttl=10.0, max_size=2 * (EACH + 10) + 10)
-    live = hold(StreamLog("live", "e", ""))
+    live = as_generation(StreamLog("live", "e", ""))
     registry.add(live)
     for name in "abc":
         finish(registry, name)
-    assert kept(registry, "abc") == "bc"
+    assert available(registry, "abc") == "bc"
     finish(registry, "d", records=9)
-    assert kept(registry, "abcd") == "cd"
+    assert available(registry, "abcd") == "cd"
     finish(registry, "e", records=1000)
-    assert kept(registry, "abcde") == "e"  # the last one is kept, whatever it takes
+    assert available(registry, "abcde") == "e"  # the last one is kept regardless of its size
     registry.expire(now=lambda: 1e12)
     assert len(registry) == 1
     assert registry.get("live", "") is live
 
 
-def test_who_keeps_most_lets_go_first():
-    """Nobody's answers are lost to another one's flood."""
+def test_the_owner_with_the_most_kept_data_is_evicted_first():
+    """A flood of one owner does not evict the streams of another."""
     registry = StreamRegistry(max_size=10 * EACH)
     finish(registry, "a", "alice")
     for name in "bcdefghijklm":
         finish(registry, name, "bob")
-    assert kept(registry, "a", "alice") == "a" and kept(registry, "bcdefghijklm", "bob") == "ghijklm"
+    assert available(registry, "a", "alice") == "a" and available(registry, "bcdefghijklm", "bob") == "ghijklm"
 
 
-def test_a_logit_bias_counts_as_what_it_takes():
+def test_a_logit_bias_counts_by_its_size():
     """A thousand entries are kept with each of its streams."""
-    holder = Holder(StreamLog("s", "e", ""))
-    plain = size(holder)  # type: ignore[arg-type]
-    holder.request = Request(
+    generation = FakeGeneration(StreamLog("s", "e", ""))
+    plain = size(generation)  # type: ignore[arg-type]
+    generation.request = Request(
         id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1, logit_bias={1: 2.0, 3: 4.0})
     )
-    assert size(holder) == plain + 2  # type: ignore[arg-type]
+    assert size(generation) == plain + 2  # type: ignore[arg-type]
 
 
-def test_log_probabilities_count_as_what_they_take():
+def test_log_probabilities_count_by_their_number():
     log = StreamLog("s", "e", "")
     info = TokenInfo(5, -1.0, (Alternative(5, -1.0), Alternative(6, -2.0)), 0)
     log.append(Delta(0, "x", 2, (info, info)))
@@ -161,8 +161,8 @@ def test_log_probabilities_count_as_what_they_take():
     assert log.details == 6
 
 
-def test_a_stream_that_is_not_kept_any_more_is_gone_and_not_unknown():
-    """For who has a cursor into it; another one's looks the same."""
+def test_an_expired_stream_is_gone_and_not_unknown():
+    """The error is 410 for any cursor of this server, whether the stream exists or not."""
     registry = StreamRegistry(ttl=10.0)
     finish(registry, "s", "alice")
     for owner in ("bob", "alice"):
@@ -173,18 +173,18 @@ def test_a_stream_that_is_not_kept_any_more_is_gone_and_not_unknown():
         assert refused.value.status == 410
 
 
-def test_somebody_else_s_stream_looks_like_an_unknown_one():
-    """404 for both, with the same words."""
+def test_a_foreign_stream_looks_like_an_unknown_one():
+    """The response is 404 with the same text for both."""
     registry = StreamRegistry()
-    registry.add(hold(StreamLog("s", "e", "alice")))
+    registry.add(as_generation(StreamLog("s", "e", "alice")))
     with pytest.raises(CursorRefused) as foreign:
         registry.get("s", "bob")
     assert foreign.value.status == 404
     assert str(foreign.value) == "no stream 's'"
 
 
-def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_is_cancelled():
-    """It was said, and that it might have become a stop string matters no more."""
+def test_text_held_back_for_a_stop_string_is_emitted_on_cancellation():
+    """The text was generated, and a possible stop string no longer matters."""
     text = byte_level()
     request = Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50))
     log = StreamLog("r", "e", "")
@@ -207,8 +207,8 @@ def test_what_was_held_back_for_a_stop_string_is_shown_when_the_answer_is_cancel
     assert isinstance(log.records[-1], Usage)
 
 
-def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
-    """Three choices that each speak every second are a second from token to token."""
+def test_gaps_between_tokens_are_measured_per_choice(monkeypatch):
+    """With three choices that each emit a token every second, the gaps are one second."""
     now = 100.0
     monkeypatch.setattr("app.generation.time.monotonic", lambda: now)
     text, gaps = byte_level(), []
@@ -231,8 +231,8 @@ def test_a_choice_beside_makes_the_gaps_between_tokens_no_shorter(monkeypatch):
     assert generation.mean_gap == 1.0
 
 
-def test_a_request_stands_where_its_first_choice_that_has_not_ended_stands():
-    """Who waits for the second choice is told what it waits for, though the first is there."""
+def test_the_status_of_a_request_is_that_of_its_first_unfinished_choice():
+    """A client that waits for the second choice gets the status of that choice."""
     text = byte_level()
     log = StreamLog("r", "e", "")
     generation = Generation(
@@ -245,7 +245,7 @@ def test_a_request_stands_where_its_first_choice_that_has_not_ended_stands():
         Intake(0.0),
     )
     (token_id,) = text.encode("a", add_special_tokens=False)
-    for choice, event, told in (
+    for choice, event, expected in (
         (0, Phase.DECODE, Phase.DECODE),
         (1, Phase.PAUSED, Phase.DECODE),
         (2, Phase.DECODE, Phase.DECODE),
@@ -259,14 +259,14 @@ def test_a_request_stands_where_its_first_choice_that_has_not_ended_stands():
             generation.take(TokenEvent("r", choice, token_id, FinishReason.LENGTH))
         else:
             generation.take(StatusEvent("r", choice, event))
-        assert log.status is not None and log.status.phase is told
+        assert log.status is not None and log.status.phase is expected
 
 
-def test_an_answer_without_numbers_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
-    """Whoever runs the server must know. Of a choice that a stop string has ended already it is nobody's concern."""
+def test_a_nan_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
+    """The error is logged once, and not for a choice that a stop string has ended already."""
     text = byte_level()
     logs = []
-    for said, fails in (("a", True), ("a stop", False)):
+    for generated, fails in (("a", True), ("a stop", False)):
         log = StreamLog("r", "e", "")
         generation = Generation(
             Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50), n=2),
@@ -277,7 +277,7 @@ def test_an_answer_without_numbers_ends_the_request_and_is_logged(caplog: pytest
             EngineClient(EngineConfig(model="none")),
             Intake(0.0),
         )
-        for token_id in text.encode(said, add_special_tokens=False):
+        for token_id in text.encode(generated, add_special_tokens=False):
             generation.take(TokenEvent("r", 0, token_id))
         generation.take(EndEvent("r", 0, FinishReason.ERROR, "it computed NaN", "not_a_number"))
         assert log.is_closed is fails

@@ -1,4 +1,4 @@
-"""Tenants in the configuration file, and what a key may ask for."""
+"""Tenants in the configuration file, and their permissions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(tmp_path, model: str, text: str, *flags: str):
 
 
 def test_a_tenant_has_a_name_a_weight_and_limits(tmp_path, model):
-    """As the file says."""
+    """All fields of the table are read."""
     text = '[tenants.night]\nkey = "k"\nweight = 0.5\ntiers = ["flex"]\ndeadline_ms = 5\nmax_queue = 7\n'
     (tenant,) = read(tmp_path, model, text)
     assert (tenant.name, tenant.weight, tenant.deadline_ms, tenant.max_queue) == ("night", 0.5, 5, 7)
@@ -36,7 +36,7 @@ def test_a_tenant_has_a_name_a_weight_and_limits(tmp_path, model):
 
 
 def test_further_keys_are_tenants_of_their_own(tmp_path, model):
-    """A key that the file names keeps what is said of it."""
+    """A key that is in the file too keeps its settings."""
     tenants = read(tmp_path, model, '[tenants.a]\nkey = "one"\nweight = 3\n', "--api-key", "one,two")
     assert [(t.digest, t.weight) for t in tenants] == [(key_digest("one"), 3.0), (key_digest("two"), 1.0)]
 
@@ -77,7 +77,7 @@ def test_a_table_may_have_the_digest_of_a_key_in_place_of_the_key(tmp_path, mode
         ("[tenants]\na = 5\n", "tenants.a"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(tmp_path, model, text: str, names: str):
-    """With the tenant and the limit."""
+def test_an_invalid_tenant_is_refused_by_name(tmp_path, model, text: str, names: str):
+    """The error names the tenant and the limit."""
     with pytest.raises(SettingsError, match=names):
         read(tmp_path, model, text)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of text: tokens, their bytes, recommendations."""
+"""Text model of a checkpoint: tokens, their bytes, and generation settings."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from tests.app.text_models import MODEL, PIECES, byte_level
 
 
 @given(st.text(max_size=200))
-def test_no_text_has_fewer_tokens_than_its_length_says(text: str):
-    """Whatever its characters, and where some are composed first too."""
+def test_no_text_has_fewer_tokens_than_its_lower_bound(text: str):
+    """This holds for any characters, and with a normalizer that composes them."""
     assert MODEL.least_tokens(text) <= len(MODEL.encode(text))
     composing = byte_level()
     composing.tokenizer.normalizer = normalizers.NFC()
     assert composing.least_tokens(text) <= len(composing.encode(text))
 
 
-def test_where_a_token_may_stand_for_any_number_of_characters_nothing_is_said():
-    """One for unknown words, and one that takes the spaces beside it."""
+def test_the_lower_bound_is_zero_if_a_token_may_have_any_length():
+    """Examples are a token for unknown words and one that includes adjacent spaces."""
     words = TextModel(Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")), None, {}, frozenset())
-    taking = byte_level()
-    taking.tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
-    assert [words.least_tokens("a" * 99), taking.least_tokens("a" * 99), MODEL.least_tokens("a" * 99)] == [0, 0, 24]
+    stripping = byte_level()
+    stripping.tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
+    assert [words.least_tokens("a" * 99), stripping.least_tokens("a" * 99), MODEL.least_tokens("a" * 99)] == [0, 0, 24]
 
 
-def test_bytes_of_tokens_that_bring_a_space_or_are_bytes():
-    """What they stand for behind others."""
-    told = {token: PIECES.token_bytes(PIECES.tokenizer.token_to_id(token)) for token in ("▁the", "s", "<0xE4>", "<s>")}
-    assert told == {"▁the": b" the", "s": b"s", "<0xE4>": b"\xe4", "<s>": b"<s>"}
+def test_bytes_of_tokens_with_a_space_and_of_byte_tokens():
+    """The bytes are those in the middle of a text."""
+    found = {token: PIECES.token_bytes(PIECES.tokenizer.token_to_id(token)) for token in ("▁the", "s", "<0xE4>", "<s>")}
+    assert found == {"▁the": b" the", "s": b"s", "<0xE4>": b"\xe4", "<s>": b"<s>"}
 
 
 def test_token_bytes_of_a_broken_character_are_its_bytes():
-    """What log-probabilities call `bytes` adds up to the text's bytes."""
+    """The `bytes` of log-probabilities add up to the text's bytes."""
     ids = MODEL.encode("é🎠 w")
     assert b"".join(MODEL.token_bytes(i) for i in ids) == "é🎠 w".encode()
 
@@ -49,7 +49,7 @@ def test_token_bytes_of_a_broken_character_are_its_bytes():
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
 @pytest.mark.parametrize("content", ['{"a":', "[]"])
 def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, name: str, content: str):
-    """One line, at the start."""
+    """The error is one line and comes at startup."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_text(content)
     with pytest.raises(TokenizerMissing, match=rf"{name}: not"):
@@ -57,7 +57,7 @@ def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, name: str, co
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("tokenizer_config.json", '{"chat_template": 5}', "chat_template must be"),
         ("tokenizer_config.json", '{"chat_template": [5]}', "chat_template must be"),
@@ -65,21 +65,21 @@ def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, name: str, co
         ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 5}]}', "chat_template must be"),
         ("tokenizer_config.json", '{"eos_token": 5}', "eos_token must be"),
         ("tokenizer_config.json", '{"bos_token": {"a": 1}}', "bos_token must be"),
-        ("chat_template.jinja", "\xff", "utf-8"),  # in Latin-1, which is no UTF-8
+        ("chat_template.jinja", "\xff", "utf-8"),  # in Latin-1, which is not UTF-8
     ],
 )
-def test_what_a_file_of_the_checkpoint_cannot_say_is_named_with_the_file(
-    tmp_path: Path, name: str, content: str, said: str
+def test_an_invalid_entry_of_a_checkpoint_file_is_named_with_the_file(
+    tmp_path: Path, name: str, content: str, expected: str
 ):
-    """Whatever JSON it is."""
+    """The file may contain any valid JSON."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_text(content, encoding="latin-1")
-    with pytest.raises((TokenizerMissing, TemplateBroken), match=rf"{name}: .*{said}"):
+    with pytest.raises((TokenizerMissing, TemplateBroken), match=rf"{name}: .*{expected}"):
         TextModel.load(tmp_path)
 
 
-def test_what_a_tokenizer_was_trained_with_cuts_and_fills_no_prompt(tmp_path: Path):
-    """Truncation and padding that were saved with it."""
+def test_saved_truncation_and_padding_do_not_change_prompts(tmp_path: Path):
+    """Truncation and padding that were saved with the tokenizer are disabled."""
     tokenizer = byte_level().tokenizer
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
@@ -88,15 +88,15 @@ def test_what_a_tokenizer_was_trained_with_cuts_and_fills_no_prompt(tmp_path: Pa
 
 
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path):
-    """transformers would make a tokenizer that knows no word."""
+    """transformers would create a tokenizer without vocabulary."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 300}')
     with pytest.raises(TokenizerMissing, match=r"no tokenizer\.json, and no tokenizer\.model, .* vocab\.json"):
         TextModel.load(tmp_path)
 
 
 @pytest.mark.usefixtures("without_processes")
-def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path):
-    """It counts more than tokenizer_config.json, as in transformers, unless that lists all added tokens."""
+def test_special_tokens_map_json_defines_special_tokens(tmp_path: Path):
+    """The file overrides tokenizer_config.json, as in transformers, unless that lists all added tokens."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "he", "eos_token": {"content": "ll"}}')
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "Ġw", "eos_token": null}')
@@ -106,47 +106,47 @@ def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("without_processes")
-@pytest.mark.parametrize(("said", "ends"), [("[1, 2]", {1, 2}), ("3", {3}), ("[]", set()), ("null", set())])
-def test_a_text_ends_with_the_tokenizer_s_end_too(tmp_path: Path, said: str, ends: set[int]):
-    """Besides those of the model; but for one that the model cannot say."""
+@pytest.mark.parametrize(("eos_token_id", "eos_ids"), [("[1, 2]", {1, 2}), ("3", {3}), ("[]", set()), ("null", set())])
+def test_the_tokenizer_s_eos_token_ends_a_text_too(tmp_path: Path, eos_token_id: str, eos_ids: set[int]):
+    """It is added to the EOS tokens of the model, unless it is outside of the model's vocabulary."""
     tokenizer = Tokenizer.from_str(MODEL.tokenizer.to_str())
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
-    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {said}}}')
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {eos_token_id}}}')
     own = tokenizer.token_to_id("<end>")
-    assert TextModel.load(tmp_path).eos_token_ids == ends | {own}
+    assert TextModel.load(tmp_path).eos_token_ids == eos_ids | {own}
     (tmp_path / "config.json").write_text(f'{{"vocab_size": {own}}}')
-    assert TextModel.load(tmp_path).eos_token_ids == ends
+    assert TextModel.load(tmp_path).eos_token_ids == eos_ids
 
 
 @pytest.mark.parametrize("templates", [[{"name": "default", "template": "x"}], {"default": "x", "rag": "y"}])
-def test_of_several_templates_the_default_is_taken(tmp_path: Path, templates: list | dict):
-    """However they are written."""
+def test_the_default_of_several_templates_is_used(tmp_path: Path, templates: list | dict):
+    """Both forms of named templates are supported."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     assert TextModel.load(tmp_path).render_chat([]) == "x"
 
 
-def test_a_model_without_a_template_says_what_to_use_instead():
+def test_a_model_without_a_template_refers_to_completions():
     """The refusal names the other route."""
     with pytest.raises(TemplateRefused, match="/v1/completions"):
         TextModel(MODEL.tokenizer, None, {}, frozenset()).render_chat([])
 
 
-def test_the_checkpoint_s_own_sampling_defaults_fill_what_a_request_leaves_open(tmp_path: Path):
-    """generation_config.json is honoured; what a request says beats it."""
+def test_sampling_defaults_of_the_checkpoint_apply_to_missing_parameters(tmp_path: Path):
+    """generation_config.json is honoured, and parameters of the request override it."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}')
     text = TextModel.load(tmp_path)
     assert text.eos_token_ids == {1, 2}
-    silent = SamplingFields().sampling(5, text.eos_token_ids, None, text.sampling_defaults)
-    assert (silent.temperature, silent.top_k, silent.top_p) == (0.6, 20, 1.0)
-    spoken = SamplingFields(temperature=0.0, top_k=0).sampling(5, text.eos_token_ids, None, text.sampling_defaults)
-    assert (spoken.temperature, spoken.top_k) == (0.0, 0)
+    defaults = SamplingFields().sampling(5, text.eos_token_ids, None, text.sampling_defaults)
+    assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 20, 1.0)
+    explicit = SamplingFields(temperature=0.0, top_k=0).sampling(5, text.eos_token_ids, None, text.sampling_defaults)
+    assert (explicit.temperature, explicit.top_k) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("stop", "has_some"), [(None, False), ([], False), ("\n", True), (["a", "b"], True)])
-def test_the_engine_hears_that_there_are_stop_strings(stop: str | list[str] | None, has_some: bool):
-    """It never sees them; without a stop id it would take the longest answer for the shortest."""
+def test_the_engine_receives_whether_there_are_stop_strings(stop: str | list[str] | None, has_some: bool):
+    """The engine never sees the strings, and without an EOS id it would take the longest answer for the shortest."""
     assert SamplingFields(stop=stop, ignore_eos=True).sampling(5, frozenset([1]), None, {}).has_stop_strings is has_some

@@ -1,4 +1,4 @@
-"""The tokenizer of a folder is the one that AutoTokenizer makes of it, from all files that name tokens."""
+"""The tokenizer of a folder equals AutoTokenizer's, including all files that define tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = MODEL.tokenizer.get_vocab_size()
 FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
 TEXTS = ("hello w", " hell", "he<|end|> x", "a <|end|> he<x>ll", "<|end|><x>\n", "w<image> ll", "<s>he </s>", "é🎠")
 
-# Files beside a tokenizer.json of bytes and a few merges; config.json names a model type.
+# Files beside a tokenizer.json with byte tokens and a few merges; config.json has a model type.
 FOLDERS: dict[str, dict[str, Any]] = {
     "tokenizer.json alone": {"config.json": {}},
     "a special token in added_tokens_decoder": {
@@ -90,29 +90,29 @@ def assert_same_tokenizer(path: Path) -> None:
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.usefixtures("without_processes")
 def test_a_folder_has_the_tokenizer_that_transformers_makes_of_it(tmp_path: Path, name: str):
-    """Tokens, their properties, ids and texts are equal, in every place where tokens are named."""
+    """Tokens, their properties, ids and texts are equal, for every file that defines tokens."""
     assert_same_tokenizer(write(tmp_path, FOLDERS[name]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"add_prefix_space": False}, {"legacy": True}, {"add_bos_token": True}])
 @pytest.mark.usefixtures("without_processes")
 def test_a_prefix_space_is_handled_by_the_class(tmp_path: Path, settings: dict[str, Any]):
-    """LlamaTokenizer builds its own handling of the first space from tokenizer_config.json."""
+    """LlamaTokenizer handles the first space by itself, based on tokenizer_config.json."""
     config = {"tokenizer_class": "LlamaTokenizer"} | settings
     assert_same_tokenizer(write(tmp_path, {"tokenizer_config.json": config}, sentence_piece().tokenizer))
 
 
 @pytest.mark.usefixtures("without_processes")
 def test_a_vocabulary_and_merges_make_a_tokenizer(tmp_path: Path):
-    """As GPT-2 is stored, without a tokenizer.json."""
+    """GPT-2 is stored in this way, without a tokenizer.json."""
     MODEL.tokenizer.model.save(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "bos_token": "he"}')
     assert_same_tokenizer(tmp_path)
 
 
-def test_an_end_that_only_the_list_of_added_tokens_names_ends_a_text(tmp_path: Path):
-    """The id of an eos_token that tokenizer.json lacks, found by the child process as at a real start."""
+def test_an_eos_token_of_the_added_tokens_list_ends_a_text(tmp_path: Path):
+    """The id of an eos_token that tokenizer.json lacks is found by the child process, as at a real start."""
     text = TextModel.load(write(tmp_path, FOLDERS["a special token in added_tokens_decoder"]))
     assert text.eos_token_ids == {SIZE}
     assert text.encode("he<|end|>") == [MODEL.tokenizer.token_to_id("he"), SIZE]
@@ -120,17 +120,17 @@ def test_an_end_that_only_the_list_of_added_tokens_names_ends_a_text(tmp_path: P
 
 
 def test_a_complete_tokenizer_is_loaded_without_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A start takes no longer where tokenizer.json is complete."""
+    """Startup is not slower if tokenizer.json is complete."""
     monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: pytest.fail("converted"))
-    whole = Tokenizer.from_str(MODEL.tokenizer.to_str())
-    whole.add_special_tokens(["<|end|>"])
-    listed = {"added_tokens_decoder": {str(SIZE): FLAGS | {"content": "<|end|>"}}, "eos_token": "<|end|>"}
-    tokenizer, special = load_tokenizer(write(tmp_path, {"tokenizer_config.json": GENERIC | listed}, whole))
+    complete = Tokenizer.from_str(MODEL.tokenizer.to_str())
+    complete.add_special_tokens(["<|end|>"])
+    config = {"added_tokens_decoder": {str(SIZE): FLAGS | {"content": "<|end|>"}}, "eos_token": "<|end|>"}
+    tokenizer, special = load_tokenizer(write(tmp_path, {"tokenizer_config.json": GENERIC | config}, complete))
     assert special == {"eos_token": "<|end|>"} and tokenizer.token_to_id("<|end|>") == SIZE
 
 
-def test_the_classes_that_use_a_tokenizer_json_as_it_is_are_those_of_transformers():
-    """The model types for which no conversion is needed are not among those whose declared class is replaced."""
+def test_no_replaced_tokenizer_class_is_loaded_without_conversion():
+    """Model types without conversion are not among those for which transformers replaces the declared class."""
     from transformers.models.auto.tokenization_auto import MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS
 
     assert not MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS & set(tokenizer_files.GENERIC_MODEL_TYPES)
@@ -148,7 +148,7 @@ def test_the_classes_that_use_a_tokenizer_json_as_it_is_are_those_of_transformer
     ],
 )
 def test_a_list_of_tokens_that_cannot_be_read_is_named(tmp_path: Path, config: dict[str, Any], named: str):
-    """The error names the file and the key, at the start."""
+    """The error names the file and the key, and comes at startup."""
     with pytest.raises(TokenizerMissing, match=rf"tokenizer_config\.json: {named} must be"):
         TokenizerFiles.read(write(tmp_path, {"tokenizer_config.json": config}))
 
@@ -161,14 +161,14 @@ def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_
         load_tokenizer(tmp_path)
 
 
-def test_code_of_a_tokenizer_s_own_is_not_needed_beside_a_complete_file(tmp_path: Path):
-    """transformers asks whether to run it; its tokenizer.json is used without."""
+def test_custom_code_of_a_tokenizer_is_not_needed_with_a_complete_file(tmp_path: Path):
+    """transformers would ask for permission to run it, but the tokenizer.json suffices."""
     config = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
     tokenizer, _ = load_tokenizer(write(tmp_path, {"tokenizer_config.json": config}))
     assert tokenizer.get_vocab() == MODEL.tokenizer.get_vocab()
 
 
-def test_a_tokenizer_with_code_of_its_own_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_tokenizer_with_custom_code_is_refused_with_an_alternative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Options of transformers that do not exist here are not named."""
     error = {"error": "Please pass the argument `trust_remote_code=True` to allow custom code to be run."}
     monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: error)
@@ -178,8 +178,8 @@ def test_a_tokenizer_with_code_of_its_own_is_refused_with_a_way_out(tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentencepiece model with byte fallback, as Llama 2 and the first Mistral are stored."""
+def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a sentencepiece model with byte fallback, the format of Llama 2 and the first Mistral."""
     folder = tmp_path_factory.mktemp("pieces")
     corpus = ["The engine serves people.", "He held the wheel while the carousel turned.", "1, 2, 3 and 4."] * 40
     SentencePieceTrainer.train(
@@ -199,9 +199,11 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma"])
 @pytest.mark.parametrize("config", [{"tokenizer_class": "LlamaTokenizer", "legacy": False}, {}])
 @pytest.mark.usefixtures("without_processes")
-def test_a_sentencepiece_model_is_converted(tmp_path: Path, pieces: Path, model_type: str, config: dict[str, Any]):
-    """A folder with only a tokenizer.model has the ids of sentencepiece itself, also where transformers' differ."""
-    shutil.copy(pieces / "tokenizer.model", tmp_path)
+def test_a_sentencepiece_model_is_converted(
+    tmp_path: Path, sentencepiece_folder: Path, model_type: str, config: dict[str, Any]
+):
+    """A folder with only a tokenizer.model gives the ids of sentencepiece, even if those of transformers differ."""
+    shutil.copy(sentencepiece_folder / "tokenizer.model", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     if config:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -209,16 +211,16 @@ def test_a_sentencepiece_model_is_converted(tmp_path: Path, pieces: Path, model_
         assert_same_tokenizer(tmp_path)
     tokenizer, special = load_tokenizer(tmp_path)
     assert special["eos_token"] == "</s>"
-    itself = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    processor = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     for text in ("The engine turned, and he held on.", "people 😀 漢字", "a  b\n c"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        assert ids == itself.encode(text)
+        assert ids == processor.encode(text)
         assert tokenizer.decode(ids) == text
 
 
-def test_a_sentencepiece_model_is_converted_at_a_start(tmp_path: Path, pieces: Path):
+def test_a_sentencepiece_model_is_converted_at_startup(tmp_path: Path, sentencepiece_folder: Path):
     """The child process needs no torch."""
-    shutil.copy(pieces / "tokenizer.model", tmp_path)
+    shutil.copy(sentencepiece_folder / "tokenizer.model", tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     text = TextModel.load(tmp_path)
     assert text.eos_token_ids == {text.tokenizer.token_to_id("</s>")}

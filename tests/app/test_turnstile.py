@@ -1,4 +1,4 @@
-"""A turnstile with a limited share of a core rests after long functions."""
+"""Thread queue with a limited CPU share, which pauses after long functions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from app import turnstile as turnstiles
 from app.turnstile import RELEASE_BYTES, Turnstile
 from engine.types import ServiceClass
 
-HOURS = 1e5  # seconds
+HOURS = 1e5  # in seconds
 
 
-async def test_after_much_work_the_next_function_waits_for_its_share():
-    """A function that cost hours makes the next one wait, of any class; a turnstile without a share never rests."""
+async def test_the_next_function_waits_after_much_work():
+    """A function that cost hours delays the next one of any class; a queue without a share never pauses."""
     limited, unlimited, ran = Turnstile(1, share=0.5), Turnstile(1), []
     for turnstile in (limited, unlimited):
         await turnstile.run(lambda: None, spent=HOURS)
@@ -42,8 +42,8 @@ async def test_a_function_that_fails_is_charged_too():
     waiting.cancel()
 
 
-async def test_a_rest_ends_by_itself():
-    """Those that waited for it then run in turn, one after another."""
+async def test_a_pause_ends_by_itself():
+    """Waiting functions then run one after another, in order."""
     turnstile, ran = Turnstile(1, share=0.5), []
     await turnstile.run(lambda: None, spent=0.075)
     await asyncio.wait_for(asyncio.gather(*(turnstile.run(lambda i=i: ran.append(i)) for i in range(3))), 10)
@@ -54,13 +54,13 @@ async def test_a_rest_ends_by_itself():
 async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ):
-    """Once, when no function is left; a single smaller one is not worth it."""
-    turnstile, released, seen = Turnstile(1), asyncio.Event(), []
+    """Memory is returned once, when no function is left, and not after a single smaller input."""
+    turnstile, released, pending = Turnstile(1), asyncio.Event(), []
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(turnstiles, "RELEASE_SECONDS", 0.0)
 
     def release() -> None:
-        seen.append(turnstile.pending)
+        pending.append(turnstile.pending)
         loop.call_soon_threadsafe(released.set)
 
     monkeypatch.setattr(turnstiles, "release_memory", release)
@@ -68,4 +68,4 @@ async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones
     assert turnstile._releasing is None
     await asyncio.gather(*(turnstile.run(lambda: None, size=size) for size in sizes))
     await asyncio.wait_for(released.wait(), 10)
-    assert seen == [0] and turnstile._read == 0
+    assert pending == [0] and turnstile._read == 0

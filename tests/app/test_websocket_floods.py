@@ -1,4 +1,4 @@
-"""Floods over a WebSocket: bounded work in a turn of the event loop, bounded memory, and a close code."""
+"""Floods over a WebSocket: bounded work per turn of the event loop, bounded memory, and a close code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from websockets.uri import parse_uri
 from app.websocket import FLOOD, MAX_CONTROL_FRAMES_PER_SECOND, MAX_FRAGMENTS, PARSE_BYTES, REFUSED, WebSocketProtocol
 from tests.app.test_realtime import Transport
 
-READ = 256 << 10  # bytes that a transport delivers in one call
+READ_BYTES = 256 << 10  # bytes that a transport delivers in one call
 READS_PER_TURN = 32
-FRAMES_IN_A_PIECE = PARSE_BYTES // 6 + 1
+MAX_FRAMES_PER_SLICE = PARSE_BYTES // 6 + 1
 
 
 class PausedTransport(Transport):
-    """Remembers whether reading is paused."""
+    """Transport that records whether reading is paused."""
 
     is_paused = False
     on_resume: Callable[[], object] | None = None  # called before anything that is scheduled after it
@@ -40,7 +40,7 @@ class PausedTransport(Transport):
 
 
 class Peer:
-    """A server's connection whose application takes messages when the test does, and a client's end of it."""
+    """A server's connection, whose application receives messages when the test allows it, and the client's side."""
 
     def __init__(self) -> None:
         self.transport = PausedTransport()
@@ -63,22 +63,24 @@ class Peer:
             if message["type"] == "websocket.disconnect":
                 return
 
-    async def opened(self) -> None:
+    async def open(self) -> None:
         self.client.send_request(self.client.connect())
         self.send(b"".join(self.client.data_to_send()))
         self.may_accept.set()
-        await turns(5)
+        await run_loop(5)
         self.client.receive_data(self.transport.sent)
         self.client.events_received()
         self.transport.sent = b""
 
     def send(self, data: bytes) -> None:
-        """Deliver `data` as a transport does: in one call, whether reading is paused or not."""
+        """Deliver `data` in one call, as a transport does, whether reading is paused or not."""
         self.server.data_received(data)
 
     def flood(self, data: bytes) -> int:
-        """Deliver `data` again and again while reading is not paused, at most as often as libuv does in a turn of the
-        event loop. Returns how often."""
+        """Deliver `data` repeatedly until reading is paused, and return the number of deliveries.
+
+        The maximum is libuv's number of reads in one turn of the event loop.
+        """
         for count in range(READS_PER_TURN):
             if self.transport.is_paused:
                 return count
@@ -94,41 +96,41 @@ class Peer:
 
     @property
     def close(self) -> Close | None:
-        """The close frame that the server has sent."""
+        """Return the close frame that the server has sent, if any."""
         self.client.receive_data(self.transport.sent)
         self.transport.sent = b""
         return self.client.close_rcvd
 
 
-async def turns(count: int) -> None:
-    """Let the event loop turn."""
+async def run_loop(count: int) -> None:
+    """Run `count` turns of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 def frame(opcode: Opcode, data: bytes = b"", fin: bool = True) -> bytes:
-    """A client's frame."""
+    """Return a client's frame."""
     return Frame(opcode, data, fin).serialize(mask=True)
 
 
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
-    """An open connection."""
+    """Yield an open connection."""
     peer = Peer()
-    await peer.opened()
+    await peer.open()
     yield peer
     await peer.end()
 
 
 @pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
-async def test_a_flood_of_control_frames_is_refused_within_its_first_piece(peer: Peer, opcode: Opcode):
+async def test_a_flood_of_control_frames_is_refused_within_its_first_slice(peer: Peer, opcode: Opcode):
     """Empty pings and unsolicited pongs carry no message that could pause reading."""
     handled = count_frames(peer)
-    peer.send(frame(opcode) * (READ // 6))
-    assert handled[0] <= FRAMES_IN_A_PIECE
+    peer.send(frame(opcode) * (READ_BYTES // 6))
+    assert handled[0] <= MAX_FRAMES_PER_SLICE
     assert peer.close == Close(1008, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
-    peer.send(os.urandom(READ))  # the rest is discarded
-    assert not peer.transport.is_gone and not peer.server._unparsed and handled[0] <= FRAMES_IN_A_PIECE
+    peer.send(os.urandom(READ_BYTES))  # the rest is discarded
+    assert not peer.transport.is_closed and not peer.server._unparsed and handled[0] <= MAX_FRAMES_PER_SLICE
 
 
 @pytest.mark.parametrize(
@@ -138,11 +140,11 @@ async def test_a_flood_of_control_frames_is_refused_within_its_first_piece(peer:
         (frame(Opcode.CLOSE, Close(FLOOD, "").serialize()), False),
     ],
 )
-async def test_a_refusal_is_told_apart_from_a_close_code_of_the_client(data: bytes, is_refused: bool):
+async def test_a_refusal_differs_from_a_close_code_of_the_client(data: bytes, is_refused: bool):
     """It is marked in the scope, and the end of the connection is reported once."""
     peer, ends = Peer(), []
     peer.server.on_lost = lambda: ends.append(None)
-    await peer.opened()
+    await peer.open()
     peer.send(data)
     peer.may_receive.release()
     message = await asyncio.wait_for(peer.messages.get(), 5)
@@ -153,24 +155,24 @@ async def test_a_refusal_is_told_apart_from_a_close_code_of_the_client(data: byt
     assert len(ends) == 1
 
 
-async def test_as_many_control_frames_as_may_come_in_a_second_are_answered(peer: Peer):
+async def test_the_maximum_number_of_control_frames_is_answered(peer: Peer):
     """Every ping gets its pong, and the connection stays open."""
     peer.send(frame(Opcode.PING, b"x") * MAX_CONTROL_FRAMES_PER_SECOND)
-    await turns(10)
+    await run_loop(10)
     assert peer.transport.sent == Frame(Opcode.PONG, b"x").serialize(mask=False) * MAX_CONTROL_FRAMES_PER_SECOND
     assert peer.close is None
 
 
 async def test_a_message_of_too_many_fragments_is_refused(peer: Peer):
     """Empty fragments have no size that the limit of a message would see."""
-    peer.send(frame(Opcode.TEXT, fin=False) + frame(Opcode.CONT, fin=False) * (READ // 6))
-    await turns(READ // PARSE_BYTES)
+    peer.send(frame(Opcode.TEXT, fin=False) + frame(Opcode.CONT, fin=False) * (READ_BYTES // 6))
+    await run_loop(READ_BYTES // PARSE_BYTES)
     assert peer.close == Close(1008, f"more than {MAX_FRAGMENTS} fragments in a message")
     assert not peer.server.frames
 
 
-async def test_a_message_of_many_fragments_is_put_together(peer: Peer):
-    """As many as may be."""
+async def test_a_message_of_many_fragments_is_assembled(peer: Peer):
+    """The number of fragments is the maximum."""
     fragments = frame(Opcode.TEXT, b"a", fin=False) + frame(Opcode.CONT, b"b", fin=False) * (MAX_FRAGMENTS - 2)
     peer.send(fragments + frame(Opcode.CONT, b"c"))
     peer.may_receive.release()
@@ -178,24 +180,24 @@ async def test_a_message_of_many_fragments_is_put_together(peer: Peer):
     assert message["text"] == "a" + "b" * (MAX_FRAGMENTS - 2) + "c"
 
 
-async def test_no_more_messages_are_parsed_while_the_application_has_not_taken_one(peer: Peer):
-    """Reading is paused meanwhile, and all messages come, in order, once it goes on."""
-    count = READ // 16
+async def test_parsing_stops_while_the_application_does_not_receive(peer: Peer):
+    """Reading is paused in the meantime, and all messages arrive in order afterwards."""
+    count = READ_BYTES // 16
     peer.send(b"".join(frame(Opcode.TEXT, b"%06d" % number) for number in range(count)))
-    await turns(20)
-    assert peer.transport.is_paused and peer.server.queue.qsize() <= FRAMES_IN_A_PIECE
+    await run_loop(20)
+    assert peer.transport.is_paused and peer.server.queue.qsize() <= MAX_FRAMES_PER_SLICE
     texts = []
     for _ in range(count):
         peer.may_receive.release()
         texts.append((await asyncio.wait_for(peer.messages.get(), 5))["text"])
     assert texts == [f"{number:06d}" for number in range(count)]
-    await turns(3)
+    await run_loop(3)
     assert not peer.transport.is_paused
 
 
-async def test_a_flood_of_messages_is_read_as_fast_as_the_application_takes_them(peer: Peer):
-    """However often the event loop turns between two of them: what was read is parsed before more is read."""
-    read = frame(Opcode.TEXT, b"x" * 10) * (READ // 16)
+async def test_a_flood_of_messages_is_read_as_fast_as_the_application_receives(peer: Peer):
+    """Data is parsed before more is read, for any number of turns between two messages."""
+    read = frame(Opcode.TEXT, b"x" * 10) * (READ_BYTES // 16)
     longest = [0]
 
     def flood() -> None:
@@ -206,17 +208,17 @@ async def test_a_flood_of_messages_is_read_as_fast_as_the_application_takes_them
     flood()
     for _ in range(300):
         peer.may_receive.release()
-        await turns(3)
-    assert longest[0] <= 2 * READ
+        await run_loop(3)
+    assert longest[0] <= 2 * READ_BYTES
 
 
-async def test_frames_that_come_with_the_handshake_wait_for_its_answer():
-    """None is lost, and no pong goes out before the answer."""
+async def test_frames_sent_with_the_handshake_wait_for_its_answer():
+    """No frame is lost, and no pong is sent before the answer."""
     peer = Peer()
     peer.client.send_request(peer.client.connect())
     peer.send(b"".join(peer.client.data_to_send()))
     peer.send(frame(Opcode.PING, b"early") + frame(Opcode.TEXT, b"first"))
-    await turns(5)
+    await run_loop(5)
     assert peer.transport.sent == b"" and peer.transport.is_paused
     peer.may_accept.set()
     peer.may_receive.release()
@@ -227,12 +229,12 @@ async def test_frames_that_come_with_the_handshake_wait_for_its_answer():
 
 
 def count_frames(peer: Peer) -> list[int]:
-    """Count the frames that the server's parser has made."""
+    """Count the frames that the server's parser has created."""
     count, receive_frame = [0], peer.server.conn.recv_frame
 
-    def counted(parsed: Frame) -> None:
+    def counting_recv_frame(parsed: Frame) -> None:
         count[0] += 1
         receive_frame(parsed)
 
-    peer.server.conn.recv_frame = counted  # type: ignore[method-assign]
+    peer.server.conn.recv_frame = counting_recv_frame  # type: ignore[method-assign]
     return count

@@ -1,4 +1,4 @@
-"""Tokenizers of the two kinds that there are."""
+"""Byte-level and sentencepiece tokenizers for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from app.text import TextModel
 
 
 def byte_level() -> TextModel:
-    """One token for each byte and a few merged ones: characters are cut everywhere."""
+    """Return a byte-level model with one token for each byte and a few merges, so that tokens cut characters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merged = ["he", "ll", "hell", "Ġw", "ð", "ðŁ"]
     vocab = {token: i for i, token in enumerate(dict.fromkeys([*alphabet, *merged]))}
@@ -19,7 +19,10 @@ def byte_level() -> TextModel:
 
 
 def sentence_piece() -> TextModel:
-    """As Llama 2's: words bring the space before them, a text's first one is none, and bytes have tokens."""
+    """Return a model like Llama 2's.
+
+    Words include the space before them, the first space of a text is dropped, and bytes have tokens.
+    """
     tokens = ["<unk>", "<s>", "▁the", "▁engine", "s", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))

@@ -14,7 +14,7 @@ from tests.e2e.page import DEFAULTS, Chat
 
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Pages with nothing stored, that fail the test when the page itself fails."""
+    """Yield a function that opens pages with empty storage; the test fails if a page has errors."""
     contexts = []
     faults: list[str] = []
 
@@ -38,5 +38,5 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def chat(slow_server: Server, new_page: Callable[..., Page]) -> Chat:
-    """An open chat page on a desk."""
+    """Return an open chat page in a desktop viewport."""
     return Chat(new_page(), slow_server.url).open()

@@ -1,4 +1,4 @@
-"""The chat page as browser tests see it: its markup is named here and nowhere else."""
+"""Page object of the chat page; its markup is named only here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from playwright.sync_api import Locator, Page, Route, expect
 
 LONG = "Tell me a very long story about a fox, a frog and an owl, with every detail"
-ANSWER_MS = 120_000  # a small machine, a cold model: long, but never endless
-SHORT = 40  # tokens: most tests need an answer, not a long one
+ANSWER_MS = 120_000  # long enough for a small machine with a cold model
+SHORT = 40  # tokens: enough for most tests
 DEFAULTS = """try {
     localStorage["carousel.defaults"] ??= JSON.stringify({ system: "", sampling: { max_tokens: SHORT } });
 } catch {}""".replace("SHORT", str(SHORT))
 
 
 class Chat:
-    """What the tests say about the page, so that its markup is named in one place."""
+    """Locators and actions of the chat page."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -40,23 +40,25 @@ class Chat:
         self.prompt.press("Enter")
 
     def send_long(self, max_tokens: int | None = None) -> None:
-        """Asks for an answer that is still being written when the test looks at it: one that may not end by itself
-        before it has so many tokens, or as many as there is room for."""
+        """Ask for an answer that is still being generated when the test looks at it.
+
+        It does not end before it has `max_tokens` tokens, or as many as fit the context.
+        """
         self.set_field("max_tokens", str(max_tokens or ""))
-        self.page.route("**/v1/chat/completions", _without_end)
+        self.page.route("**/v1/chat/completions", _ignore_eos)
         self.send(LONG)
 
     def text(self) -> Locator:
         return self.answers.last.locator(".body")
 
-    def wait_begun(self) -> None:
+    def wait_started(self) -> None:
         expect(self.text()).not_to_be_empty(timeout=ANSWER_MS)
 
     def wait_done(self) -> None:
         expect(self.answers.last).to_have_attribute("aria-busy", "false", timeout=ANSWER_MS)
 
     def wait_saved(self, field: str) -> None:
-        """Wait until the row of the last answer, which is saved now and then, has this field."""
+        """Wait until the row of the last answer, which is saved from time to time, has this field."""
         self.page.wait_for_function(
             """async (field) => {
                 const open = indexedDB.open("carousel");
@@ -71,9 +73,9 @@ class Chat:
         )
 
     def reload(self) -> None:
-        """Reload the page once all writes that it has begun are kept: a write that is on its way ends with the page.
+        """Reload the page after all its pending writes are stored, since a reload aborts unfinished ones.
 
-        IndexedDB grants a transaction over the same tables only after all that were begun before it.
+        IndexedDB grants a transaction over the same tables only after all earlier ones.
         """
         self.page.evaluate(
             """async () => {
@@ -94,13 +96,13 @@ class Chat:
         expect(self.page.locator("#settings")).to_be_hidden()
 
 
-def _without_end(route: Route) -> None:
-    """The page's own request, but the model's end-of-text token does not end the answer."""
+def _ignore_eos(route: Route) -> None:
+    """Continue the page's own request with `ignore_eos`, so that an EOS token does not end the answer."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
 def sse(*parts: str | dict[str, Any]) -> str:
-    """A stream as the server writes it: a dict is a chunk with an id, a text stands as it is."""
+    """Return a stream in the server's format: a dict is a chunk with an id, and a text is sent as it is."""
     blocks = []
     for i, part in enumerate(parts):
         data = part if isinstance(part, str) else f"id: s.0.{i}\ndata: {json.dumps(part)}"
@@ -109,12 +111,12 @@ def sse(*parts: str | dict[str, Any]) -> str:
 
 
 def delta(text: str) -> dict[str, Any]:
-    """A chunk that says some text."""
+    """Return a chunk with some text."""
     return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
 
 
 def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
-    """Lets the page's next questions be answered by this stream instead of the server's."""
+    """Let this stream answer the page's next questions instead of the server's."""
     page.route(
         "**/v1/chat/completions",
         lambda route: route.fulfill(
@@ -124,7 +126,7 @@ def answer_with(page: Page, *parts: str | dict[str, Any]) -> None:
 
 
 def begin_with(page: Page, *parts: str | dict[str, Any]) -> None:
-    """The same for a stream that stays open: a fulfilled route would close at once and show the reconnect instead."""
+    """Like `answer_with` for a stream that stays open; a fulfilled route would close at once and show the reconnect."""
     page.evaluate(
         """(text) => {
         const fetch = window.fetch;

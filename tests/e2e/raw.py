@@ -1,4 +1,4 @@
-"""Connections to a running server without an HTTP client, and conditions that come about in it."""
+"""Connections to a running server without an HTTP client, and waiting for conditions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import httpx
 from tests.conftest import Server
 
 
-def opened(server: Server) -> socket.socket:
+def open_socket(server: Server) -> socket.socket:
     """Return a new connection to a server."""
     url = httpx.URL(server.url)
     return socket.create_connection((url.host, url.port), timeout=30)
 
 
-def received(connection: socket.socket) -> bytes:
-    """Return all bytes up to the end of the other side."""
+def read_all(connection: socket.socket) -> bytes:
+    """Return all bytes until the other side closes the connection."""
     chunks = []
     while chunk := connection.recv(1 << 16):
         chunks.append(chunk)
     return b"".join(chunks)
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for `condition`; fail after 30 s."""
     deadline = time.monotonic() + 30
     while not condition():

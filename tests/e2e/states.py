@@ -1,6 +1,7 @@
-"""Every state of both pages, for tests that look at all of them; `python -m tests.e2e.states FOLDER` saves pictures.
+"""All states of both pages, for tests that check each of them.
 
-A state is a function that brings a page which was just opened into it; answers are made up, so it stays as it is.
+A state is a function that brings a freshly opened page into it. Answers are mocked, so that the state is stable.
+`python -m tests.e2e.states FOLDER` saves a screenshot of each.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ def _slot(i: int) -> dict[str, Any]:
 
 
 def _busy(view: dict[str, Any]) -> None:
-    """Have every seat but one taken, some pages held, and a queue."""
+    """Set all slots but one to occupied, some pages to held, and add a queue."""
     total = view["pages"]["total"]
     view["slots"] = [_slot(i) if i != 3 else None for i in range(len(view["slots"]))]
     view["pages"] |= {"held": total // 2, "cached": total // 4, "free": total - total // 2 - total // 4}
@@ -254,7 +255,7 @@ def _busy(view: dict[str, Any]) -> None:
 
 
 def _paused(view: dict[str, Any]) -> None:
-    """Have requests paused in each way besides."""
+    """Add requests that are paused in each way."""
     _busy(view)
     mechanisms = ("swap", "partial", "recompute")
     view["paused"] = [
@@ -268,7 +269,7 @@ ENGINE: dict[str, Callable[[dict[str, Any]], None]] = {"idle": lambda view: None
 
 
 def open_engine(page: Page, url: str, state: str) -> None:
-    """Show the engine page with a real snapshot that was changed to be in a state."""
+    """Show the engine page with a real snapshot that is modified to be in `state`."""
     with httpx.stream("GET", f"{url}/v1/engine/events", timeout=60) as answer:
         view = next(json.loads(line[6:]) for line in answer.iter_lines() if line.startswith('data: {"t"'))
     ENGINE[state](view)
@@ -282,10 +283,10 @@ def open_engine(page: Page, url: str, state: str) -> None:
 
 
 def main() -> None:
-    """Save a picture of each state in both schemes and both widths."""
+    """Save a screenshot of each state in both color schemes and both widths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", help="part of the names of the pictures")
+    parser.add_argument("--only", help="save only screenshots whose names contain this text")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with Serving("--max-num-seqs", "8") as server, sync_playwright() as playwright:

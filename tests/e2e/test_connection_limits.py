@@ -18,7 +18,7 @@ from app.connection_limits import RESERVED_FILES
 from app.websocket_limits import MAX_FLOODS
 from benchmarks.hostile_clients import CYCLE_BYTES, PING, frame, handshake
 from tests.conftest import ROOT, Server
-from tests.e2e.raw import opened, received, until
+from tests.e2e.raw import open_socket, read_all, wait_until
 
 OPEN_FILES = 192
 TENANTS = """
@@ -37,7 +37,7 @@ key = "carl"
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory) -> Iterator[Server]:
-    """A server on which each address, also of loopback, may have four connections."""
+    """Yield a server that allows four connections per address, including loopback."""
     config = tmp_path_factory.mktemp("limits") / "carousel.toml"
     config.write_text(f"max_connections_per_address = 4\npublic_metrics = true\n{TENANTS}")
     server = Server.start("--config", str(config), "--max-num-seqs", "1")
@@ -60,7 +60,7 @@ def realtime(server: Server, key: str) -> ClientConnection:
 
 
 def refused(server: Server, key: str) -> tuple[int, str]:
-    """Return status and code of a refused WebSocket, whose answer has Retry-After."""
+    """Return status and code of a refused WebSocket, whose response has Retry-After."""
     with pytest.raises(InvalidStatus) as raised, realtime(server, key):
         pass
     response = raised.value.response
@@ -68,7 +68,7 @@ def refused(server: Server, key: str) -> tuple[int, str]:
     return response.status_code, json.loads(response.body)["error"]["code"]
 
 
-def is_let_in(server: Server, key: str) -> bool:
+def can_connect(server: Server, key: str) -> bool:
     try:
         with realtime(server, key):
             return True
@@ -77,23 +77,23 @@ def is_let_in(server: Server, key: str) -> bool:
 
 
 def test_a_connection_beyond_the_limit_of_its_address_gets_429(limited: Server):
-    """With an error in the usual shape, whether it sends a request or not; WebSockets count too."""
-    until(lambda: metric(limited, "connections") == 1)  # that which asks
+    """The error has the usual shape, with or without a request, and WebSockets count too."""
+    wait_until(lambda: metric(limited, "connections") == 1)  # the one that reads the metrics
     with ExitStack() as stack:
         for _ in range(3):
-            stack.enter_context(closing(opened(limited)))
+            stack.enter_context(closing(open_socket(limited)))
         socket_ = stack.enter_context(realtime(limited, "anna"))
-        with closing(opened(limited)) as silent:
-            answer = received(silent)
+        with closing(open_socket(limited)) as silent:
+            answer = read_all(silent)
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 429 ") and b"Retry-After: 5" in head and b"connection: close" in head
         assert json.loads(body)["error"]["code"] == "max_connections_per_address_exceeded"
-        asked = httpx.post(f"{limited.url}/v1/chat/completions", json={"model": "x" * 100_000})
-        assert (asked.status_code, asked.json()["error"]["type"]) == (429, "rate_limit_error")
+        response = httpx.post(f"{limited.url}/v1/chat/completions", json={"model": "x" * 100_000})
+        assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
         assert refused(limited, "anna") == (429, "max_connections_per_address_exceeded")
         socket_.close()
-        until(lambda: is_served(limited))
-    until(lambda: metric(limited, "connections") == 1)
+        wait_until(lambda: is_served(limited))
+    wait_until(lambda: metric(limited, "connections") == 1)
 
 
 def test_a_key_may_have_as_many_websockets_as_its_limit(limited: Server):
@@ -111,12 +111,12 @@ def test_a_key_may_have_as_many_websockets_as_its_limit(limited: Server):
             except InvalidStatus:
                 return False
 
-        until(is_admitted)
-    until(lambda: metric(limited, "connections") == 1)
+        wait_until(is_admitted)
+    wait_until(lambda: metric(limited, "connections") == 1)
 
 
 def test_a_key_s_own_idle_timeout_closes_its_sessions(limited: Server):
-    """That of the option is an hour."""
+    """The option's own timeout is an hour."""
     with realtime(limited, "bert") as session, pytest.raises(ConnectionClosed) as closed:
         while True:
             session.recv(timeout=60)
@@ -125,7 +125,7 @@ def test_a_key_s_own_idle_timeout_closes_its_sessions(limited: Server):
 
 
 def test_a_client_whose_sockets_flood_is_refused_for_a_while(limited: Server):
-    """After ten closures with 1008; a client's own close code counts for nothing."""
+    """This takes ten closures with 1008, and a client's own close code is not counted."""
     for _ in range(11):
         with realtime(limited, "bert") as session:
             session.close(1008)
@@ -136,7 +136,7 @@ def test_a_client_whose_sockets_flood_is_refused_for_a_while(limited: Server):
             while True:
                 session.recv(timeout=60)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
-    until(lambda: not is_let_in(limited, "bert"))  # the end of a session is counted after its client sees it
+    wait_until(lambda: not can_connect(limited, "bert"))  # the end of a session is counted after its client sees it
     assert refused(limited, "bert") == (429, "websocket_floods_exceeded")
     with realtime(limited, "anna"):
         pass
@@ -144,7 +144,7 @@ def test_a_client_whose_sockets_flood_is_refused_for_a_while(limited: Server):
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
-    """A server that may have few open files."""
+    """Yield a server with a low limit of open files."""
     command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve --port 0 --max-num-seqs 1"
     process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     server = Server(process)
@@ -155,24 +155,24 @@ def small() -> Iterator[Server]:
 
 
 def test_connections_beyond_the_limit_of_open_files_get_503(small: Server):
-    """The server keeps some for itself, so that it can refuse them, and serves again when they have gone."""
+    """The server reserves files for itself, so that it can refuse connections, and serves again afterwards."""
     with ExitStack() as stack:
         for _ in range(OPEN_FILES - RESERVED_FILES):
-            stack.enter_context(closing(opened(small)))
+            stack.enter_context(closing(open_socket(small)))
         for _ in range(3):
-            with closing(opened(small)) as beyond:
-                head, _, body = received(beyond).partition(b"\r\n\r\n")
+            with closing(open_socket(small)) as beyond:
+                head, _, body = read_all(beyond).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 5" in head
             assert json.loads(body)["error"]["code"] == "max_connections_exceeded"
         for _ in range(OPEN_FILES):  # many more than there are files left
-            stack.enter_context(closing(opened(small)))
-    until(lambda: is_served(small))
+            stack.enter_context(closing(open_socket(small)))
+    wait_until(lambda: is_served(small))
     assert metric(small, "connections_refused_total") >= 3
     assert [line for line in small.log if "ERROR" in line or "Too many open files" in line] == []
 
 
 def test_more_connections_than_open_files_are_refused_at_the_start():
-    """Exit status 2 and one line."""
+    """The exit status is 2, with one line."""
     command = f"ulimit -n {OPEN_FILES}; exec {sys.executable} -m app serve --port 0 --max-connections 129"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     reason = "`ulimit -n` allows 192 open files, of which 64 are reserved"
@@ -181,7 +181,7 @@ def test_more_connections_than_open_files_are_refused_at_the_start():
 
 
 def test_after_floods_loopback_without_keys_still_opens_sockets(small: Server):
-    """A second late; a client that leaves before is no trouble."""
+    """The handshake takes a second longer, and a client that disconnects before causes no error."""
     url = f"ws{small.url.removeprefix('http')}/v1/realtime"
     for _ in range(MAX_FLOODS):
         with connect(url) as session, pytest.raises(ConnectionClosed):
@@ -189,20 +189,20 @@ def test_after_floods_loopback_without_keys_still_opens_sockets(small: Server):
                 session.ping()
             while True:
                 session.recv(timeout=60)
-    with closing(opened(small)) as leaving:
+    with closing(open_socket(small)) as leaving:
         leaving.sendall(handshake(httpx.URL(small.url).port or 0))
     with connect(url) as session:
         assert json.loads(session.recv(timeout=60))["type"] == "session.created"
     assert not any("Traceback" in line for line in small.log)
 
 
-def test_a_flood_behind_the_handshake_counts_as_one(limited: Server):
-    """Frames in the same packet as the handshake close the socket before the session has said anything."""
+def test_a_flood_right_after_the_handshake_is_counted(limited: Server):
+    """Frames in the same packet as the handshake close the socket before the session has sent anything."""
     frames = CYCLE_BYTES // 6 * frame(PING)
     for _ in range(MAX_FLOODS):
-        with closing(opened(limited)) as flooding:
+        with closing(open_socket(limited)) as flooding:
             request = handshake(httpx.URL(limited.url).port or 0)
             flooding.sendall(request.removesuffix(b"\r\n") + b"Authorization: Bearer carl\r\n\r\n" + frames)
-            received(flooding)
-    until(lambda: not is_let_in(limited, "carl"))  # the end of a session is counted after its client sees it
+            read_all(flooding)
+    wait_until(lambda: not can_connect(limited, "carl"))  # the end of a session is counted after its client sees it
     assert refused(limited, "carl") == (429, "websocket_floods_exceeded")

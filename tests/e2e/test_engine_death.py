@@ -1,4 +1,4 @@
-"""The engine process dies under real clients: they wait a moment, and hear what they would have heard."""
+"""The engine process crashes under real clients, which wait for a moment and get the same output."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.conftest import Server
 from tests.e2e.test_page_chat import Chat
 from tests.e2e.test_resume import events
 
-ASK = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "ignore_eos": True, "seed": 11}
+BODY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "ignore_eos": True, "seed": 11}
 TOKENS = 300
 WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """With the slowest kernels there are: answers take a while."""
+    """Yield a server with the slowest kernels, so that answers take some seconds."""
     running = Server.start("--max-num-seqs", "4", "--kernels", "torch")
     yield running
     running.stop()
@@ -40,34 +40,34 @@ def engine_of(server: Server) -> psutil.Process:
 
 
 def restarts(server: Server) -> float:
-    """As the metrics say."""
+    """Return the number of restarts in the metrics."""
     found = re.search(r"^carousel:engine_restarts_total (\S+)$", httpx.get(f"{server.url}/metrics").text, re.M)
     assert found
     return float(found[1])
 
 
-def streamed(server: Server, heard: Callable[[], None]) -> str:
+def stream_text(server: Server, on_chunk: Callable[[], None]) -> str:
     text = ""
     with httpx.Client(base_url=server.url, timeout=60) as http:
-        ask = ASK | {"stream": True, "max_tokens": TOKENS}
-        with http.stream("POST", "/v1/chat/completions", json=ask) as response:
+        body = BODY | {"stream": True, "max_tokens": TOKENS}
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
             for _, data in events(response):
                 if data == "[DONE]":
                     return text
                 for choice in json.loads(data)["choices"]:
                     text += choice["delta"].get("content", "")
-                    heard()
+                    on_chunk()
     raise AssertionError("a stream without an end")
 
 
-def whole(server: Server, heard: Callable[[], None]) -> list[str]:
+def complete_texts(server: Server, on_chunk: Callable[[], None]) -> list[str]:
     with httpx.Client(base_url=server.url, timeout=60) as http:
-        ask = ASK | {"n": 2, "max_tokens": TOKENS, "service_tier": "flex"}
-        answer = http.post("/v1/chat/completions", json=ask).raise_for_status().json()
+        body = BODY | {"n": 2, "max_tokens": TOKENS, "service_tier": "flex"}
+        answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
     return [choice["message"]["content"] for choice in answer["choices"]]
 
 
-def spoken(server: Server, heard: Callable[[], None]) -> str:
+def realtime_text(server: Server, on_chunk: Callable[[], None]) -> str:
     text = ""
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Count from 3 to 400."}]}
     with connect(server.url.replace("http", "ws") + "/v1/realtime") as socket:
@@ -81,44 +81,43 @@ def spoken(server: Server, heard: Callable[[], None]) -> str:
     return text
 
 
-KINDS = (streamed, whole, spoken)
+KINDS = (stream_text, complete_texts, realtime_text)
 
 
-def all_at_once(server: Server, heard: Callable[[], None]) -> list[str | list[str]]:
+def run_all(server: Server, on_chunk: Callable[[], None]) -> list[str | list[str]]:
     with ThreadPoolExecutor(len(KINDS)) as pool:
-        return [answer.result() for answer in [pool.submit(kind, server, heard) for kind in KINDS]]
+        return [answer.result() for answer in [pool.submit(kind, server, on_chunk) for kind in KINDS]]
 
 
-def test_a_deadline_ends_an_answer_though_the_engine_hangs(server: Server):
-    """Streamed, after what was said, and whole: whoever waits hears it when it has passed, and the others later."""
+def test_a_deadline_ends_an_answer_while_the_engine_hangs(server: Server):
+    """A stream ends with an error and a whole answer is refused at the deadline, and later requests are served."""
     engine = engine_of(server)
-    ask = ASK | {"max_tokens": 100, "deadline_ms": 2500}  # which it would meet
+    body = BODY | {"max_tokens": 100, "deadline_ms": 2500}  # which it would otherwise meet
     with httpx.Client(base_url=server.url, timeout=30) as http, ThreadPoolExecutor(1) as pool:
-        with http.stream("POST", "/v1/chat/completions", json=ask | {"stream": True}) as response:
-            coming = events(response)
-            for _, data in coming:
+        with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+            stream_events = events(response)
+            for _, data in stream_events:
                 if json.loads(data)["choices"][0]["delta"].get("content"):
                     break
             engine.suspend()
             try:
-                whole = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=ask, timeout=30)
-                *_, (_, last) = coming
+                complete = pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=30)
+                *_, (_, last) = stream_events
                 assert json.loads(last)["error"]["code"] == "deadline_exceeded"
-                error = whole.result().json()["error"]
+                error = complete.result().json()["error"]
                 assert (error["code"], error["param"]) == ("deadline_exceeded", "deadline_ms")
             finally:
                 engine.resume()
-        assert http.post("/v1/chat/completions", json=ASK | {"max_tokens": 3}).status_code == 200
+        assert http.post("/v1/chat/completions", json=BODY | {"max_tokens": 3}).status_code == 200
 
 
-def test_an_engine_that_is_killed_costs_no_client_a_word(server: Server):
-    """Streamed, whole and over a WebSocket, killed twice; meanwhile whoever asks for /health is told, and a newcomer
-    waits."""
-    undisturbed = all_at_once(server, lambda: None)
+def test_no_client_loses_text_when_the_engine_is_killed(server: Server):
+    """Streams, whole answers and WebSockets survive two kills, while /health reports the restart and requests wait."""
+    undisturbed = run_all(server, lambda: None)
     before = restarts(server)
-    told: list[tuple[int, str]] = []
-    killed, killers = [], []
-    pieces = 0
+    responses: list[tuple[int, str]] = []
+    killed, threads = [], []
+    chunks = 0
 
     def kill() -> None:
         engine = engine_of(server)
@@ -129,57 +128,57 @@ def test_an_engine_that_is_killed_costs_no_client_a_word(server: Server):
                 health = http.get("/health")
                 if health.status_code == 503:
                     break
-            told.append((health.status_code, health.json()["error"]["message"]))
-            newcomer = ASK | {"max_tokens": 1}
+            responses.append((health.status_code, health.json()["error"]["message"]))
+            newcomer = BODY | {"max_tokens": 1}
             assert http.post("/v1/chat/completions", json=newcomer).status_code == 200
 
-    def heard() -> None:
-        nonlocal pieces
-        pieces += 1
-        if pieces in (20, 120):
-            killers.append(threading.Thread(target=kill))
-            killers[-1].start()
+    def on_chunk() -> None:
+        nonlocal chunks
+        chunks += 1
+        if chunks in (20, 120):
+            threads.append(threading.Thread(target=kill))
+            threads[-1].start()
 
-    assert all_at_once(server, heard) == undisturbed
-    for killer in killers:
-        killer.join(60)
+    assert run_all(server, on_chunk) == undisturbed
+    for thread in threads:
+        thread.join(60)
     assert len(set(killed)) == 2 and engine_of(server).pid not in killed
-    assert told == [(503, "the engine died, and another one is loading")] * 2
+    assert responses == [(503, "the engine died, and another one is loading")] * 2
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert restarts(server) == before + 2 == sum("another one is started" in line for line in server.log)
     assert sum("ended by SIGKILL" in line for line in server.log) == before + 2
 
 
-def test_the_account_of_an_answer_says_that_an_engine_died(server: Server):
-    """And for how long that kept it."""
+def test_the_timeline_of_an_answer_shows_the_engine_restart(server: Server):
+    """The interval has the time that the restart took."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
-        ask = ASK | {"stream": True, "max_tokens": 60}
-        with http.stream("POST", "/v1/chat/completions", json=ask) as response:
-            reading = events(response)
+        body = BODY | {"stream": True, "max_tokens": 60}
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            stream_events = events(response)
             for _ in range(5):
-                next(reading)
+                next(stream_events)
             began = time.monotonic()
             os.kill(engine_of(server).pid, signal.SIGKILL)
-            *_, (_, last) = reading
+            *_, (_, last) = stream_events
             seconds = time.monotonic() - began
         assert last == "[DONE]"
-        account = http.get(f"/v1/requests/{response.headers['x-carousel-stream']}").json()
-    phases = [(i["phase"], i.get("cause")) for i in account["choices"][0]["intervals"]]
+        timeline = http.get(f"/v1/requests/{response.headers['x-carousel-stream']}").json()
+    phases = [(i["phase"], i.get("cause")) for i in timeline["choices"][0]["intervals"]]
     at = phases.index(("queued", "restart"))
     assert ("decode", None) in phases[:at] and ("decode", None) in phases[at:]
-    assert 0 < account["choices"][0]["intervals"][at]["ms"] < 1000 * seconds
+    assert 0 < timeline["choices"][0]["intervals"][at]["ms"] < 1000 * seconds
 
 
 @pytest.mark.browser
-def test_the_pages_say_that_the_engine_starts_again(server: Server, browser: Browser):
-    """The chat beneath what was said so far, which goes on; the engine page in place of "live"."""
+def test_the_pages_show_that_the_engine_restarts(server: Server, browser: Browser):
+    """The chat shows it below the text so far, which continues, and the engine page in place of "live"."""
     context = browser.new_context()
     watching, chat = context.new_page(), Chat(context.new_page(), server.url)
     live, wait = watching.locator("#live"), chat.answers.last.locator(".wait")
     watching.goto(server.url + "/engine")
     expect(live).to_have_attribute("data-state", "live", timeout=WAIT_MS)
     chat.open().send_long()
-    chat.wait_begun()
+    chat.wait_started()
     os.kill(engine_of(server).pid, signal.SIGKILL)
     expect(wait).to_contain_text("the engine starts again", timeout=WAIT_MS)
     so_far = chat.text().inner_text()

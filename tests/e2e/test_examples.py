@@ -1,4 +1,4 @@
-"""The programs in examples/, run as their docstrings say, against a real server."""
+"""The programs in examples/, run against a real server as their docstrings describe."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.conftest import Server
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(name: str, *arguments: str, typed: str = "") -> str:
-    """Run an example to its end, which must be a success, and return its output."""
+def run(name: str, *arguments: str, stdin: str = "") -> str:
+    """Run an example, which must succeed, and return its output."""
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}  # the package may not be installed
     done = subprocess.run(
-        command, input=typed, capture_output=True, text=True, timeout=120, env=environment, check=False
+        command, input=stdin, capture_output=True, text=True, timeout=120, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_terminal_chat_answers_each_line(server: Server):
-    """Two questions, two answers, and an end at the end of the input."""
-    printed = run("terminal_chat.py", "--url", f"{server.url}/v1", typed="Hello!\nCount from 1 to 5.\n")
+    """Two questions get two answers, and the program ends with its input."""
+    printed = run("terminal_chat.py", "--url", f"{server.url}/v1", stdin="Hello!\nCount from 1 to 5.\n")
     assert "1, 2, 3, 4, 5" in printed and printed.count("> ") == 3
 
 
@@ -55,7 +55,7 @@ def test_barging_in_cancels_the_first_answer_and_gets_the_second(server: Server)
 
 @pytest.fixture
 def example_site() -> Iterator[str]:
-    """The origin at which the folder of examples is served."""
+    """Yield the origin at which the folder of examples is served."""
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(EXAMPLES))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as site:
         thread = threading.Thread(target=site.serve_forever)
@@ -67,7 +67,7 @@ def example_site() -> Iterator[str]:
 
 @pytest.mark.browser
 def test_the_page_streams_an_answer_from_another_origin(example_site: str, browser):
-    """In a real browser, through `--allowed-origins`."""
+    """The page runs in a real browser and uses `--allowed-origins`."""
     running = Server.start("--allowed-origins", example_site)
     page = browser.new_page()
     page.goto(f"{example_site}/stream.html?server={running.url}")

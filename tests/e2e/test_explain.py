@@ -13,8 +13,8 @@ from tests.conftest import ROOT, Server
 
 
 @pytest.mark.parametrize(("encoding", "block"), [("utf-8", "█"), ("ascii", "#")])
-def test_the_command_draws_where_the_time_went(server: Server, encoding: str, block: str):
-    """On a terminal that has blocks, and on one that has not."""
+def test_the_command_draws_the_timeline(server: Server, encoding: str, block: str):
+    """Terminals with and without block characters are supported."""
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 3}, timeout=60).json()
     done = subprocess.run(
         [sys.executable, "-m", "app", "explain", answer["id"], "--url", server.url],

@@ -1,4 +1,4 @@
-"""A server whose engines cannot be started any more ends, so that a service manager can replace it."""
+"""A server that can start no engine exits, so that a service manager can replace it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream":
 
 @pytest.mark.parametrize("options", [(), ("--restart-interval", "3600")])
 def test_streams_end_with_an_error_and_the_process_with_status_1(options: tuple[str, ...]):
-    """With --restart-interval it stays: alive, and not ready."""
+    """With --restart-interval it stays alive but is not ready."""
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, *options], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         server = Server(process)
         server._follower.start()
         assert server._ready.wait(60)
         (engine,) = psutil.Process(process.pid).children()
-        asked = {**LONG, "ignore_eos": True}
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=asked, timeout=60) as response:
+        body = {**LONG, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass

@@ -1,4 +1,4 @@
-"""What a server writes to standard error, and that it never waits for it."""
+"""Log output of a server, which never waits for its standard error."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from websockets.sync.client import connect
 
 from tests.conftest import ROOT, Server
 
-ASK = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
+BODY = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
 
 
-def test_a_standard_error_that_is_not_read_stops_no_server():
-    """At debug level, with a full pipe: requests are answered, and SIGTERM ends the process."""
+def test_a_standard_error_that_is_not_read_does_not_block_the_server():
+    """Requests are answered at debug level with a full pipe, and SIGTERM ends the process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--log-level", "debug"]
@@ -38,10 +38,10 @@ def test_a_standard_error_that_is_not_read_stops_no_server():
                 time.sleep(0.05)
             metrics = ""
             while "carousel:log_lines_dropped_total 0.0" in metrics or not metrics:
-                for _ in range(200):  # each writes a line, which all together the queue has no room for
+                for _ in range(200):  # each writes a line, and all of them together exceed the queue
                     assert http.get("/v1/models/" + "x" * 200).status_code == 404
                 metrics = http.get("/metrics").text
-            assert http.post("/v1/chat/completions", json=ASK).status_code == 200
+            assert http.post("/v1/chat/completions", json=BODY).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM
     finally:
@@ -52,11 +52,11 @@ def test_a_standard_error_that_is_not_read_stops_no_server():
 
 
 def test_a_debug_log_has_neither_keys_nor_the_text_of_conversations():
-    """Over HTTP and WebSocket."""
+    """This holds over HTTP and WebSocket."""
     server = Server.start("--log-level", "debug", "--api-key", "sk-hidden")
     headers = {"Authorization": "Bearer sk-hidden"}
     try:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=ASK, headers=headers, timeout=60)
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=BODY, headers=headers, timeout=60)
         assert answer.status_code == 200
         with connect(server.url.replace("http", "ws") + "/v1/realtime", additional_headers=headers) as socket_:
             content = [{"type": "input_text", "text": "a private matter"}]
@@ -70,37 +70,37 @@ def test_a_debug_log_has_neither_keys_nor_the_text_of_conversations():
     assert "sk-hidden" not in text and "a private matter" not in text
 
 
-def test_a_client_s_request_id_finds_every_line_about_its_request():
-    """The access line has the bytes sent, the engine process logs its preemption, the API the engine's death."""
+def test_every_log_line_about_a_request_has_the_client_s_id():
+    """These are the access line with its bytes, the engine's preemption, and the API's report of the engine crash."""
     server = Server.start("--max-num-seqs", "1", "--kernels", "torch", "--log-level", "debug")
-    body = {**ASK, "ignore_eos": True, "max_tokens": 300, "service_tier": "flex", "stream": True}
+    body = {**BODY, "ignore_eos": True, "max_tokens": 300, "service_tier": "flex", "stream": True}
     try:
         with httpx.Client(base_url=server.url, timeout=60) as http, httpx.Client(base_url=server.url) as other:
             headers = {"X-Request-Id": "bulk%d 7"}
             with http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-                pieces = answer.iter_raw()
-                received = [next(pieces), next(pieces), next(pieces)]
-                person = {**ASK, "service_tier": "priority"}
-                other.post("/v1/chat/completions", json=person, headers={"X-Request-Id": "person"}, timeout=60)
+                chunks = answer.iter_raw()
+                received = [next(chunks), next(chunks), next(chunks)]
+                interactive = {**BODY, "service_tier": "priority"}
+                other.post("/v1/chat/completions", json=interactive, headers={"X-Request-Id": "person"}, timeout=60)
                 [engine] = psutil.Process(server.process.pid).children()
                 os.kill(engine.pid, signal.SIGKILL)
-                received += pieces
+                received += chunks
                 stream = answer.headers["x-carousel-stream"]
     finally:
         server.stop()
-    about = [line for line in server.log if "bulk%d 7" in line]
-    assert all(f"request bulk%d 7 (stream {stream}): " in line for line in about)
-    [preempted] = [line for line in about if line.startswith("DEBUG carousel.engine: ")]
+    request_lines = [line for line in server.log if "bulk%d 7" in line]
+    assert all(f"request bulk%d 7 (stream {stream}): " in line for line in request_lines)
+    [preempted] = [line for line in request_lines if line.startswith("DEBUG carousel.engine: ")]
     assert "was preempted by" in preempted and "for request person: " in preempted
-    [died] = [line for line in about if " carousel.in_flight: " in line]
-    assert "the engine died" in died
+    [engine_line] = [line for line in request_lines if " carousel.in_flight: " in line]
+    assert "the engine died" in engine_line
     [access] = [line for line in server.access if "request_id=bulk%d 7" in line]
     assert f"stream={stream}" in access
     assert re.search(r" bytes=(\d+) ", access)[1] == str(len(b"".join(received)))
 
 
 @pytest.mark.parametrize("given", [b"X-Request-Id: mine\r\n", b""])
-def test_a_handshake_that_the_library_refuses_has_a_request_id(server: Server, given: bytes):
+def test_a_handshake_refused_by_the_library_has_a_request_id(server: Server, given: bytes):
     """An unknown version of the protocol does not reach the application."""
     host, _, port = server.url.removeprefix("http://").partition(":")
     head = (
@@ -110,8 +110,8 @@ def test_a_handshake_that_the_library_refuses_has_a_request_id(server: Server, g
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(head)
         answer = b""
-        while piece := connection.recv(4096):
-            answer += piece
+        while chunk := connection.recv(4096):
+            answer += chunk
     assert re.match(rb"HTTP/1.1 4\d\d ", answer)
     [own] = re.findall(rb"\r\nX-Request-Id: (.*?)\r\n", answer, re.I)
     assert own == b"mine" if given else len(own) == 24

@@ -11,8 +11,8 @@ import pytest
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as openai_client:
+        yield openai_client
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def model(client) -> str:
 QUESTION = [{"role": "user", "content": "Count from 1 to 8."}]
 
 
-def test_it_lists_the_model_and_finds_it_by_id(client, model):
-    """Names come from the server; an unknown one is NotFoundError."""
+def test_the_model_is_listed_and_found_by_id(client, model):
+    """Names come from the server, and an unknown one raises NotFoundError."""
     assert client.models.retrieve(model).id == model
     with pytest.raises(openai.NotFoundError, match="gpt-nine"):
         client.models.retrieve("gpt-nine")
 
 
-def test_a_streamed_chat_is_the_unstreamed_chat(client, model):
-    """The same seed gives the same text both ways, with usage once, and a role, and a finish reason."""
-    asked = {"model": model, "messages": QUESTION, "max_tokens": 40, "temperature": 0.8, "seed": 7}
-    whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+def test_a_streamed_chat_equals_the_unstreamed_one(client, model):
+    """The same seed gives the same text both ways, with one usage, a role and a finish reason."""
+    fields = {"model": model, "messages": QUESTION, "max_tokens": 40, "temperature": 0.8, "seed": 7}
+    whole = client.chat.completions.create(**fields)
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert streamed == whole.choices[0].message.content
@@ -44,45 +44,45 @@ def test_a_streamed_chat_is_the_unstreamed_chat(client, model):
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_an_answer_goes_back_as_history_just_as_it_came(client, model):
-    """The library's own message object, and the JSON other clients keep, with all their nulls."""
+def test_an_answer_is_accepted_unchanged_as_history(client, model):
+    """Both the library's message object and the JSON of other clients, with all its nulls, are accepted."""
     first = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=20).choices[0].message
     nulls = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
-    for said in (first, {"role": "assistant", "content": first.content, **nulls}):
-        history = [*QUESTION, said, {"role": "user", "content": "Thank you!"}]
+    for message in (first, {"role": "assistant", "content": first.content, **nulls}):
+        history = [*QUESTION, message, {"role": "user", "content": "Thank you!"}]
         assert client.chat.completions.create(model=model, messages=history, max_tokens=20).choices[0].message.content
     with pytest.raises(openai.BadRequestError, match=r"unsupported parameter: messages\.1\.function_call"):
-        said = {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}
-        client.chat.completions.create(model=model, messages=[*QUESTION, said])
+        message = {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}
+        client.chat.completions.create(model=model, messages=[*QUESTION, message])
 
 
 def test_several_choices_of_one_prompt_come_interleaved(client, model):
-    """n=3: three texts, told apart by index, the first of them what n=1 gives."""
-    asked = {"model": model, "messages": QUESTION, "max_tokens": 24, "temperature": 1.0, "seed": 3}
-    single = client.chat.completions.create(**asked).choices[0].message.content
-    three = client.chat.completions.create(**asked, n=3)
+    """Three texts have different indices, and the first one equals that of n=1."""
+    fields = {"model": model, "messages": QUESTION, "max_tokens": 24, "temperature": 1.0, "seed": 3}
+    single = client.chat.completions.create(**fields).choices[0].message.content
+    three = client.chat.completions.create(**fields, n=3)
     assert [choice.index for choice in three.choices] == [0, 1, 2]
     assert three.choices[0].message.content == single
     texts = ["", "", ""]
-    for chunk in client.chat.completions.create(**asked, n=3, stream=True):
+    for chunk in client.chat.completions.create(**fields, n=3, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice.message.content for choice in three.choices]
 
 
-def test_stop_strings_end_a_text_and_are_not_shown(client, model):
-    """A stop string that lies across tokens is found, and what is shown ends before it."""
-    asked = {"model": model, "messages": QUESTION, "max_tokens": 60, "temperature": 0.0}
-    text = client.chat.completions.create(**asked).choices[0].message.content
+def test_stop_strings_end_a_text_and_are_not_emitted(client, model):
+    """A stop string that spans tokens is found, and the emitted text ends before it."""
+    fields = {"model": model, "messages": QUESTION, "max_tokens": 60, "temperature": 0.0}
+    text = client.chat.completions.create(**fields).choices[0].message.content
     stop = text[len(text) // 2 : len(text) // 2 + 4]
-    chunks = list(client.chat.completions.create(**asked, stop=[stop], stream=True))
+    chunks = list(client.chat.completions.create(**fields, stop=[stop], stream=True))
     shown = "".join(c.choices[0].delta.content or "" for c in chunks)
     assert shown == text[: text.index(stop)]
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_log_probabilities_come_with_alternatives(client, model):
-    """Greedy: the chosen token is the first alternative; bytes add up to the text."""
+    """With greedy sampling the chosen token is the first alternative, and the bytes add up to the text."""
     answer = client.chat.completions.create(
         model=model, messages=QUESTION, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -98,9 +98,9 @@ def test_log_probabilities_come_with_alternatives(client, model):
 
 @pytest.mark.parametrize("logprobs", [0, 2])
 def test_a_completion_s_tokens_are_among_their_alternatives(client, model, logprobs: int):
-    """However unlikely: clients look them up there."""
-    asked = {"model": model, "prompt": "The fox", "max_tokens": 20, "temperature": 1.8, "seed": 3}
-    found = client.completions.create(**asked, logprobs=logprobs).choices[0].logprobs
+    """This includes unlikely tokens, since clients look them up there."""
+    fields = {"model": model, "prompt": "The fox", "max_tokens": 20, "temperature": 1.8, "seed": 3}
+    found = client.completions.create(**fields, logprobs=logprobs).choices[0].logprobs
     for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         assert top[token] == logprob and logprobs <= len(top) <= logprobs + 1
 
@@ -108,16 +108,16 @@ def test_a_completion_s_tokens_are_among_their_alternatives(client, model, logpr
 def test_a_completion_takes_text_or_ids(client, model):
     """The same prompt as text and as token ids gives the same answer."""
     ids = client.post("../tokenize", body={"prompt": "One two three"}, cast_to=dict[str, object])["tokens"]
-    asked = {"model": model, "max_tokens": 8, "temperature": 0}
-    by_text = client.completions.create(prompt="One two three", **asked)
-    by_ids = client.completions.create(prompt=ids, **asked)
+    fields = {"model": model, "max_tokens": 8, "temperature": 0}
+    by_text = client.completions.create(prompt="One two three", **fields)
+    by_ids = client.completions.create(prompt=ids, **fields)
     assert by_text.choices[0].text == by_ids.choices[0].text
-    streamed = client.completions.create(prompt="One two three", stream=True, **asked)
+    streamed = client.completions.create(prompt="One two three", stream=True, **fields)
     assert "".join(chunk.choices[0].text for chunk in streamed) == by_text.choices[0].text
 
 
-def test_the_tier_that_was_used_is_told(client, model):
-    """`flex` is batch work, `priority` is interactive."""
+def test_the_response_has_the_service_tier(client, model):
+    """`flex` is batch work, and `priority` is interactive."""
     for tier in ("flex", "priority", "default"):
         answer = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=1, service_tier=tier)
         assert answer.service_tier == tier
@@ -153,31 +153,31 @@ def test_the_tier_that_was_used_is_told(client, model):
 )
 def test_a_bad_parameter_is_refused_by_name(client, model, change, error, param):
     """The library raises its own class, and the error names the parameter."""
-    asked = {"model": model, "messages": QUESTION, "max_tokens": 4} | change
+    fields = {"model": model, "messages": QUESTION, "max_tokens": 4} | change
     with pytest.raises(error) as raised:
-        client.chat.completions.create(**asked)
+        client.chat.completions.create(**fields)
     assert raised.value.param == param
     assert raised.value.body["message"]
 
 
-def test_a_prompt_beyond_the_context_is_told_apart(client, model):
-    """The code is the one that clients look for."""
+def test_a_prompt_beyond_the_context_has_its_own_code(client, model):
+    """Clients look for this code."""
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=model, prompt=[5] * 100_000, max_tokens=1)
     assert raised.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
-        {"temperature": 0, "frequency_penalty": 0.5, "ignore_eos": True},  # tokens that show nothing at the end
-        {"temperature": 0, "logit_bias": {"175": 100}, "ignore_eos": True},  # bytes that make no characters
-        {"seed": 2753838718124293734, "presence_penalty": -2, "stop": ["\n", "fox", ". ", " and"]},  # text held back
+        {"temperature": 0, "frequency_penalty": 0.5, "ignore_eos": True},  # tokens without text at the end
+        {"temperature": 0, "logit_bias": {"175": 100}, "ignore_eos": True},  # bytes that form no characters
+        {"seed": 2753838718124293734, "presence_penalty": -2, "stop": ["\n", "fox", ". ", " and"]},  # held back
     ],
 )
-def test_a_token_s_offset_is_its_place_in_the_text_streamed_or_not(server, asked: dict):
-    """It never falls, and stays in the text."""
-    body = {"prompt": "The fox", "max_tokens": 15, "logprobs": 0, **asked}
+def test_a_token_s_offset_is_its_position_in_the_text(server, fields: dict):
+    """Offsets never decrease and stay within the text."""
+    body = {"prompt": "The fox", "max_tokens": 15, "logprobs": 0, **fields}
     whole = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]
     offsets = whole["logprobs"]["text_offset"]
     assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] <= len(whole["text"])

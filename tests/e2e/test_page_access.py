@@ -1,4 +1,4 @@
-"""Both pages for keyboards and screen readers: axe finds nothing in any state, answers are announced, focus stays."""
+"""Accessibility of both pages: no axe violations in any state, announced answers, and focus management."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN_AXE = "(rules) => axe.run(rules ? { runOnly: rules } : {}).then(({ violation
 
 
 def faults(page: Page) -> list[str]:
-    """Return the violations that axe finds, each with its elements; in dark colours, of contrast alone."""
+    """Return the violations that axe finds, with their elements; for the dark scheme, only those of contrast."""
     found: list[Any] = []
     page.evaluate(AXE)
     for scheme, rules in (("light", None), ("dark", ["color-contrast"])):
@@ -42,7 +42,7 @@ def faults(page: Page) -> list[str]:
 def test_the_chat_page_has_no_fault_in_any_state(
     slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any]
 ) -> None:
-    """Empty, dialogs, drawer, and an answer in each of its states; nothing is wider than the window."""
+    """The states are the empty page, dialogs, the drawer, and all states of an answer; nothing exceeds the window."""
     for name, enter in states.CHAT.items():
         page = new_page(**device)
         enter(Chat(page, slow_server.url).open())
@@ -55,7 +55,7 @@ def test_the_chat_page_has_no_fault_in_any_state(
 def test_the_engine_page_has_no_fault_in_any_state(
     slow_server: Server, new_page: Callable[..., Page], device: dict[str, Any]
 ) -> None:
-    """Idle, busy, and with paused requests; with its table open."""
+    """The states are idle, busy, and with paused requests; the table is open."""
     for name in states.ENGINE:
         page = new_page(**device)
         states.open_engine(page, slow_server.url, name)
@@ -64,7 +64,7 @@ def test_the_engine_page_has_no_fault_in_any_state(
 
 
 def test_a_complete_answer_is_announced_once(chat: Chat) -> None:
-    """Block after block in a polite region, formulas as their TeX; while tokens come only the state is announced."""
+    """A polite region gets block after block with formulas as TeX; during generation only the state is announced."""
     begin_with(chat.page, QUEUED)
     chat.send("Wait")
     expect(chat.status).to_have_text("Waiting, 2 in line")
@@ -72,18 +72,18 @@ def test_a_complete_answer_is_announced_once(chat: Chat) -> None:
     begin_with(chat.page, QUEUED, delta("One "))
     chat.send("Count")
     expect(chat.status).to_have_text("Answering")
-    spoken = chat.page.locator("#spoken")
-    expect(spoken).to_be_empty()
+    announced = chat.page.locator("#spoken")
+    expect(announced).to_be_empty()
     chat.stop.click()
     chat.reload()
     answer_with(chat.page, delta("First.\n\nThen \\(x^2\\)."), DONE)
     chat.send("Go on")
-    expect(spoken.locator("p")).to_have_text(["First.", "Then x^2."])
-    expect(spoken).to_have_attribute("aria-live", "polite")
+    expect(announced.locator("p")).to_have_text(["First.", "Then x^2."])
+    expect(announced).to_have_attribute("aria-live", "polite")
 
 
 def test_the_focus_stays_in_the_conversation(chat: Chat) -> None:
-    """After an example and after Answer again, whose buttons are gone, it is in the message box."""
+    """The buttons of an example and of Answer again disappear, and the message box gets the focus."""
     answer_with(chat.page, delta("Yes."), DONE)
     chat.page.locator(".example").first.click()
     expect(chat.prompt).to_be_focused()
@@ -92,7 +92,7 @@ def test_the_focus_stays_in_the_conversation(chat: Chat) -> None:
     expect(chat.prompt).to_be_focused()
 
 
-def test_escape_in_a_menu_of_the_drawer_closes_the_menu_alone(
+def test_escape_in_a_menu_of_the_drawer_closes_only_the_menu(
     slow_server: Server, new_page: Callable[..., Page]
 ) -> None:
     """The drawer stays open, and the focus returns to the button."""
@@ -106,8 +106,8 @@ def test_escape_in_a_menu_of_the_drawer_closes_the_menu_alone(
     expect(chat.page.locator("#theme")).to_be_focused()
 
 
-def test_a_drawer_does_not_outlive_the_phone_s_width(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """When the window gets wide, as a phone does that is turned, the page can be used again."""
+def test_a_drawer_closes_when_the_window_becomes_wide(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """When the window becomes wide, such as by turning a phone, the page is usable again."""
     chat = Chat(new_page(viewport={"width": 600, "height": 900}), slow_server.url).open()
     chat.page.locator("#drawer-open").click()
     chat.page.set_viewport_size({"width": 1000, "height": 600})
@@ -118,7 +118,7 @@ def test_a_drawer_does_not_outlive_the_phone_s_width(slow_server: Server, new_pa
 
 
 def test_enter_in_the_search_opens_a_conversation_and_writes_nothing(chat: Chat) -> None:
-    """The focus moves to the message box, the key does not."""
+    """The focus moves to the message box, and the key press does not."""
     answer_with(chat.page, delta("Yes."), DONE)
     chat.send("Is it so?")
     chat.wait_done()

@@ -1,4 +1,4 @@
-"""The chat page in a real browser against the real server: what a person does, and what must come back."""
+"""The chat page in a real browser against the real server: user actions and their results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.browser
 
 
 def test_an_answer_streams_and_ends_with_its_figures(chat: Chat) -> None:
-    """A question is shown at once, its answer grows, and time to first token and tokens are named."""
+    """A question is shown at once, its answer grows, and time to first token and tokens are shown."""
     chat.send("Tell me a story about a fox")
     expect(chat.questions.last).to_contain_text("story about a fox")
-    chat.wait_begun()
+    chat.wait_started()
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("to first token")
     expect(chat.answers.last.locator(".figures")).to_contain_text("token")
@@ -29,7 +29,7 @@ def test_an_answer_streams_and_ends_with_its_figures(chat: Chat) -> None:
 
 
 def test_status_is_announced_but_tokens_are_not(chat: Chat) -> None:
-    """A screen reader hears the change of state only; the messages themselves are no live region."""
+    """A screen reader announces only changes of state, since the messages are no live region."""
     chat.send("Tell me a story about a fox")
     expect(chat.status).to_have_text("Answering", timeout=ANSWER_MS)
     chat.wait_done()
@@ -39,9 +39,9 @@ def test_status_is_announced_but_tokens_are_not(chat: Chat) -> None:
 
 
 def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
-    """Stop ends the answer here and asks the server to end it there."""
+    """Stop ends the answer in the page and on the server."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     with chat.page.expect_request(lambda request: request.method == "DELETE" and "/v1/streams/" in request.url):
         chat.stop.click()
     chat.wait_done()
@@ -51,16 +51,16 @@ def test_stop_keeps_the_text_and_frees_the_stream(chat: Chat) -> None:
 
 
 def test_escape_stops(chat: Chat) -> None:
-    """Esc does what the stop button does."""
+    """Esc does the same as the stop button."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     chat.page.keyboard.press("Escape")
     chat.wait_done()
     expect(chat.answers.last.locator(".figures")).to_contain_text("stopped")
 
 
 def test_answer_again_replaces_the_answer(chat: Chat) -> None:
-    """Another answer to the same question takes the place of the first."""
+    """Another answer to the same question replaces the first one."""
     chat.send("Tell me a story about a fox")
     chat.wait_done()
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -71,7 +71,7 @@ def test_answer_again_replaces_the_answer(chat: Chat) -> None:
     expect(chat.questions).to_have_count(1)
 
 
-def test_an_edited_question_is_asked_again_and_what_followed_goes(chat: Chat) -> None:
+def test_an_edited_question_is_sent_again_and_later_messages_are_dropped(chat: Chat) -> None:
     """Editing the first of two questions leaves one question and one answer."""
     for text in ("Tell me a story about a fox", "And one about an owl"):
         chat.send(text)
@@ -87,8 +87,8 @@ def test_an_edited_question_is_asked_again_and_what_followed_goes(chat: Chat) ->
     expect(chat.answers).to_have_count(1)
 
 
-def test_conversations_outlive_a_reload(chat: Chat) -> None:
-    """The open conversation comes back with its title, its messages and its place in the list."""
+def test_conversations_survive_a_reload(chat: Chat) -> None:
+    """The open conversation is restored with its title, its messages and its place in the list."""
     chat.send("Tell me a story about a fox")
     chat.wait_done()
     before = chat.text().text_content()
@@ -100,41 +100,41 @@ def test_conversations_outlive_a_reload(chat: Chat) -> None:
     expect(chat.page.locator("#title")).to_have_text("Tell me a story about a fox")
 
 
-def test_a_reload_in_mid_answer_picks_the_answer_up(chat: Chat) -> None:
-    """After a reload the same stream goes on after the last event that was kept; nothing is asked twice."""
+def test_a_reload_during_an_answer_resumes_it(chat: Chat) -> None:
+    """The same stream continues after the last stored event, and no request is repeated."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     expect(chat.page.locator("#stop")).to_be_visible()
     chat.wait_saved("content")
-    asked: list[str] = []
-    chat.page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    requests: list[str] = []
+    chat.page.on("request", lambda request: requests.append(request.url) if request.method == "POST" else None)
     before = chat.text().text_content() or ""
     with chat.page.expect_request(lambda request: request.method == "GET" and "/v1/streams/" in request.url) as resumed:
         chat.reload()
     assert resumed.value.headers.get("last-event-id")
-    kept = len(before)
+    length = len(before)
     chat.page.wait_for_function(
         "(kept) => document.querySelector('[data-role=assistant] .body').textContent.length > kept",
-        arg=kept,
+        arg=length,
         timeout=ANSWER_MS,
     )
     expect(chat.answers).to_have_count(1)
     expect(chat.answers.last.locator(".trouble")).to_be_hidden()
-    assert not asked
+    assert not requests
     chat.stop.click()
     chat.wait_done()
 
 
 def test_a_reload_changes_no_figure(chat: Chat) -> None:
-    """When the first token came is kept; how fast the words came is the server's word, as nobody read for a while."""
+    """Time to first token is stored; the token rate comes from the server, since the page did not read for a while."""
     rest = {"completion_tokens": 11, "total_tokens": 14, "time_ms": {"decode": 100.0}}
     end = sse("", "", delta("two"), {"choices": [], "usage": rest}, "id: s.0.4\ndata: [DONE]")
     headers = {"content-type": "text/event-stream"}
     chat.page.route("**/v1/streams/s", lambda route: route.fulfill(status=200, headers=headers, body=end))
     figures = chat.answers.last.locator(".figures span")
-    for begun, field in ((delta("One "), "content"), (": ping", "stream")):
+    for beginning, field in ((delta("One "), "content"), (": ping", "stream")):
         chat.page.locator("#new").click()
-        begin_with(chat.page, begun)
+        begin_with(chat.page, beginning)
         chat.send("Count")
         if field == "content":
             expect(figures).to_contain_text(["to first token"])
@@ -145,8 +145,8 @@ def test_a_reload_changes_no_figure(chat: Chat) -> None:
         expect(figures).to_have_text([*known, "100 tokens/s", "11 tokens"])
 
 
-def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> None:
-    """When a stream breaks off, the page says so, resumes after the last event, and repeats no word."""
+def test_a_lost_connection_is_shown_and_the_answer_resumes(chat: Chat) -> None:
+    """The page shows the loss, resumes after the last event, and repeats no text."""
     answer_with(chat.page, delta("One "), delta("two "))
     tries = []
 
@@ -154,7 +154,7 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
         tries.append(route.request.headers.get("last-event-id"))
         if len(tries) == 1:
             return route.abort()
-        if len(tries) == 2:  # a proxy is there again and the server behind it is not
+        if len(tries) == 2:  # the proxy is back, and the server behind it is not
             return route.fulfill(status=502, headers={"content-type": "text/html"}, body="<h1>502 Bad Gateway</h1>")
         return route.fulfill(
             status=200,
@@ -174,8 +174,8 @@ def test_a_lost_connection_is_told_and_the_same_answer_goes_on(chat: Chat) -> No
     assert tries == ["s.0.1"] * 3
 
 
-def test_a_proxy_with_nothing_behind_it_is_a_server_that_cannot_be_reached(chat: Chat) -> None:
-    """An error page of the proxy is no answer of the server's: the question is asked again when the server is back."""
+def test_a_gateway_error_means_an_unreachable_server(chat: Chat) -> None:
+    """An error page of the proxy is no response of the server, and the question is sent again later."""
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=504, body="upstream timed out"))
     chat.send("Count")
     expect(chat.answers.last.locator(".wait")).to_contain_text("The server cannot be reached")
@@ -185,7 +185,7 @@ def test_a_proxy_with_nothing_behind_it_is_a_server_that_cannot_be_reached(chat:
 
 
 def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
-    """One record makes two events of one number, usage and [DONE]; both count, and losing the second loses nothing."""
+    """Usage and [DONE] are two events with one number, and losing the second one has no effect."""
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
     for last in ("id: s.0.1\ndata: [DONE]", ": ping"):
         chat.page.unroute("**/v1/chat/completions")
@@ -197,7 +197,7 @@ def test_usage_is_the_end_even_if_done_is_lost(chat: Chat) -> None:
 
 
 def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
-    """410 on resume: the text so far stays, the reason is given in plain words, and the answer can be continued."""
+    """On a 410 the text stays, the reason is given in plain words, and the answer can be continued."""
     answer_with(chat.page, delta("Half an"))
     chat.page.route(
         "**/v1/streams/s",
@@ -230,8 +230,8 @@ def test_a_lost_stream_is_an_error_that_keeps_the_text(chat: Chat) -> None:
     expect(chat.text()).to_have_text("Half an answer.")
 
 
-def test_what_a_model_thinks_first_is_folded_away(chat: Chat) -> None:
-    """It says so in its text; the answer is what comes behind."""
+def test_reasoning_is_collapsed(chat: Chat) -> None:
+    """The reasoning is marked in the text, and the answer is the text after it."""
     pieces = ("<think>", "\nTwo and", " two", "</think>", "\n\n", "Four", ".")
     answer_with(chat.page, *map(delta, pieces), {"choices": [{"delta": {}, "finish_reason": "stop"}]}, "data: [DONE]")
     chat.send("How much?")
@@ -243,26 +243,26 @@ def test_what_a_model_thinks_first_is_folded_away(chat: Chat) -> None:
     expect(thoughts.locator("p")).to_have_text("Two and two")
 
 
-def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
-    """A bar of its phases under a label, whose sign turns when it is opened; then each interval, from the keyboard too."""
+def test_a_finished_answer_shows_its_timeline(chat: Chat) -> None:
+    """A bar shows its phases; when expanded, also from the keyboard, the icon turns and each interval is listed."""
     chat.send("Hello!")
     chat.wait_done()
-    account = chat.answers.last.locator(".account")
-    summary = account.locator("summary")
+    timeline = chat.answers.last.locator(".account")
+    summary = timeline.locator("summary")
     expect(summary).to_have_attribute(
         "aria-label", re.compile(r"^Where the time went: .*read the prompt \d.*, written \d")
     )
     expect(summary.get_by_text("Where the time went")).to_be_visible()
-    expect(account.locator(".account-bar [data-phase=decode]")).to_be_visible()
-    sign = summary.locator("svg")
-    expect(sign).to_have_css("transform", "none")
+    expect(timeline.locator(".account-bar [data-phase=decode]")).to_be_visible()
+    icon = summary.locator("svg")
+    expect(icon).to_have_css("transform", "none")
     chat.answers.last.get_by_role("button", name="Answer again").focus()
     chat.page.keyboard.press("Tab")
     expect(summary).to_be_focused()
     chat.page.keyboard.press("Enter")
-    expect(sign).to_have_css("transform", re.compile(r"^matrix\("))
-    expect(account.locator("li").filter(has_text="read the prompt")).to_have_count(1)
-    expect(account.locator("li").filter(has_text="written")).to_have_count(1)
+    expect(icon).to_have_css("transform", re.compile(r"^matrix\("))
+    expect(timeline.locator("li").filter(has_text="read the prompt")).to_have_count(1)
+    expect(timeline.locator("li").filter(has_text="written")).to_have_count(1)
 
 
 @pytest.mark.parametrize(
@@ -273,15 +273,15 @@ def test_a_finished_answer_shows_where_its_time_went(chat: Chat) -> None:
         ({"state": "queued", "cause": "restart"}, "the engine starts again"),
     ],
 )
-def test_waiting_says_where_and_why(chat: Chat, status: dict[str, Any], words: str) -> None:
-    """The server's status comments become a sentence in place of silence."""
+def test_waiting_shows_the_position_and_the_cause(chat: Chat, status: dict[str, Any], words: str) -> None:
+    """The server's status comments are shown as sentences."""
     begin_with(chat.page, f": carousel {json.dumps(status)}")
     chat.send("Hello")
     expect(chat.answers.last.locator(".wait")).to_contain_text(words)
 
 
-def test_an_error_is_shown_as_the_server_worded_it(chat: Chat) -> None:
-    """The protocol's error message stands in the thread with its code and a way to try again."""
+def test_an_error_is_shown_with_the_server_s_message(chat: Chat) -> None:
+    """The error message is shown in the thread with its code and a button to try again."""
     chat.page.route(
         "**/v1/chat/completions",
         lambda route: route.fulfill(
@@ -301,12 +301,12 @@ def test_an_error_is_shown_as_the_server_worded_it(chat: Chat) -> None:
     expect(chat.answers.last.locator(".trouble")).to_contain_text("model_refused")
     chat.page.unroute("**/v1/chat/completions")
     chat.answers.last.get_by_role("button", name="Try again").click()
-    chat.wait_begun()
+    chat.wait_started()
     expect(chat.answers).to_have_count(1)
 
 
-def test_a_throttled_question_counts_down_and_asks_again(chat: Chat) -> None:
-    """429 with Retry-After shows a countdown and then the answer, without a second question."""
+def test_a_throttled_question_counts_down_and_is_sent_again(chat: Chat) -> None:
+    """A 429 with Retry-After shows a countdown and then the answer, without a second question."""
     tries = []
 
     def throttle(route: Route) -> None:
@@ -329,18 +329,18 @@ def test_a_throttled_question_counts_down_and_asks_again(chat: Chat) -> None:
     chat.page.route("**/v1/chat/completions", throttle)
     chat.send("Tell me a story about a fox")
     expect(chat.answers.last.locator(".wait")).to_contain_text("Trying again in")
-    chat.wait_begun()
+    chat.wait_started()
     assert len(tries) == 2
     chat.wait_done()
 
 
 def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
-    """A refused question opens the key card; the key goes out as a Bearer token and never into lasting storage."""
-    seen = []
+    """A refused question opens the key dialog; the key is sent as a Bearer token and never stored permanently."""
+    keys = []
 
     def guard(route: Route) -> None:
-        seen.append(route.request.headers.get("authorization"))
-        if seen[-1] != "Bearer s3cret":
+        keys.append(route.request.headers.get("authorization"))
+        if keys[-1] != "Bearer s3cret":
             return route.fulfill(
                 status=401,
                 json={
@@ -368,7 +368,7 @@ def test_a_401_asks_for_the_key_and_sends_it(chat: Chat) -> None:
 
 
 def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -> None:
-    """max_tokens 5 is sent, cuts the answer at five tokens and outlives a reload; a new conversation has its own."""
+    """max_tokens 5 cuts the answer and survives a reload, and a new conversation has its own settings."""
     chat.set_field("max_tokens", "5")
     chat.set_field("temperature", "0.3")
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -391,7 +391,7 @@ def test_settings_are_sent_honoured_and_kept_with_the_conversation(chat: Chat) -
 
 
 def test_a_value_out_of_range_is_named_and_not_sent(chat: Chat) -> None:
-    """A temperature of 9 is refused under its field; the request goes without it."""
+    """A temperature of 9 is refused under its field, and the request is sent without it."""
     chat.page.locator("#settings-open").click()
     chat.page.locator("#settings [name=temperature]").fill("9")
     expect(chat.page.locator("#error-temperature")).to_have_text("At most 2.")
@@ -403,7 +403,7 @@ def test_a_value_out_of_range_is_named_and_not_sent(chat: Chat) -> None:
 
 
 def test_the_system_prompt_leads_the_messages(chat: Chat) -> None:
-    """What is written as system prompt goes first."""
+    """The text of the system prompt is the first message."""
     chat.page.locator("#settings-open").click()
     chat.page.locator("#system-prompt").fill("Be brief.")
     chat.page.keyboard.press("Escape")
@@ -413,7 +413,7 @@ def test_the_system_prompt_leads_the_messages(chat: Chat) -> None:
     chat.wait_done()
 
 
-def test_conversations_are_found_renamed_deleted_and_brought_back(chat: Chat) -> None:
+def test_conversations_are_found_renamed_deleted_and_restored(chat: Chat) -> None:
     """The list searches titles and text, renames in place, and a deletion can be undone."""
     answer_with(chat.page, delta("Blue whales"), "id: s.0.9\ndata: [DONE]")
     chat.send("First question")
@@ -443,8 +443,8 @@ def test_conversations_are_found_renamed_deleted_and_brought_back(chat: Chat) ->
 
 
 @pytest.mark.parametrize(("form", "ending"), [("Markdown", ".md"), ("JSON", ".json")])
-def test_a_conversation_can_be_taken_along(chat: Chat, form: str, ending: str) -> None:
-    """Export gives a file with both sides of the conversation."""
+def test_a_conversation_can_be_exported(chat: Chat, form: str, ending: str) -> None:
+    """The exported file has both sides of the conversation."""
     answer_with(chat.page, delta("Blue **whales**"), "id: s.0.9\ndata: [DONE]")
     chat.send("What sings?")
     chat.wait_done()
@@ -457,16 +457,16 @@ def test_a_conversation_can_be_taken_along(chat: Chat, form: str, ending: str) -
     assert "Blue **whales**" in text
 
 
-def test_a_second_tab_reads_along(chat: Chat) -> None:
-    """Another tab of the same browser shows the answer as it grows and its end, and asks the server for nothing."""
+def test_a_second_tab_shows_the_growing_answer(chat: Chat) -> None:
+    """Another tab of the same browser shows the growing answer and its end, and sends no request."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = Chat(chat.page.context.new_page(), chat.url)
-    asked: list[str] = []
+    requests: list[str] = []
     other.page.on(
         "request",
         lambda request: (
-            asked.append(request.url) if "/v1/streams/" in request.url or request.method == "POST" else None
+            requests.append(request.url) if "/v1/streams/" in request.url or request.method == "POST" else None
         ),
     )
     other.page.goto(chat.page.url)
@@ -475,13 +475,13 @@ def test_a_second_tab_reads_along(chat: Chat) -> None:
     chat.stop.click()
     chat.wait_done()
     expect(other.answers.last.locator(".figures")).to_contain_text("stopped")
-    assert not asked
+    assert not requests
 
 
-def test_a_tab_does_not_write_over_another_one_s_answer(chat: Chat) -> None:
-    """While it grows, this one neither sends nor asks again, and its Stop is heard by the tab that writes."""
+def test_a_tab_does_not_overwrite_the_answer_of_another(chat: Chat) -> None:
+    """While it grows, the other tab cannot send or edit, and its Stop button stops the tab that writes."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = Chat(chat.page.context.new_page(), chat.url)
     other.page.goto(chat.page.url)
     expect(other.stop).to_be_visible()
@@ -507,8 +507,8 @@ def test_a_tab_does_not_write_over_another_one_s_answer(chat: Chat) -> None:
     expect(chat.answers.last).to_contain_text("Now.")
 
 
-# A page that takes its time, whose answer grows for seconds however soon the server has said it: for eight or so, where
-# it has LONG_READ tokens.
+# Script that slows down reading, so that an answer grows for seconds however fast the server is: about eight seconds
+# with LONG_READ tokens.
 LONG_READ = 800
 SLOW = """
 const read = ReadableStreamDefaultReader.prototype.read, rest = new WeakMap();
@@ -523,11 +523,11 @@ ReadableStreamDefaultReader.prototype.read = async function () {
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
-@pytest.mark.parametrize("looks_on", [True, False])
-def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
-    slow_server: Server, new_page: Callable[..., Page], has_locks: bool, looks_on: bool
+@pytest.mark.parametrize("is_watching", [True, False])
+def test_an_answer_whose_tab_was_closed_is_resumed_by_another(
+    slow_server: Server, new_page: Callable[..., Page], has_locks: bool, is_watching: bool
 ) -> None:
-    """By one that looked on, and by one that comes to it later; on plain http, where tabs have no locks, too."""
+    """The other tab shows the answer already or opens it later, and tabs on plain http have no locks."""
     page = new_page()
     if not has_locks:
         hidden = "Object.defineProperty(Navigator.prototype, 'locks', { get: () => undefined })"
@@ -536,26 +536,26 @@ def test_an_answer_whose_tab_has_gone_is_picked_up_by_another(
     page.add_init_script(SLOW)
     chat = Chat(page, slow_server.url).open()
     chat.send_long(LONG_READ)
-    chat.wait_begun()
-    if looks_on:
+    chat.wait_started()
+    if is_watching:
         other.page.goto(page.url)
         expect(other.stop).to_be_visible()
     page.close()
-    if not looks_on:
+    if not is_watching:
         other.rows.first.get_by_role("link").click()
     expect(other.page.locator("#send")).to_be_visible(timeout=ANSWER_MS)
     expect(other.answers.last.locator(".figures")).to_contain_text("tokens")
     expect(other.answers.last.locator(".trouble")).to_be_hidden()
 
 
-def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(
+def test_an_answer_abandoned_long_ago_does_not_block_sending(
     slow_server: Server, new_page: Callable[..., Page]
 ) -> None:
     page = new_page()
     page.add_init_script(SLOW)
     chat = Chat(page, slow_server.url).open()
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     page.wait_for_timeout(1000)
     page.route("**/v1/models", lambda route: route.abort())
     page.add_init_script("{ const now = Date.now; Date.now = () => now() + 3_600_000; }")
@@ -564,8 +564,8 @@ def test_an_answer_that_was_left_long_ago_keeps_nobody_from_asking(
     expect(page.locator("#send")).to_be_visible()
 
 
-def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
-    """Answering it again, or editing its question, drops the rest of the conversation, with a way back."""
+def test_messages_after_a_replaced_answer_can_be_restored(chat: Chat) -> None:
+    """Answering it again or editing its question drops the rest of the conversation, which can be undone."""
     for number in range(3):
         chat.page.unroute_all()
         answer_with(chat.page, delta(f"Answer {number}."), "id: s.0.9\ndata: [DONE]")
@@ -583,8 +583,8 @@ def test_what_came_after_an_early_answer_can_be_had_back(chat: Chat) -> None:
     expect(chat.answers).to_have_count(3)
 
 
-def test_the_answer_that_another_one_replaced_can_be_had_back(chat: Chat) -> None:
-    """Whether it was asked for again or its question was edited; of one that had no text there is nothing to undo."""
+def test_a_replaced_answer_can_be_restored(chat: Chat) -> None:
+    """This holds for Answer again and for an edited question, except for an answer without text."""
     undo = chat.page.get_by_role("button", name="Undo")
     done = "id: s.0.9\ndata: [DONE]"
     answer_with(chat.page, done)
@@ -611,7 +611,7 @@ def test_the_answer_that_another_one_replaced_can_be_had_back(chat: Chat) -> Non
 
 
 def test_a_conversation_that_is_full_offers_a_new_one(chat: Chat) -> None:
-    """To try again could not work."""
+    """Trying again could not work."""
     error = {"error": {"message": "the prompt has 2067 tokens", "code": "context_length_exceeded", "type": "x"}}
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
     chat.send("Once more")
@@ -622,14 +622,14 @@ def test_a_conversation_that_is_full_offers_a_new_one(chat: Chat) -> None:
 
 
 def test_a_draft_survives_a_reload(chat: Chat) -> None:
-    """What was typed and not sent is still there."""
+    """Unsent text is kept."""
     chat.prompt.fill("Half a thou")
     chat.reload()
     expect(chat.prompt).to_have_value("Half a thou")
 
 
-def test_enter_sends_shift_enter_does_not_and_a_composition_is_left_alone(chat: Chat) -> None:
-    """Shift+Enter makes a line; Enter during an input method's composition sends nothing."""
+def test_enter_sends_except_with_shift_or_during_a_composition(chat: Chat) -> None:
+    """Shift+Enter inserts a line, and Enter during an input method's composition sends nothing."""
     answer_with(chat.page, delta("Yes"), "id: s.0.9\ndata: [DONE]")
     chat.prompt.fill("one")
     chat.prompt.press("Shift+Enter")
@@ -644,7 +644,7 @@ def test_enter_sends_shift_enter_does_not_and_a_composition_is_left_alone(chat: 
 
 
 def test_shortcuts(chat: Chat) -> None:
-    """Ctrl+K searches, ? helps outside of fields only, / writes, Ctrl+Shift+O begins anew."""
+    """Ctrl+K searches, ? shows the help outside of fields, / focuses the message box, Ctrl+Shift+O starts anew."""
     page = chat.page
     page.keyboard.press("Control+k")
     expect(page.locator("#search")).to_be_focused()
@@ -666,8 +666,8 @@ def test_shortcuts(chat: Chat) -> None:
     expect(page.locator("#empty")).to_be_visible()
 
 
-def test_dialogs_hold_the_focus_and_give_it_back(chat: Chat) -> None:
-    """The settings sheet is modal; closing it returns to the button that opened it."""
+def test_dialogs_trap_the_focus_and_return_it(chat: Chat) -> None:
+    """The settings sheet is modal, and closing it returns to the button that opened it."""
     button = chat.page.locator("#settings-open")
     button.focus()
     chat.page.keyboard.press("Enter")
@@ -677,8 +677,8 @@ def test_dialogs_hold_the_focus_and_give_it_back(chat: Chat) -> None:
     expect(button).to_be_focused()
 
 
-def test_dark_is_chosen_and_stays(chat: Chat) -> None:
-    """The theme menu turns the page dark, also after a reload."""
+def test_the_dark_theme_is_kept(chat: Chat) -> None:
+    """The theme menu turns the page dark, and the choice survives a reload."""
     background = "getComputedStyle(document.body).backgroundColor"
     light = chat.page.evaluate(background)
     chat.page.locator("#theme").click()
@@ -690,15 +690,15 @@ def test_dark_is_chosen_and_stays(chat: Chat) -> None:
     assert chat.page.evaluate(background) == dark
 
 
-def test_the_system_preference_is_followed(slow_server: Server, new_page: Callable[..., Page]) -> None:
+def test_the_page_follows_the_system_preference(slow_server: Server, new_page: Callable[..., Page]) -> None:
     """Without a choice, a dark system gets a dark page."""
     dark, light = (Chat(new_page(color_scheme=scheme), slow_server.url).open() for scheme in ("dark", "light"))
     background = "getComputedStyle(document.body).backgroundColor"
     assert dark.page.evaluate(background) != light.page.evaluate(background)
 
 
-def test_a_phone_scrolls_one_way_only(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """At 390 px nothing is wider than the screen, the list is a drawer, and no field makes the phone zoom."""
+def test_a_phone_scrolls_vertically_only(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """Nothing exceeds the screen at 390 px, the list is a drawer, and no field makes the phone zoom."""
     chat = Chat(
         new_page(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True), slow_server.url
     ).open()
@@ -725,7 +725,7 @@ def test_a_phone_scrolls_one_way_only(slow_server: Server, new_page: Callable[..
 
 
 def test_the_smallest_phone_shows_everything(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """At 320 px the empty page begins at its top, and nothing of the drawer or the settings is cut off."""
+    """The empty page begins at its top at 320 px, and nothing of the drawer or the settings is cut off."""
     chat = Chat(
         new_page(viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True), slow_server.url
     ).open()
@@ -736,19 +736,19 @@ def test_the_smallest_phone_shows_everything(slow_server: Server, new_page: Call
         return [...frame.querySelectorAll("button, a, input, textarea")]
             .filter((node) => node.getBoundingClientRect().right > edge).map((node) => node.id || node.textContent);
     }"""
-    for opened, frame in (("#drawer-open", "#sidebar"), ("#settings-open", "#settings")):
-        chat.page.locator(opened).click()
+    for button, frame in (("#drawer-open", "#sidebar"), ("#settings-open", "#settings")):
+        chat.page.locator(button).click()
         chat.page.wait_for_timeout(500)
         assert chat.page.evaluate(outside, chat.page.locator(frame).element_handle()) == []
         chat.page.keyboard.press("Escape")
 
 
-def test_each_paragraph_goes_its_own_way(chat: Chat) -> None:
-    """Text from right to left begins at the right, in questions and answers, beside text that does not."""
+def test_each_paragraph_has_its_own_direction(chat: Chat) -> None:
+    """Right-to-left text begins at the right, in questions and answers, beside left-to-right text."""
     answer_with(chat.page, delta("שלום עולם!\n\nHello!"), "id: s.0.9\ndata: [DONE]")
     chat.send("مرحبا!")
     chat.wait_done()
-    ways = chat.page.evaluate(
+    directions = chat.page.evaluate(
         """[...document.querySelectorAll(".bubble, .prose p")].map((node) => {
             const place = (at) => {
                 const range = document.createRange();
@@ -761,11 +761,11 @@ def test_each_paragraph_goes_its_own_way(chat: Chat) -> None:
             return [begins, mark.left < first.left ? "to the left" : "to the right"];
         })"""
     )
-    assert ways == [["right", "to the left"], ["right", "to the left"], ["left", "to the right"]]
+    assert directions == [["right", "to the left"], ["right", "to the left"], ["left", "to the right"]]
 
 
 def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
-    """A reader who scrolled up stays there; the jump button appears and leads back to the end."""
+    """The position of a reader who scrolled up is kept, and the jump button leads back to the end."""
     answer_with(chat.page, delta("line\n\n" * 80), "id: s.0.9\ndata: [DONE]")
     for text in ("One", "Two"):
         chat.send(text)
@@ -784,10 +784,10 @@ def test_scrolling_up_is_respected_and_jump_returns(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_what_is_said_in_passing_covers_no_figures_and_no_way_on(
+def test_a_toast_covers_neither_figures_nor_buttons(
     slow_server: Server, new_page: Callable[..., Page], width: int
 ) -> None:
-    """A toast stands above the column; that something was copied is told by the button itself."""
+    """A toast is shown above the column, and the copy button itself shows that the text was copied."""
     chat = Chat(new_page(viewport={"width": width, "height": 800}), slow_server.url).open()
     answer_with(chat.page, delta("line\n\n" * 80), "id: s.0.9\ndata: [DONE]")
     chat.send("Say lines")
@@ -808,26 +808,26 @@ def test_what_is_said_in_passing_covers_no_figures_and_no_way_on(
     chat.page.mouse.move(width - 100, 300)
     chat.page.mouse.wheel(0, -900)
     expect(chat.page.locator("#jump")).to_be_visible()
-    jump, said = chat.page.locator("#jump").bounding_box(), toast.bounding_box()
-    assert said and figures and jump
-    assert said["y"] + said["height"] < min(figures["y"], jump["y"])
-    middle = chat.page.locator("#composer").bounding_box()
-    assert middle
-    assert abs(said["x"] + said["width"] / 2 - middle["x"] - middle["width"] / 2) < 10
+    jump, toast_box = chat.page.locator("#jump").bounding_box(), toast.bounding_box()
+    assert toast_box and figures and jump
+    assert toast_box["y"] + toast_box["height"] < min(figures["y"], jump["y"])
+    composer = chat.page.locator("#composer").bounding_box()
+    assert composer
+    assert abs(toast_box["x"] + toast_box["width"] / 2 - composer["x"] - composer["width"] / 2) < 10
 
 
-def test_an_example_asks_for_code_and_gets_it(chat: Chat) -> None:
-    """What an empty conversation offers is what the model that ships can do."""
+def test_an_example_for_code_gets_code(chat: Chat) -> None:
+    """The demo model can do all that an empty conversation offers."""
     chat.set_field("temperature", "0")
     chat.page.get_by_role("button", name="Python function").click()
     chat.wait_done()
     expect(chat.answers.last.locator(".code[data-lang=python]")).to_be_visible()
 
 
-def test_forbidden_storage_is_told_and_the_page_still_answers(
+def test_forbidden_storage_is_reported_and_the_page_still_works(
     slow_server: Server, new_page: Callable[..., Page]
 ) -> None:
-    """Without IndexedDB and localStorage the page says that nothing is kept, and works."""
+    """Without IndexedDB and localStorage the page reports that nothing is stored, and works."""
     page = new_page()
     page.add_init_script("""
         Object.defineProperty(window, "localStorage", { get() { throw new DOMException("denied", "SecurityError"); } });
@@ -836,12 +836,12 @@ def test_forbidden_storage_is_told_and_the_page_still_answers(
     chat = Chat(page, slow_server.url).open()
     expect(page.locator("#toasts")).to_contain_text("keeps nothing")
     chat.send("Tell me a story about a fox")
-    chat.wait_begun()
+    chat.wait_started()
     chat.wait_done()
 
 
 def test_the_model_picker_appears_when_there_is_a_choice(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """With two models there is a picker, and the request names the one chosen, and the best tier the key may have."""
+    """With two models there is a picker, and the request has the chosen model and the best tier of the key."""
     page = new_page()
     page.route(
         "**/v1/models",
@@ -865,7 +865,7 @@ def test_the_model_picker_appears_when_there_is_a_choice(slow_server: Server, ne
 
 
 def test_loading_shows_progress_and_writing_is_possible(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """While the model loads there is a bar with numbers; a message can be written but not sent."""
+    """While the model loads there is a bar with numbers, and a message can be written but not sent."""
     page = new_page()
     ready = []
 
@@ -891,12 +891,12 @@ def test_loading_shows_progress_and_writing_is_possible(slow_server: Server, new
     expect(page.locator("#send")).to_be_enabled()
 
 
-def test_everything_a_finger_or_a_reader_can_reach_has_a_name(chat: Chat) -> None:
-    """No button, link or field is nameless, in the thread and around it."""
+def test_every_control_has_a_label(chat: Chat) -> None:
+    """Every button, link and field in the thread and around it is labelled."""
     answer_with(chat.page, delta("```js\n1\n```"), "id: s.0.9\ndata: [DONE]")
     chat.send("Hello")
     chat.wait_done()
-    nameless = chat.page.evaluate("""() => [...document.querySelectorAll("button, a, input, select, textarea")]
+    unlabelled = chat.page.evaluate("""() => [...document.querySelectorAll("button, a, input, select, textarea")]
         .filter((node) => !(node.getAttribute("aria-label") || node.labels?.length || node.textContent.trim()))
         .map((node) => node.outerHTML)""")
-    assert nameless == []
+    assert unlabelled == []

@@ -1,4 +1,4 @@
-"""Answers that ended too early, and requests that could not be sent: each has a way on that loses no text."""
+"""Answers that ended too early and requests that could not be sent can be continued without losing text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def resume(chat: Chat) -> dict[str, Any]:
     return dict(sent.value.post_data_json)
 
 
-def test_an_answer_cut_by_length_goes_on_in_the_same_answer(chat: Chat) -> None:
-    """The real server continues it: the text that is there stays, and more follows."""
+def test_an_answer_cut_by_length_continues_in_place(chat: Chat) -> None:
+    """The real server continues it, and the existing text stays."""
     chat.set_field("max_tokens", "6")
     chat.set_field("temperature", "0")
     chat.send("Tell me a story about a fox")
@@ -44,31 +44,31 @@ def test_an_answer_cut_by_length_goes_on_in_the_same_answer(chat: Chat) -> None:
 
 
 def test_a_stopped_answer_can_be_continued_and_only_the_last_one(chat: Chat) -> None:
-    """An answer with a question after it has no Continue, nor has one that is complete."""
+    """An answer with a question after it has no Continue button, nor has a complete one."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     chat.stop.click()
     chat.wait_done()
-    go_on = chat.page.get_by_role("button", name="Continue")
-    expect(go_on).to_have_count(1)
+    continue_button = chat.page.get_by_role("button", name="Continue")
+    expect(continue_button).to_have_count(1)
     chat.page.unroute_all()
     answer_with(chat.page, delta(" The end."), DONE)
     resume(chat)
     expect(chat.text()).to_contain_text("The end.")
     chat.wait_done()
-    expect(go_on).to_have_count(0)
+    expect(continue_button).to_have_count(0)
     answer_with(chat.page, delta("Cut"), LENGTH, DONE)
     chat.send("More")
     chat.wait_done()
-    expect(go_on).to_have_count(1)
+    expect(continue_button).to_have_count(1)
     answer_with(chat.page, delta("Whole."), DONE)
     chat.send("And more")
     expect(chat.text()).to_have_text("Whole.")
-    expect(go_on).to_have_count(0)
+    expect(continue_button).to_have_count(0)
 
 
 def test_an_answer_that_cannot_be_read_keeps_its_text(chat: Chat) -> None:
-    """Broken JSON in the stream ends the answer with plain words and a way on."""
+    """Invalid JSON in the stream ends the answer with a plain message, and it can be continued."""
     answer_with(chat.page, delta("Half an"), "id: s.0.3\ndata: {broken", DONE)
     chat.send("Count")
     expect(chat.answers.last.locator(".trouble")).to_contain_text("could not read the rest of the answer")
@@ -78,8 +78,8 @@ def test_an_answer_that_cannot_be_read_keeps_its_text(chat: Chat) -> None:
     expect(chat.text()).to_have_text("Half an answer.")
 
 
-def test_an_answer_goes_on_without_a_reader_as_long_as_the_server_allows(chat: Chat) -> None:
-    """The page asks for the number that the server gave it."""
+def test_the_page_requests_the_longest_resume_grace(chat: Chat) -> None:
+    """The page requests the number of seconds that the server has configured."""
     allowed = chat.page.locator("meta[name=carousel-resume]").get_attribute("content")
     assert allowed == "600"
     answer_with(chat.page, delta("Yes."), DONE)
@@ -88,15 +88,15 @@ def test_an_answer_goes_on_without_a_reader_as_long_as_the_server_allows(chat: C
     assert sent.value.headers["x-carousel-resume"] == allowed
 
 
-def test_a_full_conversation_goes_on_without_its_oldest_messages(chat: Chat) -> None:
-    """The question that did not fit is asked again with fewer messages, and a line shows which are left out."""
+def test_a_full_conversation_continues_without_its_oldest_messages(chat: Chat) -> None:
+    """The question that did not fit is sent again with fewer messages, and a line marks those that are left out."""
     for number in range(3):
         answer_with(chat.page, delta(f"Answer {number}. " + "word " * 800), DONE)
         chat.send(f"Question {number}?")
         chat.wait_done()
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=FULL))
     chat.send("Once more")
-    expect(chat.page.get_by_role("button", name="Leave out the oldest messages")).to_be_visible()  # it was refused
+    expect(chat.page.get_by_role("button", name="Leave out the oldest messages")).to_be_visible()  # refused
     chat.page.unroute_all()
     answer_with(chat.page, delta("It fits."), DONE)
     with chat.page.expect_request("**/v1/chat/completions") as sent:
@@ -112,7 +112,7 @@ def test_a_full_conversation_goes_on_without_its_oldest_messages(chat: Chat) -> 
 
 
 def test_a_question_that_does_not_fit_is_kept_for_a_new_conversation(chat: Chat) -> None:
-    """The typed text stands in the box of the new conversation, and alone it cannot be made to fit."""
+    """The text is put into the box of the new conversation, since it cannot fit even alone."""
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=FULL))
     chat.send("A long question")
     chat.page.get_by_role("button", name="Leave out the oldest messages").click()
@@ -122,8 +122,8 @@ def test_a_question_that_does_not_fit_is_kept_for_a_new_conversation(chat: Chat)
     expect(chat.prompt).to_have_value("A long question")
 
 
-def test_a_server_that_is_back_gets_the_question_by_itself(chat: Chat) -> None:
-    """While it cannot be reached the page says so; Try now asks at once."""
+def test_a_server_that_is_back_gets_the_question_automatically(chat: Chat) -> None:
+    """While the server is unreachable the page shows it, and Try now sends at once."""
     chat.page.route("**/v1/chat/completions", lambda route: route.abort())
     chat.send("Count")
     expect(chat.answers.last.locator(".wait")).to_contain_text("The server cannot be reached")
@@ -136,22 +136,22 @@ def test_a_server_that_is_back_gets_the_question_by_itself(chat: Chat) -> None:
     expect(chat.answers.last.locator(".figures")).to_contain_text("stopped")
 
 
-def test_a_wrong_key_and_a_missing_key_have_different_words(chat: Chat) -> None:
-    """The card and the answer say which of both it was."""
+def test_a_wrong_key_and_a_missing_key_have_different_messages(chat: Chat) -> None:
+    """The dialog and the answer distinguish both cases."""
     error = {"error": {"message": "a valid API key is needed", "code": "invalid_api_key", "type": "x"}}
     chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=401, json=error))
     chat.send("Hello")
-    why = chat.page.locator("#key-why")
-    expect(why).to_contain_text("The server needs an API key.")
+    reason = chat.page.locator("#key-why")
+    expect(reason).to_contain_text("The server needs an API key.")
     chat.page.locator("#key-input").fill("wrong")
     chat.page.locator("#key-input").press("Enter")
-    expect(why).to_contain_text("The server refused this API key.")
+    expect(reason).to_contain_text("The server refused this API key.")
     chat.page.keyboard.press("Escape")
     expect(chat.answers.last.locator(".trouble")).to_contain_text("The server refused this API key.")
 
 
-def test_an_edit_in_progress_survives_a_look_at_another_conversation(chat: Chat) -> None:
-    """It stands there again, until it is sent or cancelled."""
+def test_an_unsent_edit_survives_opening_another_conversation(chat: Chat) -> None:
+    """The edit is restored until it is sent or cancelled."""
     answer_with(chat.page, delta("Yes."), DONE)
     chat.send("Is it so?")
     chat.wait_done()
@@ -172,10 +172,10 @@ def test_an_edit_in_progress_survives_a_look_at_another_conversation(chat: Chat)
 
 
 def test_a_message_is_queued_while_an_answer_runs_and_sent_after_it(chat: Chat) -> None:
-    """Enter queues it, it is shown, and goes out when the answer is complete."""
+    """Enter queues it visibly, and it is sent when the answer is complete."""
     chat.set_field("max_tokens", "200")
     chat.send("Tell me a very long story about a fox")
-    chat.wait_begun()
+    chat.wait_started()
     chat.prompt.fill("And an owl?")
     chat.prompt.press("Enter")
     queued = chat.page.locator("#queued")
@@ -189,10 +189,10 @@ def test_a_message_is_queued_while_an_answer_runs_and_sent_after_it(chat: Chat) 
 
 
 def test_a_queued_message_can_be_taken_back_and_returns_after_a_stop(chat: Chat) -> None:
-    """Neither way is it sent or lost."""
+    """In both cases it is neither sent nor lost."""
     begin_with(chat.page, delta("One"))
     chat.send("Count")
-    chat.wait_begun()
+    chat.wait_started()
     for end in ("take back", "stop"):
         chat.prompt.fill(f"Then {end}")
         chat.prompt.press("Enter")
@@ -206,8 +206,8 @@ def test_a_queued_message_can_be_taken_back_and_returns_after_a_stop(chat: Chat)
     expect(chat.questions).to_have_count(1)
 
 
-def test_a_phase_without_text_has_its_name(slow_server: Server, new_page: Callable[..., Any]) -> None:
-    """Reading comes first, then thinking with its seconds; thoughts stand open, in Markdown, until the answer begins."""
+def test_phases_without_text_are_named(slow_server: Server, new_page: Callable[..., Any]) -> None:
+    """Reading is shown first, then thinking with its seconds and open reasoning, until the answer begins."""
     page = new_page()
     page.clock.install()
     chat = Chat(page, slow_server.url)

@@ -1,4 +1,4 @@
-"""The engine page against the real engine: seats fill when somebody talks, and everything can also be read."""
+"""The engine page against the real engine: slots fill with requests, and all figures are readable as text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A browser profile with nothing in it."""
-    made = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield made
-    made.close()
+    """Yield a browser profile with empty storage."""
+    browser_context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield browser_context
+    browser_context.close()
 
 
 @pytest.fixture
 def engine(server: Any, context: BrowserContext) -> Page:
-    """The engine page, live."""
+    """Return the engine page, connected to its feed."""
     page = context.new_page()
     page.goto(server.url + "/engine")
     expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=WAIT_MS)
@@ -34,9 +34,9 @@ def engine(server: Any, context: BrowserContext) -> Page:
 
 
 @pytest.fixture
-def talk(server: Any) -> Iterator[Callable[[], None]]:
-    """Has a person ask for one long answer after the other, from a thread beside, until the test is over."""
-    begun, over = threading.Event(), threading.Event()
+def start_interactive(server: Any) -> Iterator[Callable[[], None]]:
+    """Yield a function that starts a thread with one long interactive answer after another, until the test ends."""
+    started, stopped = threading.Event(), threading.Event()
     body = {
         "messages": [{"role": "user", "content": "Tell me a very long story"}],
         "service_tier": "priority",
@@ -44,52 +44,52 @@ def talk(server: Any) -> Iterator[Callable[[], None]]:
         "ignore_eos": True,
     }
 
-    def go_on() -> None:
+    def send_requests() -> None:
         with httpx.Client(base_url=server.url, timeout=WAIT_MS / 1000) as http:
-            while not over.is_set():
+            while not stopped.is_set():
                 with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                     for _ in answer.iter_lines():
-                        begun.set()
-                        if over.is_set():
+                        started.set()
+                        if stopped.is_set():
                             return
 
-    person = threading.Thread(target=go_on)
+    thread = threading.Thread(target=send_requests)
 
-    def ask() -> None:
-        person.start()
-        assert begun.wait(WAIT_MS / 1000)
+    def start() -> None:
+        thread.start()
+        assert started.wait(WAIT_MS / 1000)
 
-    yield ask
-    over.set()
-    if person.ident is not None:
-        person.join()
+    yield start
+    stopped.set()
+    if thread.ident is not None:
+        thread.join()
 
 
-def test_a_seat_fills_when_somebody_talks(engine: Page, talk: Callable[[], None]) -> None:
-    """An interactive request appears on a seat of the ring, in the figures and in the ring's description."""
+def test_a_request_fills_a_slot(engine: Page, start_interactive: Callable[[], None]) -> None:
+    """An interactive request appears in a slot of the ring, in the figures and in the ring's description."""
     assert engine.locator("[data-slot]").count() > 0
-    talk()
+    start_interactive()
     expect(engine.locator("[data-slot][data-class=interactive]").first).to_be_attached(timeout=WAIT_MS)
     expect(engine.locator("#count-interactive")).not_to_have_text("0")
     expect(engine.locator("#ring-label")).to_contain_text("seats taken")
 
 
-def test_the_table_says_what_the_ring_shows(engine: Page, talk: Callable[[], None]) -> None:
+def test_the_table_has_the_contents_of_the_ring(engine: Page, start_interactive: Callable[[], None]) -> None:
     """The fallback has one row for each slot, with the request's class and state in words."""
-    talk()
+    start_interactive()
     engine.locator("#slots-table summary").click()
     expect(engine.locator("#slots-body tr")).to_have_count(engine.locator("[data-slot]").count())
     expect(engine.locator("#slots-body")).to_contain_text("interactive", timeout=WAIT_MS)
 
 
 def test_pages_add_up(engine: Page) -> None:
-    """The mosaic's cells and figures come from the engine's own books, and how many pages a cell is, is said."""
+    """The cells and figures come from the engine's counters, and the note has the number of pages per cell."""
     expect(engine.locator("#pages-note")).to_have_text(re.compile(r"^[\d,]+ pages of \d+ tokens; a cell is \d+ pages$"))
     assert engine.locator("#mosaic i").count() > 0
 
 
-def test_what_people_feel_is_headed_in_the_field_s_words(engine: Page) -> None:
-    """Percentiles are p99, and what that is, is said to whoever does not know; so are pauses that were computed again."""
+def test_latency_columns_have_standard_names(engine: Page) -> None:
+    """The p99 column has an explanation, and recomputed preemptions are listed."""
     heads = engine.locator(".felt thead th", has_text="p99")
     expect(heads).to_have_count(2)
     expect(heads.first).to_have_attribute("title", "99 of 100 were faster")
@@ -97,7 +97,7 @@ def test_what_people_feel_is_headed_in_the_field_s_words(engine: Page) -> None:
 
 
 def test_a_phone_shows_it_in_one_column(server: Any, browser: Browser) -> None:
-    """At 390 px the page scrolls down only, and what people feel is all there."""
+    """The page scrolls only vertically at 390 px, and the latency table is complete."""
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(server.url + "/engine")
     expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=WAIT_MS)
@@ -108,8 +108,8 @@ def test_a_phone_shows_it_in_one_column(server: Any, browser: Browser) -> None:
     page.close()
 
 
-def test_reduced_motion_stands_still(server: Any, browser: Browser) -> None:
-    """For those who asked for less motion the seats do not turn."""
+def test_reduced_motion_stops_the_ring(server: Any, browser: Browser) -> None:
+    """With reduced motion the slots do not rotate."""
     page = browser.new_page(reduced_motion="reduce")
     page.goto(server.url + "/engine")
     expect(page.locator("[data-slot]").first).to_be_attached(timeout=WAIT_MS)
@@ -121,8 +121,8 @@ def test_reduced_motion_stands_still(server: Any, browser: Browser) -> None:
     page.close()
 
 
-def test_a_lost_connection_is_told_and_mended(server: Any, context: BrowserContext) -> None:
-    """The page says that it lost the engine, and is live again by itself."""
+def test_a_lost_connection_is_shown_and_restored(server: Any, context: BrowserContext) -> None:
+    """The page shows that it lost the engine, and reconnects by itself."""
     page = context.new_page()
     page.route("**/v1/engine/events", lambda route: route.abort())
     page.goto(server.url + "/engine")
@@ -132,7 +132,7 @@ def test_a_lost_connection_is_told_and_mended(server: Any, context: BrowserConte
 
 
 def test_an_idle_engine_has_no_batch(engine: Page) -> None:
-    """The figures of its last step are not shown as those of now."""
+    """The figures of its last step are not shown as current."""
     snapshot = engine.evaluate(
         """async () => {
             const base = document.querySelector("script[type=module]").src.replace("main.bundle.js", "");

@@ -31,7 +31,7 @@ FILL = """async ([conversations, messages]) => {
 
 
 def test_the_first_load_is_a_few_compressed_requests(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """The page, its scripts, styles and icons, and two questions to the server; less than 125 kB on the wire."""
+    """It consists of the page, its scripts, styles and icons, and two API requests, in less than 125 kB on the wire."""
     page = new_page()
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
@@ -51,7 +51,7 @@ def test_the_first_load_is_a_few_compressed_requests(slow_server: Server, new_pa
 
 
 def test_the_search_reads_each_conversation_once(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """Further keys look into the index, and a changed conversation is found by its new text."""
+    """Further keys use the index, and a changed conversation is found by its new text."""
     chat = Chat(new_page(), slow_server.url).open()
     found: Any = chat.page.evaluate(
         """async (base) => {
@@ -72,7 +72,7 @@ def test_the_search_reads_each_conversation_once(slow_server: Server, new_page: 
 
 
 def test_messages_and_rows_out_of_sight_are_not_laid_out(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """The browser skips them until they are scrolled to; the newest message is in view when it is opened."""
+    """The browser skips them until they are scrolled to, and an opened conversation shows its newest message."""
     chat = Chat(new_page(), slow_server.url).open()
     chat.page.evaluate(FILL, [200, 30])
     chat.reload()
@@ -87,7 +87,7 @@ def test_messages_and_rows_out_of_sight_are_not_laid_out(slow_server: Server, ne
 
 
 def test_settings_show_the_defaults_of_the_server(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """A field that is not set shows the value that the server uses, as its slider does."""
+    """An unset field and its slider show the value that the server uses."""
     chat = Chat(new_page(), slow_server.url).open()
     chat.page.locator("#settings-open").click()
     field = chat.page.locator("#settings [name=temperature]")
@@ -96,8 +96,8 @@ def test_settings_show_the_defaults_of_the_server(slow_server: Server, new_page:
     expect(chat.page.get_by_role("slider", name="Temperature")).to_have_value("0.6")
 
 
-def test_a_column_that_moves_by_itself_is_still_followed(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """Content that shrinks and grows between two frames is no wish of the reader to stay where he is."""
+def test_a_column_that_changes_its_height_is_still_followed(slow_server: Server, new_page: Callable[..., Page]) -> None:
+    """A reader's scrolling is distinguished from content that shrinks and grows between two frames."""
     chat = Chat(new_page(), slow_server.url).open()
     gap = chat.page.evaluate(
         """async (base) => {
@@ -124,7 +124,7 @@ def test_a_column_that_moves_by_itself_is_still_followed(slow_server: Server, ne
 
 
 def test_rows_of_the_list_are_built_once(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """An answer, a search and a deletion leave the rows of all other conversations where they are."""
+    """An answer, a search and a deletion leave the rows of all other conversations in place."""
     chat = Chat(new_page(), slow_server.url).open()
     chat.page.evaluate(FILL, [30, 2])
     chat.reload()
@@ -167,7 +167,7 @@ LONG_THREAD = """async ([base, hasIdle]) => {
 
 
 def test_older_answers_are_drawn_when_the_browser_is_idle(chat: Chat) -> None:
-    """A long conversation opens with its end; the other texts follow, so that the browser's search finds them."""
+    """A long conversation opens with its end, and the other texts follow, so that the browser's search finds them."""
     texts = chat.page.evaluate(LONG_THREAD, [chat.url, True])
     assert [text for text in texts if text] == [f"Text {i}" for i in range(49, 60, 2)]
     expect(chat.answers.locator(".body")).to_have_text([f"Text {i}" for i in range(1, 60, 2)])
@@ -183,7 +183,7 @@ def test_an_older_answer_is_drawn_when_it_comes_into_view(chat: Chat) -> None:
     expect(chat.answers.nth(15).locator(".body")).to_be_empty()
 
 
-def test_a_key_leaves_the_end_of_a_column_that_changes_its_height(chat: Chat) -> None:
+def test_home_leaves_the_end_of_a_column_that_changes_its_height(chat: Chat) -> None:
     """Home scrolls to the first message while messages that come into view take their real height."""
     chat.page.evaluate(LONG_THREAD, [chat.url, False])
     chat.page.locator("#scroller").focus()
@@ -192,8 +192,8 @@ def test_a_key_leaves_the_end_of_a_column_that_changes_its_height(chat: Chat) ->
     expect(chat.questions.first).to_be_in_viewport()
 
 
-def test_keys_of_a_menu_leave_the_column_at_its_end(chat: Chat) -> None:
-    """An arrow that chooses an entry scrolls nothing, so later text is still followed."""
+def test_keys_of_a_menu_do_not_scroll_the_column(chat: Chat) -> None:
+    """An arrow key that selects an entry does not scroll, so later text is still followed."""
     chat.page.evaluate(LONG_THREAD, [chat.url, True])
     chat.page.locator("#theme").click()
     chat.page.keyboard.press("ArrowUp")
@@ -206,8 +206,8 @@ def test_keys_of_a_menu_leave_the_column_at_its_end(chat: Chat) -> None:
     chat.page.wait_for_function(f"() => ({gap})(document.querySelector('#scroller')) < 4")
 
 
-def test_idle_work_goes_on_in_a_browser_that_does_not_tell_when_it_is_idle(chat: Chat) -> None:
-    """It is done in slices, and stopped work does not go on."""
+def test_idle_work_runs_without_request_idle_callback(chat: Chat) -> None:
+    """Work is done in slices, and cancelled work does not continue."""
     done = chat.page.evaluate(
         """async (base) => {
             delete window.requestIdleCallback;

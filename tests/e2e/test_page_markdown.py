@@ -1,4 +1,4 @@
-"""Rendering in a real browser: hostile text stays text, growing text equals whole text, finished blocks stay untouched."""
+"""Markdown in a real browser: hostile text is inert, streaming equals rendering at once, finished blocks stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RENDER = """async ([base, text]) => {
 
 
 class Renderer:
-    """The page's own Markdown module, fed by the tests; remembers every request that leaves."""
+    """The page's own Markdown module, called by the tests; records every request of the page."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -35,13 +35,13 @@ class Renderer:
     def render(self, text: str) -> str:
         return str(self.page.evaluate(RENDER, [self.url, text]))
 
-    def foreign(self) -> list[str]:
+    def foreign_requests(self) -> list[str]:
         return [url for url in self.requests if not url.startswith(self.url)]
 
 
 @pytest.fixture(scope="module")
 def renderer(server: Any, browser: Browser) -> Iterator[Renderer]:
-    """One page for all texts."""
+    """Yield a renderer on one page for all texts."""
     page = browser.new_page()
     page.goto(server.url + "/")
     expect(page.locator("html[data-ready]")).to_be_attached()
@@ -80,7 +80,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_markdown_is_inert(renderer: Renderer, text: str) -> None:
-    """Nothing runs, nothing is loaded, and no element or attribute beyond the allowed ones appears."""
+    """Nothing runs or is loaded, and there are no elements or attributes except the allowed ones."""
     renderer.render(text)
     expect(renderer.page.locator("#thread .prose")).to_be_attached()
     bad = renderer.page.evaluate("""() => {
@@ -100,16 +100,16 @@ def test_hostile_markdown_is_inert(renderer: Renderer, text: str) -> None:
     }""")
     assert bad == []
     assert renderer.page.evaluate("window.pwned") is None
-    assert renderer.foreign() == []
+    assert renderer.foreign_requests() == []
 
 
-def test_raw_html_is_shown_as_the_text_it_is(renderer: Renderer) -> None:
-    """The reader sees what the model wrote."""
+def test_raw_html_is_shown_as_text(renderer: Renderer) -> None:
+    """The reader sees the raw text of the model."""
     renderer.render('Look: <img src=x onerror="alert(1)"> and <b>bold</b>')
     expect(renderer.page.locator("#thread .prose")).to_have_text('Look: <img src=x onerror="alert(1)"> and <b>bold</b>')
 
 
-WILD = {
+PATHOLOGICAL = {
     "a line of 1 MB": "a" * 1_000_000,
     "a code line of 1 MB": "```\n" + "x" * 1_000_000,
     "10,000 nested quotes": ">" * 10_000 + " x",
@@ -130,10 +130,10 @@ WILD = {
 }
 
 
-@pytest.mark.parametrize("name", WILD)
-def test_wild_text_neither_hangs_nor_vanishes(renderer: Renderer, name: str) -> None:
-    """Within a few seconds it stands there, in full."""
-    text = WILD[name]
+@pytest.mark.parametrize("name", PATHOLOGICAL)
+def test_pathological_text_is_rendered_in_time_and_completely(renderer: Renderer, name: str) -> None:
+    """It is rendered completely within a few seconds."""
+    text = PATHOLOGICAL[name]
     start = time.monotonic()
     renderer.render(text)
     shown = renderer.page.evaluate("document.querySelector('#thread .prose').textContent.length")
@@ -195,17 +195,17 @@ PLAIN = r"""(html) => { const root = document.createElement("div"); root.innerHT
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_grown_text_equals_whole_text(renderer: Renderer, size: int) -> None:
-    """However it arrives, the end is the same (colours aside, which come when the browser has time)."""
+def test_streamed_text_equals_whole_text(renderer: Renderer, size: int) -> None:
+    """The result does not depend on the chunks, except for colours, which are added when the browser is idle."""
     text = SAMPLE if size > 1 else SAMPLE[: SAMPLE.index("> quoted")]
     whole = renderer.page.evaluate(PLAIN, renderer.render(text))
-    grown = renderer.page.evaluate(PLAIN, renderer.page.evaluate(GROW, [renderer.url, text, size]))
-    assert grown == whole
+    streamed = renderer.page.evaluate(PLAIN, renderer.page.evaluate(GROW, [renderer.url, text, size]))
+    assert streamed == whole
 
 
-def test_what_is_finished_is_never_touched_again(renderer: Renderer) -> None:
-    """While the tail grows, closed blocks keep their nodes and a selection inside them holds."""
-    kept = renderer.page.evaluate(
+def test_finished_blocks_are_never_changed(renderer: Renderer) -> None:
+    """While the tail grows, closed blocks keep their nodes, and a selection inside them stays."""
+    result = renderer.page.evaluate(
         """async ([base]) => {
         const { MarkdownStream } = await import(`${base}/static/js/render.js`);
         const root = document.createElement("div");
@@ -228,11 +228,11 @@ def test_what_is_finished_is_never_touched_again(renderer: Renderer) -> None:
     }""",
         [renderer.url],
     )
-    assert kept == {"same": True, "changes": 0, "selected": "First paragraph here."}
+    assert result == {"same": True, "changes": 0, "selected": "First paragraph here."}
 
 
 def test_a_selection_in_the_growing_block_survives_its_growth(renderer: Renderer) -> None:
-    """The last paragraph grows in place; its text node is extended, not replaced."""
+    """The last paragraph grows in place: its text node is extended, not replaced."""
     selected = renderer.page.evaluate(
         """async ([base]) => {
         const { MarkdownStream } = await import(`${base}/static/js/render.js`);
@@ -254,14 +254,14 @@ def test_a_selection_in_the_growing_block_survives_its_growth(renderer: Renderer
 
 
 def test_code_is_coloured_once_closed_and_can_be_copied(renderer: Renderer) -> None:
-    """A closed block gets its colours and a copy button with a name."""
+    """A closed block gets its colours and a copy button with a label."""
     renderer.render("```python\ndef f():\n    return 1\n```\n")
     expect(renderer.page.locator("#thread .hljs-keyword").first).to_have_text("def")
     expect(renderer.page.locator("#thread").get_by_role("button", name="Copy")).to_be_visible()
 
 
 @pytest.mark.parametrize(
-    ("begun", "shown"),
+    ("beginning", "shown"),
     [
         ("Some **bold te", "Some bold te"),
         ("Some **", "Some"),
@@ -277,8 +277,8 @@ def test_code_is_coloured_once_closed_and_can_be_copied(renderer: Renderer) -> N
         ("*slanted", "slanted"),
     ],
 )
-def test_an_unfinished_tail_does_not_flash_its_marks(renderer: Renderer, begun: str, shown: str) -> None:
-    """What the model opened and has not closed yet is shown as it will be, or not yet."""
+def test_an_unfinished_tail_does_not_show_its_markup(renderer: Renderer, beginning: str, shown: str) -> None:
+    """Unclosed markup is shown in its final form or not at all."""
     text = renderer.page.evaluate(
         """async ([base, text]) => {
         const { MarkdownStream } = await import(`${base}/static/js/render.js`);
@@ -288,6 +288,6 @@ def test_an_unfinished_tail_does_not_flash_its_marks(renderer: Renderer, begun: 
         await new Promise((done) => setTimeout(() => requestAnimationFrame(done), 30));
         return root.innerText;
     }""",
-        [renderer.url, begun],
+        [renderer.url, beginning],
     )
     assert " ".join(text.split()) == shown.replace("1. one", "one")

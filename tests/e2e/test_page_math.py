@@ -1,4 +1,4 @@
-"""Formulas in answers: found before Markdown, drawn by KaTeX under the page's own security policy; all else stays text."""
+"""Formulas in answers: parsed before Markdown and drawn by KaTeX under the page's own security policy."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ It costs $5 and $10, US$7 in $HOME or `$x$` and `\(y\)`.
 
 
 def answer(chat: Chat, text: str) -> None:
-    """Have a question answered by this text."""
+    """Answer a question with `text`."""
     answer_with(chat.page, delta(text), DONE)
     chat.send("Show me")
     chat.wait_done()
 
 
 def test_formulas_are_drawn_and_prices_and_code_stay_text(chat: Chat) -> None:
-    """Each delimiter works, in lists too; the policy for styles refuses nothing."""
+    """Each delimiter works, also in lists, and the style policy refuses nothing."""
     answer(chat, FORMULAS)
     expect(chat.text().locator(".math .katex")).to_have_count(6)
     expect(chat.text().locator(".math.display")).to_have_count(3)
@@ -55,19 +55,19 @@ def test_formulas_are_drawn_and_prices_and_code_stay_text(chat: Chat) -> None:
 
 
 def test_the_library_for_formulas_loads_at_the_first_one(chat: Chat) -> None:
-    """A page without formulas never asks for it."""
-    asked: list[str] = []
-    chat.page.on("request", lambda request: asked.append(request.url) if "katex" in request.url else None)
+    """A page without formulas never requests it."""
+    requests: list[str] = []
+    chat.page.on("request", lambda request: requests.append(request.url) if "katex" in request.url else None)
     answer(chat, "No formula for $5.")
-    assert not asked
+    assert not requests
     answer(chat, r"One: \(x\).")
     expect(chat.text().locator(".katex")).to_have_count(1)
-    assert any("katex.min.js" in url for url in asked)
+    assert any("katex.min.js" in url for url in requests)
 
 
 @pytest.mark.parametrize("text", [r"Let \(a_1 *b* c_2", "Let $$\na_1 *b* c_2", r"Let \[a_1 *b* [c](d", r"**Bold \(x*y"])
 def test_an_unfinished_formula_stays_text(chat: Chat, text: str) -> None:
-    """Its marks are shown as they are, and nothing in it is taken for Markdown."""
+    """Its delimiters are shown, and nothing in it is parsed as Markdown."""
     begin_with(chat.page, delta(text))
     chat.send("Show me")
     formula = text[min(text.find(mark) for mark in ("\\(", "\\[", "$$") if mark in text) :]
@@ -75,15 +75,15 @@ def test_an_unfinished_formula_stays_text(chat: Chat, text: str) -> None:
     expect(chat.text().locator("em, a, .math")).to_have_count(0)
 
 
-def test_formulas_that_katex_does_not_know_stay_text(chat: Chat) -> None:
-    """Their source is readable, and no link or image comes of them."""
+def test_unsupported_formulas_stay_text(chat: Chat) -> None:
+    """Their source is readable, and they create no link or image."""
     answer(chat, r"A \(\frac{1\) b \(\href{https://evil.example/}{x}\) c \(\includegraphics{https://evil.example/y}\).")
     expect(chat.text().locator(".math").first).to_have_text(r"\frac{1")
     expect(chat.text().locator("a, img")).to_have_count(0)
 
 
-def test_a_price_and_a_formula_are_told_apart(chat: Chat) -> None:
-    """A single dollar sign begins a formula only where its content looks like one."""
+def test_prices_and_formulas_are_distinguished(chat: Chat) -> None:
+    """A single dollar sign begins a formula only if its content looks like one."""
     found = chat.page.evaluate(
         """async ([base, texts]) => {
             const { formulaAt } = await import(`${base}/static/js/math.js`);
@@ -98,7 +98,7 @@ def test_a_price_and_a_formula_are_told_apart(chat: Chat) -> None:
 
 
 def test_lists_and_tables_run_in_the_direction_of_their_text(chat: Chat) -> None:
-    """In Hebrew the marker and the first column stand at the right; in English at the left."""
+    """In Hebrew the marker and the first column are at the right, and in English at the left."""
     answer(chat, "- שלום\n- עולם\n\n| שם | גיל |\n|--|--|\n| דן | 5 |\n\n> שלום\n\n---\n\n- one\n- two")
     direction = "(node) => getComputedStyle(node).direction"
     for selector, nth, expected in (("ul", 0, "rtl"), ("table", 0, "rtl"), ("blockquote", 0, "rtl"), ("ul", 1, "ltr")):

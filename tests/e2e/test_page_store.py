@@ -30,7 +30,7 @@ OLD = {
 
 
 def second_tab(chat: Chat) -> Chat:
-    """The same conversation in another tab of the same browser."""
+    """Open the same conversation in another tab of the same browser."""
     other = Chat(chat.page.context.new_page(), chat.url)
     other.page.goto(chat.page.url)
     expect(other.page.locator("html[data-ready]")).to_be_attached()
@@ -38,7 +38,7 @@ def second_tab(chat: Chat) -> Chat:
 
 
 def rows(page: Page, table: str) -> list[dict]:
-    """All rows of a table of the page's database."""
+    """Return all rows of a table of the page's database."""
     return page.evaluate(
         """async (table) => {
             const open = indexedDB.open("carousel");
@@ -53,15 +53,15 @@ def rows(page: Page, table: str) -> list[dict]:
 
 
 def delete(chat: Chat) -> None:
-    """Delete the open conversation by its menu."""
+    """Delete the open conversation with its menu."""
     chat.page.locator("#more").click()
     chat.page.get_by_role("menuitem", name="Delete").click()
 
 
 def test_a_conversation_deleted_in_another_tab_stays_deleted(chat: Chat) -> None:
-    """The tab that streams its answer ends the answer, shows a new conversation and writes nothing back."""
+    """The tab that streams its answer ends the answer, shows a new conversation and writes nothing."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = second_tab(chat)
     expect(other.answers).to_have_count(1)
     with chat.page.expect_request(lambda request: request.method == "DELETE"):
@@ -92,9 +92,9 @@ def test_a_tab_that_missed_the_deletion_cannot_write_the_conversation_back(chat:
 
 
 def test_a_rename_and_settings_of_another_tab_survive_an_answer(chat: Chat) -> None:
-    """Each write changes its own fields: the streaming tab shows the new title and keeps it."""
+    """Each write changes only its own fields, so that the streaming tab shows and keeps the new title."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = second_tab(chat)
     other.rows.first.hover()
     other.rows.first.get_by_role("button").click()
@@ -115,10 +115,10 @@ def test_a_rename_and_settings_of_another_tab_survive_an_answer(chat: Chat) -> N
     expect(chat.page.locator("#settings [name=top_p]")).to_have_value("0.7")
 
 
-def test_a_question_asked_again_in_another_tab_ends_the_answer_here(chat: Chat) -> None:
+def test_a_question_sent_again_in_another_tab_ends_the_answer_here(chat: Chat) -> None:
     """The tab that wrote the replaced answer stops it and shows the new one."""
     chat.send_long()
-    chat.wait_begun()
+    chat.wait_started()
     other = second_tab(chat)
     chat.stop.click()
     chat.wait_done()
@@ -132,7 +132,7 @@ def test_a_question_asked_again_in_another_tab_ends_the_answer_here(chat: Chat) 
 
 
 def test_a_deletion_that_is_undone_brings_all_messages_back(chat: Chat) -> None:
-    """In this tab, in the other one and after a reload."""
+    """This holds in this tab, in the other one, and after a reload."""
     answer_with(chat.page, delta("Yes."), DONE)
     chat.send("Is it so?")
     chat.wait_done()
@@ -147,7 +147,7 @@ def test_a_deletion_that_is_undone_brings_all_messages_back(chat: Chat) -> None:
 
 
 def test_records_of_the_first_version_become_rows(slow_server: Server, new_page: Callable[..., Page]) -> None:
-    """Title, settings, and every message in its order are there after the upgrade."""
+    """Title, settings, and every message in its order are present after the upgrade."""
     page = new_page()
     page.route("**/blank", lambda route: route.fulfill(body="<p>blank", content_type="text/html"))
     page.goto(slow_server.url + "/blank")

@@ -1,4 +1,4 @@
-"""The page's pure modules, driven through the browser that will run them."""
+"""The page's pure modules, tested in a browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def run(server: Any, browser: Browser) -> Iterator[Run]:
-    """run(module, body, argument): imports a module of the page as `m` and runs the body of a function with it."""
+    """Yield run(module, body, arg), which runs a function body with the imported module of the page as `m`."""
     page = browser.new_page()
     page.goto(server.url + "/")
     expect(page.locator("html[data-ready]")).to_be_attached()
@@ -47,8 +47,8 @@ PARTS = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
-def test_sse_is_read_the_same_however_it_is_cut(run: Run, size: int) -> None:
-    """CR, LF, CRLF and UTF-8 split at any byte give the same events; an event without its end is dropped."""
+def test_sse_parsing_does_not_depend_on_chunks(run: Run, size: int) -> None:
+    """CR, LF, CRLF and UTF-8 split at any byte give the same events, and an event without its end is dropped."""
     parts = run(
         "sse.js",
         """
@@ -61,7 +61,7 @@ def test_sse_is_read_the_same_however_it_is_cut(run: Run, size: int) -> None:
 
 
 def test_sse_refuses_an_endless_line(run: Run) -> None:
-    """A line that never ends is an error, not a full memory."""
+    """An endless line is an error instead of unbounded memory."""
     assert run(
         "sse.js",
         """
@@ -71,8 +71,8 @@ def test_sse_refuses_an_endless_line(run: Run) -> None:
     )
 
 
-def test_a_silent_stream_is_given_up(run: Run) -> None:
-    """When not even a ping comes, reading ends with Stalled."""
+def test_a_silent_stream_is_abandoned(run: Run) -> None:
+    """Reading ends with Stalled if not even a ping arrives."""
     assert run(
         "sse.js",
         """
@@ -93,7 +93,7 @@ def test_a_silent_stream_is_given_up(run: Run) -> None:
     ],
 )
 def test_retry_after_is_read(run: Run, headers: dict[str, str], ms: int | None) -> None:
-    """Milliseconds win over seconds; nonsense is nothing."""
+    """Milliseconds have precedence over seconds, and invalid values are ignored."""
     assert run("api.js", "return m.retryAfter(new Headers(arg));", headers) == ms
 
 
@@ -115,7 +115,7 @@ def test_retry_after_is_read(run: Run, headers: dict[str, str], ms: int | None) 
     ],
 )
 def test_text_is_cut_into_blocks(run: Run, text: str, kinds: list[str]) -> None:
-    """Blocks end where Markdown lets them end, at any size of the pieces."""
+    """Blocks end where Markdown allows it, for any size of the chunks."""
     for size in (1, 3, 1000):
         assert (
             run(
@@ -132,7 +132,7 @@ def test_text_is_cut_into_blocks(run: Run, text: str, kinds: list[str]) -> None:
         )
 
 
-def test_an_endless_line_leaves_in_pieces_and_loses_nothing(run: Run) -> None:
+def test_an_endless_line_is_split_and_complete(run: Run) -> None:
     """1 MB without a line end becomes plain pieces that add up to it."""
     sizes = run(
         "blocks.js",
@@ -147,7 +147,7 @@ def test_an_endless_line_leaves_in_pieces_and_loses_nothing(run: Run) -> None:
 
 
 def test_ordinals_and_causes(run: Run) -> None:
-    """The waiting line counts like a person and names the cause."""
+    """The position is an ordinal number, and every cause has a text."""
     assert run("labels.js", "return [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(m.ordinal);") == [
         "1st",
         "2nd",
@@ -164,8 +164,8 @@ def test_ordinals_and_causes(run: Run) -> None:
         assert run("labels.js", "return m.describe({ state: 'queued', position: 2, cause: arg }).why;", cause)
 
 
-def test_only_what_was_set_is_sent(run: Run) -> None:
-    """The request carries the conversation's own choices, leaves the rest to the server and repeats no empty answer."""
+def test_only_chosen_settings_are_sent(run: Run) -> None:
+    """The request has the conversation's own settings, leaves the rest to the server, and omits empty answers."""
     body = run(
         "sampling.js",
         """return m.requestFor({ system: " ", sampling: { seed: 7, stop: ["\\n"] } },
@@ -184,8 +184,8 @@ def test_only_what_was_set_is_sent(run: Run) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 4, 16, 40, 41, 96, 97, 180, 256, 512])
-def test_every_slot_has_a_seat_and_no_two_touch(run: Run, n: int) -> None:
-    """From 4 to 256 slots and beyond, the carousel draws each once, apart from its neighbours, outside the hub."""
+def test_every_slot_has_a_seat_and_no_two_overlap(run: Run, n: int) -> None:
+    """From 4 to 256 slots and beyond, each slot is drawn once, apart from its neighbours and outside of the hub."""
     seats = run(
         "engine/seat_layout.js",
         """return m.placeSeats(arg).seats.map(({ radius, angle, size }) =>
@@ -199,8 +199,8 @@ def test_every_slot_has_a_seat_and_no_two_touch(run: Run, n: int) -> None:
             assert ((x - u) ** 2 + (y - v) ** 2) ** 0.5 > (size + other) * 0.98
 
 
-def test_pauses_are_told_from_snapshots(run: Run) -> None:
-    """A pause, its end and one too short to see each give one event; those before the first look give none."""
+def test_pauses_are_derived_from_snapshots(run: Run) -> None:
+    """A pause, its end, and unseen short pauses each give one event; those before the first snapshot give none."""
     events = run(
         "engine/pauses.js",
         """
@@ -217,8 +217,8 @@ def test_pauses_are_told_from_snapshots(run: Run) -> None:
     assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 pauses were too short to be seen here"]
 
 
-def test_a_line_without_a_token_says_so(run: Run) -> None:
-    """Over an empty chart stands no figure; what ran just before the page was opened is not denied."""
+def test_a_chart_without_tokens_has_a_note(run: Run) -> None:
+    """An empty chart has no figure, and activity just before the page was opened is not denied."""
     notes = run(
         "engine/spark.js",
         """
@@ -236,9 +236,9 @@ def test_a_line_without_a_token_says_so(run: Run) -> None:
     assert notes == [idle, "nothing has run since you came", ran, ran, idle]
 
 
-def test_what_is_asked_can_be_sent_whatever_was_typed(run: Run) -> None:
-    """Half of a pair of surrogates is no text; a fifth stop line is named and not left out."""
-    asked = run(
+def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
+    """Half of a surrogate pair is replaced, and a fifth stop line is an error."""
+    result = run(
         "sampling.js",
         """
         const conversation = { system: "a\\ud83d", sampling: {} };
@@ -247,17 +247,17 @@ def test_what_is_asked_can_be_sent_whatever_was_typed(run: Run) -> None:
         return [request.messages, m.fault(stop, "1\\n2\\n\\n3\\n4"), m.fault(stop, "1\\n2\\n3\\n4\\n5")];""",
     )
     messages = [{"role": "system", "content": "a\ufffd"}, {"role": "user", "content": "b\ufffd 🦊"}]
-    assert asked == [messages, "", "At most 4 lines."]
+    assert result == [messages, "", "At most 4 lines."]
 
 
-def test_a_title_ends_with_a_whole_letter(run: Run) -> None:
+def test_a_title_ends_with_a_whole_character(run: Run) -> None:
     title = run("store.js", "return m.titleFrom(arg);", "🦊" * 200)
     assert title == "🦊" * 159 + "…"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize(
-    ("said", "thinking", "text"),
+    ("generated", "thinking", "text"),
     [
         ("<think>\nHm, 2 < 3?\n</think>\n\nYes, <b>it</b> is.", "Hm, 2 < 3?\n", "Yes, <b>it</b> is."),
         ("\n<think>\n\n</think>\n\nYes.", "", "Yes."),
@@ -267,11 +267,11 @@ def test_a_title_ends_with_a_whole_letter(run: Run) -> None:
         ("<thi", "", "<thi"),
     ],
 )
-def test_thoughts_are_told_from_the_answer_however_it_is_cut(
-    run: Run, size: int, said: str, thinking: str, text: str
+def test_reasoning_is_separated_from_the_answer_in_any_chunks(
+    run: Run, size: int, generated: str, thinking: str, text: str
 ) -> None:
-    """Only at its beginning; and what may be a mark waits until it is one or none."""
-    told = run(
+    """Reasoning is only recognised at the beginning, and a possible tag is held back until it is decided."""
+    found = run(
         "reasoning.js",
         """
         const message = { content: "", thinking: "" };
@@ -282,6 +282,6 @@ def test_thoughts_are_told_from_the_answer_however_it_is_cut(
         }
         take(m.leftOver(message));
         return [message.thinking, message.content];""",
-        {"said": said, "size": size},
+        {"said": generated, "size": size},
     )
-    assert told == [thinking, text]
+    assert found == [thinking, text]

@@ -1,4 +1,4 @@
-"""What the page loads is in the tree: pinned copies, no other host, no inline code."""
+"""Files that the page loads are in the tree: pinned copies, no other host, no inline code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VENDOR = STATIC / "vendor"
 
 
 def test_vendored_files_are_the_pinned_ones() -> None:
-    """Every vendored file has its line in HASHES.sha256 and hashes to it."""
+    """Every vendored file has its line in HASHES.sha256 and matches it."""
     pinned = {}
     for line in (VENDOR / "HASHES.sha256").read_text().splitlines():
         digest, name = line.split()
@@ -28,22 +28,22 @@ def test_vendored_files_are_the_pinned_ones() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(path.name for path in VENDOR.iterdir() if path.is_dir()))
-def test_each_library_brings_its_licence_and_is_listed(folder: str) -> None:
-    """A LICENSE lies beside it and the README names its source and version."""
+def test_each_library_has_its_licence_and_is_listed(folder: str) -> None:
+    """A LICENSE is beside it, and the README names its source and version."""
     assert (VENDOR / folder / "LICENSE").is_file()
     assert re.search(rf"^\| {folder} \| \S+ \| \d+\.\d+\.\d+ \|", (VENDOR / "README.md").read_text(), re.M)
 
 
 @pytest.mark.parametrize("template", sorted((ROOT / "templates").glob("*.html")), ids=lambda path: path.name)
 def test_templates_hold_no_inline_code(template: Path) -> None:
-    """The strict content security policy would refuse it: no inline script, style, style attribute or handler."""
+    """The content security policy would refuse inline scripts, styles, style attributes and handlers."""
     text = template.read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text)
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
 
 
 def test_nothing_is_loaded_from_another_host() -> None:
-    """No module, style or template names a foreign URL, the SVG namespace aside."""
+    """No module, style or template has a foreign URL, except for the SVG namespace."""
     own = [path for folder in ("js", "css") for path in (STATIC / folder).rglob("*") if path.is_file()]
     for path in [*own, *STATIC.glob("*.svg"), *(ROOT / "templates").glob("*.html")]:
         assert not re.findall(
@@ -52,8 +52,8 @@ def test_nothing_is_loaded_from_another_host() -> None:
         ), path
 
 
-def test_modules_stay_small_and_describe_themselves() -> None:
-    """A module begins with a comment that describes it and fits in 260 lines."""
+def test_modules_are_small_and_state_their_responsibility() -> None:
+    """A module begins with a line about its responsibility and has at most 260 lines."""
     for path in (STATIC / "js").rglob("*.js"):
         lines = path.read_text().splitlines()
         assert re.match(r"// [A-Z]", lines[0]), path

@@ -1,4 +1,4 @@
-"""The realtime WebSocket: openai's own client, and a raw one that behaves worse."""
+"""The realtime WebSocket with OpenAI's client, and with a raw client that behaves worse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = {"type": "message", "role": "user", "content": [{"type": "input_text", "t
 
 
 class Raw:
-    """A WebSocket and the events that came over it."""
+    """A WebSocket and its received events."""
 
     def __init__(self, socket) -> None:
         self.socket = socket
@@ -28,7 +28,7 @@ class Raw:
         await self.socket.send(json.dumps(event))
 
     async def until(self, kind: str) -> dict:
-        """The next event of `kind`; what came before it is in `seen`."""
+        """Return the next event of `kind`; earlier events are in `seen`."""
         async with asyncio.timeout(60):
             while True:
                 event = json.loads(await self.socket.recv())
@@ -37,7 +37,7 @@ class Raw:
                     return event
 
     def kinds(self) -> list[str]:
-        """Types in order, with runs of deltas as one and live status left out."""
+        """Return the types in order, without live status, and with each run of deltas as one."""
         kinds = [event["type"] for event in self.seen if event["type"] != "carousel.status"]
         return [k for i, k in enumerate(kinds) if i == 0 or not (k == kinds[i - 1] == "response.output_text.delta")]
 
@@ -51,19 +51,19 @@ async def raw(slow_server):
         yield client
 
 
-async def test_the_account_of_a_response_is_found_by_its_id(raw, slow_server):
-    """While it can be read and after."""
+async def test_the_timeline_of_a_response_is_found_by_its_id(raw, slow_server):
+    """This holds while the response can be read and afterwards."""
     item = {**LONG, "content": [{"type": "input_text", "text": "Hello!"}]}
     await raw.send(type="conversation.item.create", item=item)
     await raw.send(type="response.create")
     done = await raw.until("response.done")
     url = f"{slow_server.url}/v1/requests/{done['response']['id']}"
-    account = json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(url).read()))
-    assert (account["class"], account["state"]) == ("interactive", "ended")
+    timeline = json.loads(await asyncio.to_thread(lambda: urllib.request.urlopen(url).read()))
+    assert (timeline["class"], timeline["state"]) == ("interactive", "ended")
 
 
 async def test_openai_s_realtime_client_holds_a_conversation(slow_server):
-    """Two turns; the second sees the first."""
+    """The second of two turns includes the first."""
     client = openai.AsyncOpenAI(base_url=f"{slow_server.url}/v1", api_key="none")
     async with client.realtime.connect(model=(await client.models.list()).data[0].id) as connection:
         await connection.session.update(
@@ -90,7 +90,7 @@ async def test_openai_s_realtime_client_holds_a_conversation(slow_server):
 
 
 async def test_openai_s_realtime_client_interrupts(slow_server):
-    """Barge-in: cancel after a few words, then talk on."""
+    """Barge-in cancels a response after a few deltas and starts another one."""
     client = openai.AsyncOpenAI(base_url=f"{slow_server.url}/v1", api_key="none")
     async with client.realtime.connect(model="carousel-demo") as connection:
         await connection.conversation.item.create(item=LONG)
@@ -114,7 +114,7 @@ async def test_openai_s_realtime_client_interrupts(slow_server):
 
 
 async def test_a_response_comes_in_the_protocol_s_order(raw):
-    """From response.created to response.done, each once."""
+    """All events from response.created to response.done come once."""
     await raw.send(type="conversation.item.create", item=LONG)
     await raw.send(type="response.create", response={"max_output_tokens": 8, "metadata": {"topic": "foxes"}})
     done = await raw.until("response.done")
@@ -140,8 +140,8 @@ async def test_a_response_comes_in_the_protocol_s_order(raw):
     assert response["output"][0]["content"][0]["type"] == "output_text"
 
 
-async def test_what_is_said_behind_a_question_is_answered_behind_its_beginning(raw):
-    """However it comes: three frames in one segment."""
+async def test_events_sent_together_are_handled_in_order(raw):
+    """The three frames arrive in one segment."""
     events = [
         {"type": "conversation.item.create", "item": LONG | {"id": "first"}},
         {"type": "response.create", "response": {"max_output_tokens": 2}},
@@ -163,21 +163,21 @@ async def test_what_is_said_behind_a_question_is_answered_behind_its_beginning(r
     ]
 
 
-async def test_an_answer_that_is_deleted_while_it_comes_does_not_come_back(raw):
-    """Who keeps what is done would keep it."""
+async def test_an_answer_deleted_during_generation_is_not_reported_as_done(raw):
+    """A client that stores completed items would otherwise keep it."""
     await raw.send(type="conversation.item.create", item=LONG)
     await raw.until("conversation.item.done")
     await raw.send(type="response.create", response={"max_output_tokens": 40})
     answer = (await raw.until("conversation.item.added"))["item"]["id"]
     await raw.send(type="conversation.item.delete", item_id=answer)
     await raw.until("conversation.item.deleted")
-    behind = len(raw.seen)
+    position = len(raw.seen)
     await raw.until("response.done")
-    assert "conversation.item.done" not in [event["type"] for event in raw.seen[behind:]]
+    assert "conversation.item.done" not in [event["type"] for event in raw.seen[position:]]
 
 
 async def test_an_interruption_frees_the_slot_at_once(raw, http):  # noqa: F811
-    """Cancel ends in response.done, and nothing runs on for nobody."""
+    """Cancellation ends in response.done, and no computation continues."""
     await raw.send(type="conversation.item.create", item=LONG)
     await raw.send(type="response.create")
     await raw.until("response.output_text.delta")
@@ -187,8 +187,8 @@ async def test_an_interruption_frees_the_slot_at_once(raw, http):  # noqa: F811
     await asyncio.to_thread(wait_until_idle, http, 3.0)
 
 
-async def test_a_response_that_is_stopped_from_elsewhere_says_so_and_is_no_stream(raw, slow_server):
-    """By its owner over HTTP: it is cancelled, not complete; and whoever would follow it is told that it cannot be."""
+async def test_a_response_stopped_over_http_is_cancelled_and_is_no_stream(raw, slow_server):
+    """The owner cancels it over HTTP, and requests to follow it are refused."""
     await raw.send(type="conversation.item.create", item=LONG)
     await raw.send(type="response.create")
     response = (await raw.until("response.created"))["response"]["id"]
@@ -203,8 +203,8 @@ async def test_a_response_that_is_stopped_from_elsewhere_says_so_and_is_no_strea
         assert (await client.get(url)).status_code == 404
 
 
-async def test_one_response_at_a_time_writes_but_another_may_run_beside_it(raw):
-    """A second one in the conversation is refused; out of band it is not."""
+async def test_one_response_per_conversation_and_others_out_of_band(raw):
+    """A second one in the conversation is refused, and an out-of-band one is accepted."""
     await raw.send(type="conversation.item.create", item=LONG)
     await raw.send(type="response.create")
     await raw.until("response.created")
@@ -219,8 +219,8 @@ async def test_one_response_at_a_time_writes_but_another_may_run_beside_it(raw):
     assert (await raw.until("response.done"))["response"]["status"] == "cancelled"
 
 
-async def test_a_client_that_hangs_up_frees_its_slot(slow_server, http):  # noqa: F811
-    """In the middle of a response."""
+async def test_a_client_that_disconnects_frees_its_slot(slow_server, http):  # noqa: F811
+    """The connection closes in the middle of a response."""
     async with connect(slow_server.url.replace("http", "ws") + "/v1/realtime") as socket:
         client = Raw(socket)
         await client.send(type="conversation.item.create", item=LONG)
@@ -258,8 +258,8 @@ async def test_a_client_that_hangs_up_frees_its_slot(slow_server, http):  # noqa
         ),
     ],
 )
-async def test_a_bad_event_is_answered_and_the_session_lives(raw, frame: str, code: str, param: str | None):
-    """An `error` event says what was wrong; the next event is served."""
+async def test_an_invalid_event_gets_an_error_and_the_session_continues(raw, frame: str, code: str, param: str | None):
+    """An `error` event has the reason, and the next event is handled."""
     await raw.socket.send(frame)
     error = (await raw.until("error"))["error"]
     assert error["code"] == code
@@ -269,7 +269,7 @@ async def test_a_bad_event_is_answered_and_the_session_lives(raw, frame: str, co
 
 
 async def test_items_can_be_read_and_deleted(raw):
-    """What was created is found by its id until it is deleted."""
+    """A created item is found by its id until it is deleted."""
     await raw.send(type="conversation.item.create", item=LONG | {"id": "mine"})
     await raw.until("conversation.item.done")
     await raw.send(type="conversation.item.retrieve", item_id="mine")
@@ -282,15 +282,15 @@ async def test_items_can_be_read_and_deleted(raw):
 
 @pytest.mark.parametrize(("frame", "code"), [(b"\x00\x01", 1003), ('{"type": "' + "x" * (1 << 20) + '"}', 1009)])
 async def test_a_frame_of_the_wrong_kind_closes_with_its_code(raw, frame, code: int):
-    """1003 for binary, 1009 for too big."""
+    """The code is 1003 for binary frames and 1009 for oversized ones."""
     with pytest.raises(ConnectionClosed) as closed:
         await raw.socket.send(frame)
         await raw.until("never")
     assert closed.value.rcvd.code == code
 
 
-async def test_who_sends_too_much_before_listening_still_hears_why(slow_server):
-    """Most of the frame comes after the server has refused it; a reset would take the reason with it."""
+async def test_a_client_that_sends_too_much_still_receives_the_close_code(slow_server):
+    """Most of the frame arrives after the server has refused it, and a reset would discard the reason."""
     size = 16 << 20
     reader, writer = await asyncio.open_connection(*slow_server.url.removeprefix("http://").split(":"))
     try:
@@ -305,11 +305,11 @@ async def test_who_sends_too_much_before_listening_still_hears_why(slow_server):
         frames = await asyncio.wait_for(reader.read(), 30)
     finally:
         writer.close()
-    goodbye = frames.index(b"\x88")  # a close frame, then its length, then its code
-    assert int.from_bytes(frames[goodbye + 2 : goodbye + 4], "big") == 1009
+    close_frame = frames.index(b"\x88")  # a close frame, then its length, then its code
+    assert int.from_bytes(frames[close_frame + 2 : close_frame + 4], "big") == 1009
 
 
-async def test_a_foreign_origin_is_turned_away_before_the_upgrade(slow_server):
+async def test_a_foreign_origin_is_refused_before_the_upgrade(slow_server):
     """A page of another site cannot talk to a server on this machine."""
     url = slow_server.url.replace("http", "ws") + "/v1/realtime"
     with pytest.raises(InvalidStatus) as refused:
@@ -323,7 +323,7 @@ async def test_a_foreign_origin_is_turned_away_before_the_upgrade(slow_server):
     ("path", "code"), [("/v1/realtime?model=gpt-nine", "model_not_found"), ("/v1/nothing", "not_found")]
 )
 async def test_an_unknown_model_or_path_is_answered_in_place_of_the_upgrade(slow_server, path: str, code: str):
-    """With the same JSON as over HTTP."""
+    """The JSON is the same as over HTTP."""
     with pytest.raises(InvalidStatus) as refused:
         async with connect(slow_server.url.replace("http", "ws") + path):
             pass
@@ -331,14 +331,14 @@ async def test_an_unknown_model_or_path_is_answered_in_place_of_the_upgrade(slow
     assert response.status_code == 404 and json.loads(response.body)["error"]["code"] == code
 
 
-async def test_null_takes_back_what_a_session_was_told(raw):
-    """And the session says what holds; a response, what held for it."""
+async def test_null_resets_a_session_setting(raw):
+    """The session event has the current settings, and a response has those that were used for it."""
     await raw.send(type="session.update", session={"seed": 3, "temperature": 0.5, "max_output_tokens": 4})
-    told = (await raw.until("session.updated"))["session"]
-    assert (told["seed"], told["temperature"], told["max_output_tokens"]) == (3, 0.5, 4)
+    session = (await raw.until("session.updated"))["session"]
+    assert (session["seed"], session["temperature"], session["max_output_tokens"]) == (3, 0.5, 4)
     await raw.send(type="session.update", session={"seed": None})
-    told = (await raw.until("session.updated"))["session"]
-    assert (told["seed"], told["temperature"]) == (None, 0.5)
+    session = (await raw.until("session.updated"))["session"]
+    assert (session["seed"], session["temperature"]) == (None, 0.5)
     await raw.send(type="conversation.item.create", item=LONG)
     await raw.send(type="response.create")
     done = (await raw.until("response.done"))["response"]

@@ -1,4 +1,4 @@
-"""A server below a path: what it says of itself is where it answers."""
+"""A server below a path, whose links include the path."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tests.conftest import Server
 
 
 @pytest.fixture(scope="module")
-def below() -> Iterator[Server]:
+def root_path_server() -> Iterator[Server]:
     running = Server.start("--root-path", "/llm/", "--max-num-seqs", "2")
     yield running
     running.stop()
 
 
-def test_the_page_at_the_address_that_is_told_has_all_that_it_asks_for(below: Server):
-    """Below the path."""
-    assert below.url.endswith("/llm")
-    page = httpx.get(below.url)
+def test_all_links_of_the_page_work_below_the_root_path(root_path_server: Server):
+    """All links of the page are below the path."""
+    assert root_path_server.url.endswith("/llm")
+    page = httpx.get(root_path_server.url)
     assert page.status_code == 200
-    asked = set(re.findall(r'(?:href|src)="(/[^"#]*)', page.text))
-    assert len(asked) > 3
-    for path in asked:
+    paths = set(re.findall(r'(?:href|src)="(/[^"#]*)', page.text))
+    assert len(paths) > 3
+    for path in paths:
         assert path.startswith("/llm")
-        assert httpx.get(below.url.removesuffix("/llm") + path).status_code == 200, path
+        assert httpx.get(root_path_server.url.removesuffix("/llm") + path).status_code == 200, path
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_the_page_at_the_address_that_is_told_has_all_that_it_asks_for(below: Se
         ("x/v1/models", 404),
     ],
 )
-def test_a_proxy_may_strip_the_path_or_not(below: Server, path: str, status: int):
-    """The answer is the same; and the path is whole, and there once."""
-    assert httpx.get(below.url + path).status_code == status
+def test_a_proxy_may_strip_the_path_or_not(root_path_server: Server, path: str, status: int):
+    """The response is the same in both cases, except for a path that is repeated or incomplete."""
+    assert httpx.get(root_path_server.url + path).status_code == status
     if not path.startswith(("/llm", "x")):
-        assert httpx.get(below.url.removesuffix("/llm") + path).status_code == status
+        assert httpx.get(root_path_server.url.removesuffix("/llm") + path).status_code == status
 
 
 @pytest.mark.parametrize("prefix", ["/llm", ""])
-async def test_a_websocket_may_come_with_the_path_or_without(below: Server, prefix: str):
-    """As a page's requests do."""
-    url = below.url.removesuffix("/llm").replace("http", "ws")
+async def test_a_websocket_works_with_the_root_path_and_without(root_path_server: Server, prefix: str):
+    """WebSockets are accepted like a page's requests."""
+    url = root_path_server.url.removesuffix("/llm").replace("http", "ws")
     async with connect(f"{url}{prefix}/v1/realtime") as socket:
         assert json.loads(await socket.recv())["type"] == "session.created"

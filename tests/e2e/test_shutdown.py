@@ -1,4 +1,4 @@
-"""Being told to stop."""
+"""Shutdown of a server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ LONG = {
 }
 
 
-def test_streams_are_finished_or_ended_with_an_error_never_cut():
-    """SIGTERM under a short and an endless answer: one completes, the other says why it does not; the exit is clean."""
+def test_streams_complete_or_end_with_an_error():
+    """On SIGTERM a short answer completes, an endless one ends with an error, and the exit is clean."""
     server = Server.start("--max-num-seqs", "4", "--max-model-len", "2048")
     children = psutil.Process(server.process.pid).children()
     assert len(children) == 1
@@ -53,7 +53,7 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
                 watching.read()  # its body has an end too
         last = data[-1]
         assert last == "[DONE]" or json.loads(last)["error"]["code"] == "server_shutdown"
-        # uvicorn raises the signal again when all is done, so that a supervisor sees what ended it.
+        # uvicorn raises the signal again at the end, so that a supervisor sees its cause.
         assert server.process.wait(30) in (0, -signal.SIGTERM)
         assert psutil.wait_procs(children, timeout=10)[1] == []
         assert [line for line in server.log if "ERROR" in line] == []
@@ -62,23 +62,23 @@ def test_streams_are_finished_or_ended_with_an_error_never_cut():
         server.process.wait()
 
 
-@pytest.mark.parametrize("told", ["both processes", "SIGUSR1", "POST /drain"])
-def test_running_answers_are_finished_however_it_is_told(told: str, monkeypatch: pytest.MonkeyPatch):
-    """A service manager signals all processes of a service; an operator may send SIGUSR1 or ask over HTTP."""
+@pytest.mark.parametrize("trigger", ["both processes", "SIGUSR1", "POST /drain"])
+def test_running_answers_are_finished_for_any_shutdown_trigger(trigger: str, monkeypatch: pytest.MonkeyPatch):
+    """A service manager signals all processes of a service, and an operator may send SIGUSR1 or a request over HTTP."""
     monkeypatch.setenv("CAROUSEL_OPERATOR_KEY", "op")
     server = Server.start("--max-num-seqs", "4", "--max-model-len", "2048")
     engine = psutil.Process(server.process.pid).children()
     try:
-        asked = {**LONG, "max_tokens": 500, "min_tokens": 500}
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=asked, timeout=60) as response:
+        body = {**LONG, "max_tokens": 500, "min_tokens": 500}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass
-            for process in (*engine, server.process) if told == "both processes" else ():
+            for process in (*engine, server.process) if trigger == "both processes" else ():
                 process.send_signal(signal.SIGTERM)
-            if told == "SIGUSR1":
+            if trigger == "SIGUSR1":
                 server.process.send_signal(signal.SIGUSR1)
-            if told == "POST /drain":
+            if trigger == "POST /drain":
                 headers = {"Authorization": "Bearer op"}
                 answer = httpx.post(f"{server.url}/drain", headers=headers)
                 assert (answer.status_code, answer.json()) == (202, {"status": "draining", "in_flight": 1})
@@ -88,7 +88,7 @@ def test_running_answers_are_finished_however_it_is_told(told: str, monkeypatch:
             data = [line[6:] for line in lines if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
         status = server.process.wait(30)
-        assert status == (-signal.SIGTERM if told == "both processes" else 0)
+        assert status == (-signal.SIGTERM if trigger == "both processes" else 0)
         assert psutil.wait_procs(engine, timeout=10)[1] == []
         server._follower.join(10)
         assert server.log[-1].startswith("Ready: ")
@@ -99,17 +99,17 @@ def test_running_answers_are_finished_however_it_is_told(told: str, monkeypatch:
 
 @pytest.fixture
 def server():
-    """Its longest answer takes seconds: the slowest kernels there are."""
-    made = Server.start("--max-num-seqs", "4", "--max-model-len", "2048", "--kernels", "torch")
-    yield made
-    made.process.kill()
-    made.process.wait()
+    """Yield a server whose longest answer takes seconds, with the slowest kernels."""
+    started = Server.start("--max-num-seqs", "4", "--max-model-len", "2048", "--kernels", "torch")
+    yield started
+    started.process.kill()
+    started.process.wait()
 
 
-def test_a_websocket_hears_the_end_of_its_answer_and_newcomers_are_told(server: Server):
-    """SIGTERM in mid-answer: response.done still comes; meanwhile /health and new requests are answered with 503."""
+def test_a_websocket_gets_the_end_of_its_answer_and_new_requests_are_refused(server: Server):
+    """response.done still arrives after SIGTERM, while /health and new requests get 503."""
     address = server.url.replace("http", "ws") + "/v1/realtime"
-    # Another answer, longer than what is asked below takes: with the last one the server ends.
+    # Another answer, which takes longer than the requests below: the server ends with its last answer.
     longer = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
     with (
         connect(address) as socket,
@@ -135,14 +135,14 @@ def test_a_websocket_hears_the_end_of_its_answer_and_newcomers_are_told(server: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_stops_it_before_it_is_ready_is_shown_no_failure(number: signal.Signals):
-    """It ends as told, and nothing has failed."""
+def test_a_signal_before_the_server_is_ready_reports_no_failure(number: signal.Signals):
+    """The exit status is that of the signal, and nothing is reported as failed."""
     command = [sys.executable, "-m", "app", "serve", "--port", "0"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as starting:
         assert starting.stderr is not None
-        told = starting.stderr.readline()
-        url = re.search(r"http://\S+", told)[0]
-        while True:  # until it hears signals
+        line = starting.stderr.readline()
+        url = re.search(r"http://\S+", line)[0]
+        while True:  # until it handles signals
             with contextlib.suppress(httpx.ConnectError):
                 httpx.get(f"{url}/health")
                 break
@@ -153,7 +153,7 @@ def test_who_stops_it_before_it_is_ready_is_shown_no_failure(number: signal.Sign
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_does_not_wait_for_answers(server: Server, number: signal.Signals):
-    """The stream still ends with its error, long before the time that answers are given, and nobody is shown how."""
+    """The stream ends with its error long before the drain timeout, and the log has no traceback."""
     endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000, "service_tier": "flex"}
     with (
         httpx.Client(base_url=server.url, timeout=60) as http,
@@ -173,24 +173,23 @@ def test_a_second_signal_does_not_wait_for_answers(server: Server, number: signa
     assert server.log[2:] == []
 
 
-def test_a_reader_that_takes_nothing_does_not_hold_up_the_end():
-    """Its socket is full, and it has not said that it leaves: the server hangs up, over WebSockets too, and its log has
-    nothing to say."""
+def test_a_client_that_reads_nothing_does_not_delay_the_shutdown():
+    """Its socket is full and stays open; the server closes the connection, also of WebSockets, and logs nothing."""
     server = Server.start("--max-num-seqs", "2", "--max-model-len", "2048")
     try:
         with socket.socket() as stuck:
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             url = httpx.URL(server.url)
             stuck.connect((url.host, url.port))
-            asked = {**LONG, "max_tokens": 1900, "n": 2, "logprobs": True, "top_logprobs": 20}  # six megabytes
-            body = json.dumps(asked).encode()
+            fields = {**LONG, "max_tokens": 1900, "n": 2, "logprobs": True, "top_logprobs": 20}  # six megabytes
+            body = json.dumps(fields).encode()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
             stuck.sendall(head + body)
-            speaking = flood(url)
+            flooding = flood(url)
             while "vllm:request_success_total{" not in httpx.get(f"{server.url}/metrics").text:
                 time.sleep(0.05)
             server.stop()
-            speaking.close()
+            flooding.close()
     finally:
         server.process.kill()
         server.process.wait()
@@ -198,23 +197,23 @@ def test_a_reader_that_takes_nothing_does_not_hold_up_the_end():
 
 
 def flood(url: httpx.URL) -> socket.socket:
-    """A WebSocket whose client has said what takes megabytes to answer, and reads nothing."""
+    """Return a WebSocket whose client has sent events with megabytes of responses, and reads nothing."""
     client = ClientProtocol(parse_uri(f"ws://{url.host}:{url.port}/v1/realtime"))
     client.send_request(client.connect())
-    speaking = socket.create_connection((url.host, url.port))
-    speaking.sendall(b"".join(client.data_to_send()))
-    client.receive_data(speaking.recv(4096))
+    flooding = socket.create_connection((url.host, url.port))
+    flooding.sendall(b"".join(client.data_to_send()))
+    client.receive_data(flooding.recv(4096))
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 300_000}]}
     for _ in range(12):
         client.send_text(json.dumps({"type": "conversation.item.create", "item": item}).encode())
-    speaking.settimeout(1)
-    with contextlib.suppress(TimeoutError):  # it is heard only as far as it can be answered
-        speaking.sendall(b"".join(client.data_to_send()))
-    return speaking
+    flooding.settimeout(1)
+    with contextlib.suppress(TimeoutError):  # the server reads only as long as it can respond
+        flooding.sendall(b"".join(client.data_to_send()))
+    return flooding
 
 
-def test_an_answer_that_nobody_reads_does_not_hold_up_the_end(server: Server):
-    """Its reader has left, and the time it asked for runs: the server does not wait for it."""
+def test_an_answer_without_a_reader_does_not_delay_the_shutdown(server: Server):
+    """Its reader has disconnected and the grace time runs, but the server does not wait for it."""
     endless = {**LONG, "max_tokens": 2000, "min_tokens": 2000}
     with (
         httpx.Client(base_url=server.url, timeout=60) as http,
@@ -245,8 +244,8 @@ def test_the_drain_timeout_bounds_the_time_for_running_answers():
         server.process.wait()
 
 
-def test_sighup_reads_keys_again_and_keeps_the_old_ones_where_that_fails(tmp_path: Path):
-    """Requests that run go on; a broken file costs one line in the log."""
+def test_sighup_reloads_keys_and_keeps_the_old_ones_on_failure(tmp_path: Path):
+    """Running requests continue, and an invalid file costs one line in the log."""
     file = tmp_path / "carousel.toml"
 
     def write(*keys: str) -> None:
@@ -256,19 +255,19 @@ def test_sighup_reads_keys_again_and_keeps_the_old_ones_where_that_fails(tmp_pat
         return httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
 
     def reread() -> str:
-        said = len(server.log)
+        length = len(server.log)
         server.process.send_signal(signal.SIGHUP)
-        while len(server.log) == said:
+        while len(server.log) == length:
             time.sleep(0.01)
-        return server.log[said]
+        return server.log[length]
 
     write("old")
     server = Server.start("--config", str(file), "--kernels", "torch", "--max-model-len", "2048")
     try:
-        asked = {**LONG, "max_tokens": 200, "min_tokens": 200}
+        body = {**LONG, "max_tokens": 200, "min_tokens": 200}
         headers = {"Authorization": "Bearer old"}
         url = f"{server.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=asked, headers=headers, timeout=60) as response:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as response:
             lines = response.iter_lines()
             while not next(lines).startswith("data: "):
                 pass
@@ -289,7 +288,7 @@ def test_sighup_reads_keys_again_and_keeps_the_old_ones_where_that_fails(tmp_pat
         server.stop()
 
 
-def test_nohup_keeps_a_server_from_reading_keys_and_from_stopping():
+def test_under_nohup_sighup_neither_reloads_keys_nor_stops_the_server():
     """SIGHUP stays ignored."""
     command = f"trap '' HUP; exec {sys.executable} -m app serve --port 0"
     process = subprocess.Popen(["bash", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
