@@ -10,7 +10,7 @@ from benchmarks.scheduling.check import FITTED, fit
 from engine.simulation import StepCost
 
 
-def test_each_cost_is_found_for_what_it_is():
+def test_each_cost_is_recovered():
     """A step that lost its core is ignored."""
     cost = StepCost(step=1e-3, decode=2e-4, prompt=3e-5, chunk=4e-4, context=5e-7, swapped_page=1e-5, wake=1e-3)
     rng, steps = random.Random(1), []

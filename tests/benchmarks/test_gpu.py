@@ -57,7 +57,7 @@ def test_without_a_gpu_the_benchmark_reports_it(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         gpu.main()
-    assert "sees no CUDA device" in capsys.readouterr().err.splitlines()[-1]
+    assert "finds no CUDA device" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("an illegal memory access was encountered")])

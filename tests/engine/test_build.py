@@ -190,7 +190,7 @@ def test_heads_that_do_not_fit_into_a_gpu_are_refused():
 
 
 class SlowFullSampler:
-    """Runner whose step takes a second per token, and 10,000 s more if a request needs the full sampler or top_p."""
+    """Runner with steps of a second per token, and 10,000 s more if a request needs the full sampler or top_p."""
 
     runs_ahead = False
     recorded_tokens = 0

@@ -142,17 +142,17 @@ class Machine:
         finally:
             self._captured = None
 
-    def refuse_in_capture(self, what: str) -> None:
+    def refuse_in_capture(self, operation: str) -> None:
         """Raise Refused during a capture."""
         if self._captured is not None:
-            raise Refused(f"{what} while a graph is captured")
+            raise Refused(f"{operation} while a graph is captured")
 
-    def wait_implicitly(self, what: str) -> None:
-        """Let the host wait for the current stream because of `what`, a call that waits implicitly. Raise Refused where
+    def wait_implicitly(self, operation: str) -> None:
+        """Let the host wait for the current stream because of `operation`, which waits implicitly. Raise Refused where
         waiting is forbidden."""
         if not self.may_wait_implicitly:
-            raise Refused(f"{what} waits for the device")
-        self.refuse_in_capture(what)
+            raise Refused(f"{operation} waits for the device")
+        self.refuse_in_capture(operation)
         self.wait_for(self.mark(self.current))
 
     def wait_for(self, mark: Mark) -> None:

@@ -150,7 +150,7 @@ def _enqueue(machine: Machine, compute: Callable[..., object], args: Any, kwargs
 
 
 def _enqueue_operation(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Queue an operation whose results' shapes follow from its arguments' shapes."""
+    """Queue an operation; result shapes follow from argument shapes."""
     returns = func._schema.returns
     aliases = returns[0].alias_info if returns else None
     if aliases is not None and aliases.is_write:

@@ -1,4 +1,4 @@
-"""The emulated GPU is late and in order, and refuses what a GPU refuses."""
+"""The emulated GPU is late and in order, and refuses operations that a GPU refuses."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import HealthCheck, args, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels import decode_attention, decode_tasks
@@ -187,7 +187,7 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
     assert torch.equal(both[:1], alone)
 
 
-@args(
+@given(
     st.lists(st.sampled_from([0, 1, 63, 64, 65, 256, 257, 4096, 4097, 5000]), min_size=1, max_size=12),
     st.sampled_from([0, 70, 300]),
     st.sampled_from([4, 64]),

@@ -383,7 +383,7 @@ def test_a_damaged_file_is_compiled_again(compiling: pytest.MonkeyPatch, left: i
 
 
 def test_a_library_in_a_read_only_cache_is_used(compiling: pytest.MonkeyPatch):
-    """For example in an image whose home was filled when it was built."""
+    """For example in an image with a home folder filled at build time."""
     made = library._built(library._cache())
     compiling.setattr(library.tempfile, "TemporaryDirectory", None)
     assert library._built(library._cache()) == made

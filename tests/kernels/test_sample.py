@@ -256,7 +256,7 @@ def test_columns_of_negligible_weight_are_counted_together(device: torch.device)
 
 
 def test_an_irrelevant_block_is_not_read(device: torch.device):
-    """A block whose group maxima are small is not read, whatever it contains."""
+    """A block with small group maxima is not read, regardless of its contents."""
     logits = torch.zeros(1, 4 * 1024, device=device)
     logits[0, 1024:2048] = 9.0
     maxima = torch.zeros(1, 16, device=device)

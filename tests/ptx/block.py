@@ -49,7 +49,7 @@ class Block:
         raise PtxError(f"deadlock: warps wait for lanes at {[self._instructions[at].text for at in positions]}")
 
     def _full_warps(self, group: Array) -> Array:
-        """Return [warps] bool: warps whose unfinished lanes are all in `group`."""
+        """Return [warps] bool: warps with all unfinished lanes in `group`."""
         return (group == ~self._ended).reshape(-1, WARP).all(axis=1)
 
     def _advance(self, group: Array, at: int, rejoin: int) -> None:

@@ -60,7 +60,7 @@ def test_a_copy_arrives_only_when_it_is_waited_for(without: None):
 
 @pytest.mark.parametrize("without", ["griddepcontrol.wait"], indirect=True)
 def test_a_kernel_that_does_not_wait_for_its_predecessor_is_reported(without: None):
-    """A kernel without griddepcontrol.wait would read what its predecessor is still writing."""
+    """A kernel without griddepcontrol.wait would read data that its predecessor is still writing."""
     with pytest.raises(PtxError, match="griddepcontrol"):
         attend()
 

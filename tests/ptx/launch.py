@@ -39,7 +39,7 @@ SCRATCH = [bytes(8)] * 2  # null pointers after a kernel's own parameters: Trito
 
 
 class Device:
-    """Triton driver of a Hopper chip whose memory is the CPU's."""
+    """Triton driver of a Hopper chip that uses CPU memory."""
 
     def get_current_device(self) -> int:
         return 0

@@ -22,7 +22,7 @@ ROW_BYTES = 16  # bytes of a row of 8 numbers
 
 
 def _whole_warps(state: State, mask: Mask) -> Array:
-    """Return the indices of warps whose lanes all execute an instruction."""
+    """Return the indices of warps in which all lanes execute an instruction."""
     return np.arange(state.threads // WARP) if mask is None else np.flatnonzero(mask.reshape(-1, WARP).all(axis=1))
 
 

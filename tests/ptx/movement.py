@@ -172,7 +172,7 @@ def _shuffle(statement: Statement, operands: Operands) -> Execute:
 
 
 def _reduce(statement: Statement, operands: Operands) -> Execute:
-    """Reduce over the lanes of a warp whose mask bits are set, for each of them."""
+    """Reduce over the lanes of a warp with set mask bits, for each of them."""
     target, number, members = statement.operands
     write, source, bits = operands.target(target), operands.source(number, "s32"), operands.source(members, "u32")
     reduce = {"add": np.add, "max": np.maximum, "min": np.minimum}[statement.opcode[2]].reduce

@@ -199,7 +199,9 @@ DEMO = json.loads((demo_model() / "config.json").read_text())
 
 @settings(max_examples=60)
 @given(changes=st.dictionaries(st.sampled_from(sorted(DEMO.keys() - {"architectures"})), JSON, min_size=1, max_size=2))
-def test_a_checkpoint_whose_configuration_has_any_value_is_loaded_or_refused(tmp_path_factory, changes: dict[str, Any]):
+def test_a_checkpoint_with_any_value_in_its_configuration_is_loaded_or_refused(
+    tmp_path_factory, changes: dict[str, Any]
+):
     """No tensor is created that the checkpoint does not contain."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "model.safetensors").symlink_to(demo_model() / "model.safetensors")

@@ -73,7 +73,7 @@ def test_rows_of_a_batch_do_not_see_each_other(checkpoint: Checkpoint, kernels: 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_unsupported_model_is_refused(tmp_path: Path, name: str):
-    """A model whose attention or positions would differ is refused with the reason."""
+    """A model with other attention or positions is refused with the reason."""
     family, changes, reason = REFUSED[name]
     save(tmp_path, family, changes)
     with pytest.raises(ModelError, match=reason) as raised:
@@ -89,7 +89,7 @@ def test_an_unsupported_model_is_refused(tmp_path: Path, name: str):
     ],
 )
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
-def test_a_model_that_transformers_does_not_know_is_refused_with_a_way_out(
+def test_a_model_that_transformers_does_not_support_is_refused_with_a_remedy(
     tmp_path: Path, checkpoints: Checkpoints, config: dict[str, Any], reason: str, load_format: str
 ):
     """The error does not name options of transformers that do not exist here."""
@@ -139,7 +139,7 @@ def test_a_configuration_that_does_not_fit_is_refused_in_one_line(
 
 
 def test_the_check_notices_a_difference(checkpoints: Checkpoints):
-    """A model whose paged logits differ, here by a factor, is refused."""
+    """A model with other paged logits, here by a factor, is refused."""
     checkpoint = checkpoints["olmo2"]
     model = checkpoint.load()
     assert isinstance(model, TransformersModel)

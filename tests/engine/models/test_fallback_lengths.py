@@ -45,7 +45,7 @@ def set_key(path: Path, key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("key", ["local_attention", "window_size"])
 @pytest.mark.usefixtures("windowed")
-def test_a_window_that_the_attention_function_never_gets_is_seen(checkpoint: Checkpoint, key: str):
+def test_a_window_that_the_attention_function_never_receives_is_detected(checkpoint: Checkpoint, key: str):
     """It is longer than the first comparison, and its length occurs in config.json under some name."""
     set_key(checkpoint.path, key, WINDOW)
     with pytest.raises(ModelError, match=r"after 48 tokens differ from its own"):
@@ -53,7 +53,7 @@ def test_a_window_that_the_attention_function_never_gets_is_seen(checkpoint: Che
 
 
 @pytest.mark.usefixtures("windowed")
-def test_a_length_beyond_the_bound_of_a_probe_is_warned_of(
+def test_a_length_beyond_the_bound_of_a_probe_is_logged(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """The warning names the key, its value and the length of the comparison."""
@@ -65,7 +65,7 @@ def test_a_length_beyond_the_bound_of_a_probe_is_warned_of(
 
 
 @pytest.mark.parametrize("threshold", [30, 100, 480])
-def test_frequencies_that_change_somewhere_in_the_context_are_seen(
+def test_frequencies_that_change_within_the_context_are_detected(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, threshold: int
 ):
     """A rotary embedding that depends on the longest sequence of a batch is refused, even if the configuration does not
@@ -97,7 +97,7 @@ def test_a_model_that_fails_at_the_end_of_its_context_is_refused(
         checkpoint.load()
 
 
-def test_a_window_that_the_attention_function_gets_is_no_reason_to_warn(
+def test_a_window_that_the_attention_function_receives_causes_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """Positions, which are compared up to the end of the context, cause no warning either."""

@@ -17,7 +17,7 @@ def running(history: History) -> list[str]:
     return [s.request.id for s in history.scheduler.running]
 
 
-def pauses(history: History) -> int:
+def num_preemptions(history: History) -> int:
     return sum(map(history.scheduler.load().counters.paused_by, Mechanism))
 
 
@@ -40,7 +40,7 @@ def test_orca_serves_in_order_of_arrival_across_classes():
     assert running(history) == ["r1", "r2"]
     assert history.statuses["r3"][-1].cause is Cause.PAGES
     history.end()
-    assert pauses(history) == 0
+    assert num_preemptions(history) == 0
 
 
 def test_vllm_lets_an_interactive_request_wait_while_batch_work_has_all_slots():
@@ -73,7 +73,7 @@ def test_vllm_admits_no_request_in_a_step_in_which_memory_ran_short():
     history = History(slots=4, pages=5, scheduling_policy="vllm", enable_prefix_caching=False)
     history.arrive([1, 2, 3], 12, service_class=I)
     history.arrive([4, 5, 6], 12, service_class=I)
-    while not pauses(history):
+    while not num_preemptions(history):
         small = history.arrive([9], 1, service_class=I) if len(history.texts["r1", 0]) >= 5 else ""
         before = set(running(history))
         history.step()

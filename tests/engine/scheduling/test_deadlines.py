@@ -162,7 +162,7 @@ def test_an_ended_sequence_is_not_kept_until_its_deadline():
 
 
 def test_an_often_preempted_sequence_is_not_kept_until_its_deadline():
-    """Each preemption computes the latest start again and leaves one entry behind, which must not keep the sequence."""
+    """Each preemption computes the latest start again; its old entry in the queue must not keep the sequence."""
     history = History(slots=1, pages=16)
     for _ in range(200):
         history.arrive([1, 2, 3], 4, deadline=1e9)

@@ -88,7 +88,7 @@ def lognormal_requests(seed: int, count: int) -> list[Request]:
 
 @pytest.fixture
 def fixed_budget(monkeypatch):
-    """Return a context in which prompts are read in order of arrival with the budget of decision 0011."""
+    """Return a context in which prompts are computed in order of arrival with the budget of decision 0011."""
 
     def without_targets(arrivals: Iterable[tuple[float, Request]], cost: StepCost = TWO_CORES) -> Latencies:
         with monkeypatch.context() as patch:
@@ -126,8 +126,8 @@ def test_first_tokens_come_earlier_at_any_rate_and_gaps_stay_within_the_target(r
 def test_a_long_prompt_keeps_the_gaps_of_streams_within_their_target(
     service_class: ServiceClass, target: float | None, fixed_budget
 ):
-    """6,000 tokens beside 8 streams, whose steps take two thirds of the target; the prompt is read sooner than with the
-    fixed budget."""
+    """6,000 tokens beside 8 streams, whose steps take two thirds of the target; the prompt is computed sooner than
+    with the fixed budget."""
     streams = [(0.0, make_request(f"s{number}", 20, 800, service_class=service_class)) for number in range(8)]
     arrivals = [*streams, (1.0, make_request("long", 6000, 2, service_class=service_class))]
     name = f"target_itl_{service_class.name.lower()}"
@@ -154,7 +154,7 @@ def test_one_short_prompt_leaves_the_gaps_of_a_stream_as_they_are(fixed_budget):
     assert latencies(arrivals, cost) == fixed_budget(arrivals, cost)
 
 
-def test_short_prompts_are_read_before_a_long_one_that_came_a_moment_earlier():
+def test_short_prompts_are_computed_before_a_slightly_earlier_long_one():
     """Shortest remaining prefill comes first beside a stream."""
     arrivals = [(0.0, make_request("stream", 20, 900)), (0.5, make_request("long", 3000, 2))]
     arrivals += [(0.6, make_request(f"short{number}", 50, 2)) for number in range(5)]
@@ -200,7 +200,7 @@ def test_a_step_never_exceeds_the_strictest_target_and_urgency_is_a_share(runnin
         assert 0.0 <= urgency <= 1.0
 
 
-def test_a_stream_behind_its_pace_gets_no_longer_steps_until_it_has_caught_up():
+def test_a_late_stream_gets_no_longer_steps_until_it_has_caught_up():
     """The lag is bounded, and early tokens make up for it."""
     targets, stream = ItlTargets(EngineConfig(model="none", target_itl_standard=0.1)), sequence(5)
     many = [sequence(5) for _ in range(MANY_PROMPTS)]
