@@ -112,7 +112,7 @@ def test_an_engine_that_cannot_be_built_is_built_with_fewer_features(
     assert sections.given_up == {f"engine {attempt}": why for attempt in attempts[:-1]}
 
 
-def test_an_engine_that_cannot_be_built_at_all_costs_no_time_again(device: Device, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_that_cannot_be_built_at_all_is_not_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Its sections are skipped with the reason."""
     tried: list[Build] = []
 
@@ -130,7 +130,7 @@ def test_an_engine_that_cannot_be_built_at_all_costs_no_time_again(device: Devic
     assert all("recorded=False is no longer used: ValueError: no memory" in why for why in sections.left_out.values())
 
 
-def test_a_device_that_is_lost_builds_nothing_else(device: Device, monkeypatch: pytest.MonkeyPatch):
+def test_no_engine_is_built_on_a_lost_device(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Disabling other features is not tried, because they are not the cause."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
     monkeypatch.setattr(device, "works", lambda: False)

@@ -47,7 +47,7 @@ def test_a_traceback_is_added_on_demand(caplog):
     assert "a mistake" in json.loads(JsonFormatter().format(caplog.records[0]))["exception"]
 
 
-def test_a_request_without_an_id_of_its_client_looks_on_the_wire_as_before():
+def test_the_encoding_of_a_request_without_a_client_id_is_unchanged():
     """The empty field is omitted from the encoding."""
     assert b"client_id" not in msgspec.msgpack.encode(request())
     encoded = msgspec.msgpack.encode(request("mine"))

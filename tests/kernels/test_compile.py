@@ -95,7 +95,7 @@ def test_a_kernel_hardly_spills_registers(compiled: dict[str, Any], kernel: str)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_that_begins_early_waits_before_it_writes(compiled: dict[str, Any], kernel: str):
+def test_an_early_launched_kernel_waits_before_it_writes(compiled: dict[str, Any], kernel: str):
     """The previous kernel may still read that memory. The PTX emulator finds reads before griddepcontrol.wait."""
     assert set(compiled[kernel]["waits"]) == {True if kernel in EARLY else None}
 

@@ -64,7 +64,7 @@ def test_a_mapping_is_released_with_the_last_of_its_tensors(mappings: Any):
     assert arena.take((9,), torch.float32).shape == (9,)
 
 
-def test_nothing_takes_no_memory(mappings: Any):
+def test_empty_tensors_take_no_memory(mappings: Any):
     """An empty tensor has its shape and dtype."""
     for empty in (Arena().take((0, 3), torch.int32), own_pages((0, 3), torch.int32)):
         assert empty.shape == (0, 3) and empty.dtype == torch.int32

@@ -57,7 +57,7 @@ def test_batch_invariance_is_refused_for_models_of_transformers(checkpoint: Chec
 
 
 @pytest.mark.parametrize("checkpoint", ["olmo2", "phi3-window"], indirect=True)
-def test_rows_of_a_batch_do_not_see_each_other(checkpoint: Checkpoint, kernels: Kernels):
+def test_rows_of_a_batch_are_independent(checkpoint: Checkpoint, kernels: Kernels):
     """Decode rows and a chunk in one flat batch are bitwise equal to a run alone."""
     model = checkpoint.load()
     prompts = [checkpoint.prompt[:length] for length in (5, 40, 77)]

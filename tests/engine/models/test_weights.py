@@ -172,7 +172,7 @@ def test_dummy_weights_need_no_files_and_are_the_same_every_time(
     assert first.isfinite().all() and float(first.std()) > 0
 
 
-def test_dummy_weights_are_drawn_where_they_are_to_lie():
+def test_dummy_weights_are_created_on_their_device():
     """They are not created elsewhere and copied: on the default device "meta", tensors would have no data."""
     out = torch.empty(3, 4, dtype=torch.bfloat16)
     with torch.device("meta"):
