@@ -1,4 +1,4 @@
-"""What the tests of the benchmark for GPUs share."""
+"""Fixtures and helpers for tests of the GPU benchmark."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def device() -> Device:
 
 
 def endless(works: Callable[[], bool] = lambda: True) -> Sections:
-    """Sections that have time."""
+    """Return sections with a generous time limit."""
     return Sections(lambda so_far: None, 600.0, works=works)

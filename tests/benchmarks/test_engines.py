@@ -1,4 +1,4 @@
-"""Engines that are measured, as far as they can be tried without a GPU."""
+"""Construction of measured engines, as far as it can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from kernels import early
 from tests.benchmarks.conftest import BUILD, CPU, endless
 
 
-def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """With the numbers that say where it stands; the next section gets another engine."""
+def test_an_engine_without_progress_is_abandoned(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """The error contains the engine's state, and the next section gets another engine."""
     monkeypatch.setattr(gpu_engine, "MOST_STEPS", 50)
     engines = Engines(device, endless())
     engine = engines.get(BUILD)
@@ -36,8 +36,8 @@ def test_an_engine_that_gets_nowhere_is_given_up(device: Device, monkeypatch: py
     assert engines.get(BUILD) is not engine
 
 
-def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
-    """And then nothing of it is."""
+def test_an_engine_is_kept_until_another_one_is_requested(device: Device):
+    """Then nothing of the old one remains."""
     engines = Engines(device, endless())
     engine = engines.get(BUILD)
     assert engines.get(Build(TINY, slots=4, budget=64, page_size=16)) is engine
@@ -47,8 +47,8 @@ def test_an_engine_is_kept_until_another_one_is_wanted(device: Device):
     assert gone() is None and other.config.max_num_batched_tokens is None
 
 
-def test_an_engine_s_objects_are_not_walked_through_between_two_steps(device: Device):
-    """As they are not in the engine's process, and as long as it is there."""
+def test_an_engine_s_objects_are_frozen_for_garbage_collection(device: Device):
+    """As in the engine process, they are frozen for the garbage collector as long as the engine exists."""
     engines, before = Engines(device, endless()), gc.get_freeze_count()
     engines.get(BUILD)
     assert gc.get_freeze_count() > before
@@ -56,9 +56,9 @@ def test_an_engine_s_objects_are_not_walked_through_between_two_steps(device: De
     assert gc.get_freeze_count() == 0
 
 
-def test_no_kernel_of_an_engine_begins_early_where_that_is_not_wanted(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Neither what is recorded as it is built nor what is launched later; and afterwards kernels begin early again,
-    where they can."""
+def test_no_kernel_of_an_engine_is_launched_early_if_disabled(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Neither recorded nor later launches are early. Afterwards early launch is available again where the device
+    supports it."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
     launches, build_engine = [], measured_engines.build_engine
 
@@ -67,44 +67,44 @@ def test_no_kernel_of_an_engine_begins_early_where_that_is_not_wanted(device: De
         return build_engine(config)
 
     monkeypatch.setattr(measured_engines, "build_engine", built)
-    engines, said = Engines(device, endless()), []
+    engines, reported = Engines(device, endless()), []
     for wanted in (False, True):
         engines.get(replace(BUILD, early_launch=wanted))
         launches.append(early.early(CPU))
-        said.append(engines.early_launch)
-    assert launches == 2 * [{"EARLY": False}] + 2 * [{"EARLY": True, "launch_pdl": True}] and said == [False, True]
+        reported.append(engines.early_launch)
+    assert launches == 2 * [{"EARLY": False}] + 2 * [{"EARLY": True, "launch_pdl": True}] and reported == [False, True]
     monkeypatch.setattr(early, "can_start_early", lambda device: False)
     engines.drop()
     engines.get(BUILD)
-    assert not engines.early_launch  # of a device that cannot
+    assert not engines.early_launch  # the device does not support it
 
 
-@pytest.mark.parametrize("broken_in", [("early_launch",), ("early_launch", "recorded")])
-def test_an_engine_that_cannot_be_built_is_built_without_what_may_be_at_fault(
-    device: Device, monkeypatch: pytest.MonkeyPatch, broken_in: tuple[str, ...]
+@pytest.mark.parametrize("failing_features", [("early_launch",), ("early_launch", "recorded")])
+def test_an_engine_that_cannot_be_built_is_built_with_fewer_features(
+    device: Device, monkeypatch: pytest.MonkeyPatch, failing_features: tuple[str, ...]
 ):
-    """Early launch first, then recordings; with all memory free again. Rows say so, and what failed is not tried
-    again."""
+    """Early launch is disabled first, then recordings, with memory released in between. Rows report it, and the failed
+    configuration is not tried again."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
     tried: list[Build | str] = []
     monkeypatch.setattr(device, "release", lambda: tried.append("release"))
     made = Engines._made
 
-    def made_or_not(engines: Engines, build: Build) -> Engine:
+    def make_or_fail(engines: Engines, build: Build) -> Engine:
         tried.append(build)
-        if any(getattr(build, what) for what in broken_in):
+        if any(getattr(build, what) for what in failing_features):
             raise ValueError("no such instruction")
         return made(engines, build)
 
-    monkeypatch.setattr(Engines, "_made", made_or_not)
+    monkeypatch.setattr(Engines, "_made", make_or_fail)
     sections = endless()
     marks = gpu.Marks(device, sections)
     marks.engine(BUILD, marks.of_engines.lone_prompt, 20, 2)
-    marks.kernel(marks.of_kernels.elementwise, TINY, 3)  # the engine is gone
+    marks.kernel(marks.of_kernels.elementwise, TINY, 3)  # the engine is released
     marks.engine(BUILD, marks.of_engines.lone_prompt, 30, 2)
     marks.run()
     plain = replace(BUILD, early_launch=False)
-    attempts = [BUILD, plain, replace(plain, recorded=False)][: len(broken_in) + 1]
+    attempts = [BUILD, plain, replace(plain, recorded=False)][: len(failing_features) + 1]
     expected = [step for attempt in (*attempts, attempts[-1]) for step in (attempt, "release")]
     assert tried == expected and not sections.failed and not sections.left_out
     assert [row["early_launch"] for row in sections.rows if row["what"] == "lone prompt"] == [False, False]
@@ -112,8 +112,8 @@ def test_an_engine_that_cannot_be_built_is_built_without_what_may_be_at_fault(
     assert sections.given_up == {f"engine {attempt}": why for attempt in attempts[:-1]}
 
 
-def test_an_engine_that_cannot_be_built_at_all_costs_no_time_again(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Its sections are left out with the reason."""
+def test_an_engine_that_cannot_be_built_at_all_is_not_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Its sections are skipped with the reason."""
     tried: list[Build] = []
 
     def made(engines: Engines, build: Build) -> Engine:
@@ -130,8 +130,8 @@ def test_an_engine_that_cannot_be_built_at_all_costs_no_time_again(device: Devic
     assert all("recorded=False is no longer used: ValueError: no memory" in why for why in sections.left_out.values())
 
 
-def test_a_device_that_is_lost_builds_nothing_else(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """What would be tried next is not at fault."""
+def test_no_engine_is_built_on_a_lost_device(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Disabling other features is not tried, because they are not the cause."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
     monkeypatch.setattr(device, "works", lambda: False)
     tried: list[Build] = []
@@ -149,9 +149,11 @@ def test_a_device_that_is_lost_builds_nothing_else(device: Device, monkeypatch: 
     assert sections.given_up == {"early launch": f"the device failed in engine {BUILD}"}
 
 
-def test_what_loses_the_device_is_not_used_again(device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """In the processes that go on behind: a kernel's measurement is not tried at other sizes, and no other engine has
-    early launch, as long as that may be at fault."""
+def test_a_feature_that_loses_the_device_is_not_used_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """In later processes a failed kernel measurement is not tried with other sizes, and no engine uses early launch
+    while it may be the cause."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
     works, measured = [True], []
 

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, as far as it can be tried without one: it loses nothing, hangs in nothing, and runs."""
+"""The GPU benchmark, as far as it can be tested without a GPU: it keeps its results, does not hang, and runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def broken() -> None:
     raise ZeroDivisionError("nothing to divide by")
 
 
-def test_a_gpu_is_measured_in_a_process_that_may_die(monkeypatch: pytest.MonkeyPatch):
-    """With the options given, and on a machine without one it is said that there is none."""
+def test_a_gpu_is_measured_in_a_process_that_may_crash(monkeypatch: pytest.MonkeyPatch):
+    """The process receives the given options."""
     started = []
     monkeypatch.setattr(gpu, "in_processes", lambda command, seconds: started.append((command, seconds)) or 7)
     monkeypatch.setattr("sys.argv", ["gpu", "--seconds", "9", "--only", "mixed"])
@@ -43,16 +43,16 @@ def test_a_gpu_is_measured_in_a_process_that_may_die(monkeypatch: pytest.MonkeyP
     assert started == [(command, 9.0)]
 
 
-def test_a_process_says_that_its_device_has_failed(monkeypatch: pytest.MonkeyPatch):
-    """By its status, which no failure of a section has."""
+def test_a_process_reports_that_its_device_has_failed(monkeypatch: pytest.MonkeyPatch):
+    """Its exit status differs from that of a failed section."""
     monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--only", "elementwise"])
     assert gpu.main() == 0
     monkeypatch.setattr(Device, "works", lambda device: False)
     assert gpu.main() == DEVICE_FAILED
 
 
-def test_without_a_gpu_the_benchmark_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """In one line."""
+def test_without_a_gpu_the_benchmark_reports_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The error is one line."""
     monkeypatch.setattr("sys.argv", ["gpu"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
@@ -62,7 +62,7 @@ def test_without_a_gpu_the_benchmark_says_so(monkeypatch: pytest.MonkeyPatch, ca
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("an illegal memory access was encountered")])
 def test_a_device_that_cannot_finish_its_work_has_failed(device: Device, monkeypatch: pytest.MonkeyPatch, fault):
-    """As torch says when it waits for it."""
+    """The error is raised by torch's synchronisation."""
 
     def synchronize(which: torch.device) -> None:
         if fault:
@@ -73,8 +73,8 @@ def test_a_device_that_cannot_finish_its_work_has_failed(device: Device, monkeyp
     assert device.works() is (fault is None)
 
 
-def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """All layers in one recording, each over keys and values of its own."""
+def test_attention_is_measured_as_in_a_recorded_step(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """All layers are in one recording, each with its own keys and values."""
     read = []
 
     def times(*calls: Callable[[], object], share: bool = False) -> list[float]:
@@ -93,8 +93,8 @@ def test_attention_is_measured_as_a_recorded_step_has_it(device: Device, monkeyp
     assert len(set(read)) == len(read) == TINY.layers
 
 
-def test_rows_of_an_engine_say_whether_its_kernels_begin_early(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Those of a profile, whose times would overlap, and those of steps, which show what it gives."""
+def test_rows_of_an_engine_report_early_launch(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Profiles are measured without early launch, because kernel times would overlap, and steps with and without."""
     monkeypatch.setattr(early, "can_start_early", lambda device: True)
     sections = endless()
     marks = gpu.Marks(device, sections)
@@ -105,19 +105,19 @@ def test_rows_of_an_engine_say_whether_its_kernels_begin_early(device: Device, m
     assert [(row["what"], row["early_launch"]) for row in sections.rows if row["what"] != "kernel"] == [
         ("engine", True), ("decode step", True), ("engine", False), ("profile", False),
     ]  # fmt: skip
-    assert early.can_start_early(device.device)  # whoever comes next
+    assert early.can_start_early(device.device)  # the state is restored for later users
 
 
-def test_rows_that_end_while_they_are_measured_are_no_figure(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """A step of fewer rows than it says is refused."""
+def test_rows_that_end_during_a_measurement_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """A step of fewer rows than reported is refused."""
     monkeypatch.setattr(gpu_engine, "SPARE_TOKENS", -5)
     marks = EngineMarks(device, lambda what, **row: None)
     with pytest.raises(RuntimeError, match="only 0 of 3 rows are left"):
         marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 4, runs=2)
 
 
-def test_what_was_measured_before_does_not_count(device: Device):
-    """A batch as large as the last one decodes when its own prompts are computed, and not at once."""
+def test_rows_of_a_previous_measurement_do_not_count(device: Device):
+    """A batch as large as the previous one counts only when its own prompts are computed."""
     engine, found = Engines(device, endless()).get(BUILD), []
     marks = EngineMarks(device, lambda what, **row: found.append(row["context"]))
     for _ in range(2):
@@ -125,8 +125,8 @@ def test_what_was_measured_before_does_not_count(device: Device):
     assert found[0] == found[1]
 
 
-def test_a_recorded_step_is_replayed_with_nobody_in_it(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Whoever comes afterwards is computed all the same."""
+def test_a_recorded_step_is_replayed_with_padding_only(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """Requests that follow are computed normally."""
     monkeypatch.setattr("engine.build._capture", lambda config, device: lambda step: step)
     monkeypatch.setattr(ModelRunner, "runs_ahead", True)
     rows = []
@@ -140,8 +140,8 @@ def test_a_recorded_step_is_replayed_with_nobody_in_it(device: Device, monkeypat
     assert not engine.has_work and engine.scheduler.memory.pool.held == 0
 
 
-def test_the_bound_of_a_decode_step_is_of_what_rows_hold_by_then(device: Device):
-    """And not of what they began with."""
+def test_the_bound_of_a_decode_step_uses_the_context_at_that_time(device: Device):
+    """It is not that of the initial contexts."""
     found = []
     marks = EngineMarks(device, lambda what, **row: found.append(row))
     marks.decode_step(Engines(device, endless()).get(BUILD), TINY, 3, 20, 10, runs=2)
@@ -151,8 +151,8 @@ def test_the_bound_of_a_decode_step_is_of_what_rows_hold_by_then(device: Device)
     assert row["bound_ms"] == pytest.approx(1000 * bound)
 
 
-def test_a_person_is_told_the_largest_gap(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """Of all who asked in that state."""
+def test_the_largest_gap_of_interactive_requests_is_reported(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """The maximum is over all requests in that state."""
     answers = iter([(0.5, [0.1])] + [(0.1, [0.01, 0.02]), (0.2, [0.03, 0.01])] * 2)
     monkeypatch.setattr(gpu_engine, "_ask", lambda *_: next(answers))
     found = []
@@ -163,23 +163,25 @@ def test_a_person_is_told_the_largest_gap(device: Device, monkeypatch: pytest.Mo
         assert found[0][f"{state}_ttft_ms"]["max"] == pytest.approx(200.0)
 
 
-def test_results_are_kept_where_they_are_wanted_too(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Rows, and what failed and was left out."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    there.mkdir()
+def test_results_are_also_saved_in_the_given_folder(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files contain rows, failures and skipped sections."""
+    default_folder, extra_folder = tmp_path / "here", tmp_path / "there"
+    extra_folder.mkdir()
     card = SimpleNamespace(name="a card", multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(results, "FOLDER", here)
-    sections = Sections(partial(gpu.keep, device, there, ""), 60.0)
+    monkeypatch.setattr(results, "FOLDER", default_folder)
+    sections = Sections(partial(gpu.keep, device, extra_folder, ""), 60.0)
     sections.run("first", lambda: sections.add("speed", us=1.0))
     sections.run("second", broken)
-    kept = [json.loads((folder / "gpu.json").read_text()) for folder in (here, there)]
+    kept = [json.loads((folder / "gpu.json").read_text()) for folder in (default_folder, extra_folder)]
     assert kept[0] == kept[1]
     assert kept[0]["rows"] == sections.rows and list(kept[0]["summary"]["failed"]) == ["second"]
 
 
-def test_a_selection_replaces_no_whole_run_s_results(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It has a file of its own, which says what was selected."""
+def test_a_selection_does_not_replace_results_of_a_whole_run(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A selection has its own file, which names the expression."""
     card = SimpleNamespace(name="a card", multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(results, "FOLDER", tmp_path)
@@ -190,8 +192,8 @@ def test_a_selection_replaces_no_whole_run_s_results(device: Device, tmp_path: P
     assert "only" not in settings["gpu.json"] and settings["gpu_only.json"]["only"] == "peo.le"
 
 
-def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A machine without it has no commit to tell, unless it is told."""
+def test_results_name_their_commit_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine without git reports an unknown commit, unless an environment variable names it."""
     monkeypatch.delenv("CAROUSEL_COMMIT", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert results.origin()["commit"] == "unknown"
@@ -200,7 +202,8 @@ def test_results_say_where_they_come_from_without_git(tmp_path: Path, monkeypatc
 
 
 def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """On tiny shapes and a CPU, where figures say nothing; transformers is left out, which takes a minute there."""
+    """Tiny shapes run on a CPU, where the figures are meaningless; transformers, which takes a minute there, is
+    replaced."""
     ways = {"attention": "sdpa", "cuda_graphs": [False, True]}
     monkeypatch.setattr(gpu_transformers, "measure", lambda *_, **__: Measured(ways, [100.0]))
     sections = endless()
@@ -211,15 +214,15 @@ def test_every_kind_of_row_can_be_measured(device: Device, monkeypatch: pytest.M
     measured = {row["what"] for row in sections.rows}
     assert {"decode attention", "prefill attention", "matrix", "rms_norm", "silu_mul", "sample"} < measured
     assert {"decode step", "kernel", "swapping", "lone prompt", "prefill", "mixed", "people", "transformers"} < measured
-    (theirs,) = (row for row in sections.rows if row["what"] == "transformers")
-    assert theirs["times_that"] > 0 and ways.items() <= theirs.items()
+    (transformers_row,) = (row for row in sections.rows if row["what"] == "transformers")
+    assert transformers_row["times_that"] > 0 and ways.items() <= transformers_row.items()
     built = {"early_launch", "recorded"}
     of_engines = {row["what"] for row in sections.rows if built <= row.keys()}
     assert {"decode step", "prefill", "mixed", "people", "swapping", "beside transformers"} < of_engines
 
 
 def test_sections_are_run_by_their_names(device: Device):
-    """Those in which an expression is found; one that is found in none is refused with all names."""
+    """An expression selects the sections that it matches; without a match the error lists all names."""
     sections = endless()
     marks = gpu.Marks(device, sections)
     gpu.on_cpu(marks)
@@ -231,16 +234,16 @@ def test_sections_are_run_by_their_names(device: Device):
 
 
 def test_a_selection_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """As what is no expression is."""
-    for only, why in (("nonsense", "matches none of these names:\ndecode_attention"), ("(", "unterminated")):
+    """An invalid expression is refused too."""
+    for only, message in (("nonsense", "matches none of these names:\ndecode_attention"), ("(", "unterminated")):
         monkeypatch.setattr("sys.argv", ["gpu", "--device", "cpu", "--only", only])
         with pytest.raises(SystemExit) as ended:
             gpu.main()
-        assert ended.value.code == 2 and why in capsys.readouterr().err
+        assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
-    """Or a selection would be of both, and what failed in one would be told of the other; engines are told apart."""
+    """Otherwise a selection or failure of one section would apply to both; different engines have different names."""
     marks = gpu.Marks(device, endless())
     gpu.on_gpu(marks)
     for build in ("Llama-3.2-1B", "Llama-3.2-1B batch_invariant=True"):
@@ -249,9 +252,9 @@ def test_every_section_on_a_gpu_has_a_name_of_its_own(device: Device):
         gpu.on_gpu(marks)
 
 
-def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pytest.MonkeyPatch):
-    """What the project is measured by before what explains it, for which every engine is built once; and the profiler,
-    which stays in the process, behind all."""
+def test_main_figures_are_measured_first(device: Device, monkeypatch: pytest.MonkeyPatch):
+    """The project's main figures come before explanations, and each engine for them is built once. Profiles come last,
+    because the profiler stays active in the process."""
     builds: list[Build] = []
     marked: list[list[Build]] = []
     engine, variants_of = gpu.Marks.engine, gpu.variants_of
@@ -270,7 +273,7 @@ def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pyt
     gpu.on_gpu(marks)
     names = list(marks.planned)
     llama, qwen = "Llama-3.2-1B", "Qwen3-0.6B"
-    wanted = [
+    expected = [
         f"decode_attention {llama} 32 2048",
         f"decode_step {llama} 1 512",
         f"decode_step {llama} 256 512",
@@ -292,15 +295,15 @@ def test_what_is_needed_first_is_measured_first(device: Device, monkeypatch: pyt
         f"sampler {qwen}",
         f"kernels_of_a_step {llama} early_launch=False",
     ]
-    places = [next(at for at, name in enumerate(names) if f"{name} ".startswith(f"{one} ")) for one in wanted]
-    assert places == sorted(places)
+    positions = [next(at for at, name in enumerate(names) if f"{name} ".startswith(f"{one} ")) for one in expected]
+    assert positions == sorted(positions)
     profiled = [at for at, name in enumerate(names) if name.startswith("kernels_of_a_step ")]
     assert profiled == list(range(len(names) - len(profiled), len(names)))
     assert len([build for build, _ in groupby(marked[0])]) == len(set(marked[0])) == 6
 
 
-def test_what_batch_invariance_costs_is_told_where_both_were_measured(device: Device):
-    """At the same sizes."""
+def test_the_cost_of_batch_invariance_is_reported_if_both_were_measured(device: Device):
+    """Rows of the same sizes are compared."""
     sections = endless()
     marks = gpu.Marks(device, sections)
     for build in (BUILD, replace(BUILD, batch_invariant=True)):
@@ -315,8 +318,8 @@ def test_what_batch_invariance_costs_is_told_where_both_were_measured(device: De
     assert len(rows) == 3 and not any("times_usual" in row for row in (*usual, rows[2]))
 
 
-def test_batch_invariance_is_measured_where_the_usual_is(device: Device):
-    """Or there would be nothing to compare with."""
+def test_batch_invariance_is_measured_where_the_default_is(device: Device):
+    """Otherwise there would be nothing to compare with."""
     marks = gpu.Marks(device, endless())
     gpu.on_gpu(marks)
     found = [name for name in marks.planned if "batch_invariant=True" in name and not name.startswith("engine")]

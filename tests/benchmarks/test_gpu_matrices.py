@@ -1,4 +1,4 @@
-"""Which tiles are best for matrices of few rows, as far as that can be tried without a GPU."""
+"""Selection of tiles for matrices of few rows, as far as it can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kernels.few_rows import DenseLinear, Tile
 from tests.benchmarks.conftest import CPU
 
 
-def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
+def test_a_tile_that_fails_loses_only_its_row_and_the_fastest_one_is_chosen(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ):
-    """And the table is afterwards what it was."""
+    """The table is restored afterwards."""
     impossible, slow, fast = Tile(3, 256, 4, 3), Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
     monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((slow, impossible, fast)))
     seconds = iter((0.3, 0.1))
@@ -40,10 +40,8 @@ def test_a_tile_that_fails_costs_its_own_row_and_the_fastest_one_is_chosen(
 
 
 @pytest.mark.parametrize("wrong_by", [1000.0, float("nan")])
-def test_a_tile_that_computes_something_else_is_not_chosen(
-    device: Device, monkeypatch: pytest.MonkeyPatch, wrong_by: float
-):
-    """However fast it is."""
+def test_an_incorrect_tile_is_not_chosen(device: Device, monkeypatch: pytest.MonkeyPatch, wrong_by: float):
+    """Speed does not matter for an incorrect tile."""
     right, wrong = Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
     multiply = DenseLinear.multiply_few
 
@@ -67,7 +65,7 @@ def test_a_tile_that_computes_something_else_is_not_chosen(
 def test_more_rows_have_a_tile_where_it_is_faster_than_the_library(
     device: Device, monkeypatch: pytest.MonkeyPatch, library_seconds: float
 ):
-    """Else they remain the library's."""
+    """Otherwise cuBLAS is used."""
     tile = Tile(16, 64, 1, 3)
     monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((tile,)))
     seconds = iter((0.1, library_seconds))
@@ -79,14 +77,14 @@ def test_more_rows_have_a_tile_where_it_is_faster_than_the_library(
 
 
 @pytest.mark.parametrize("matrix", TINY.matrices, ids=lambda matrix: matrix.name)
-def test_one_kernel_computes_what_the_library_does(device: Device, matrix: Matrix):
-    """Whatever stands around the product; and again, when rows and residual are others."""
+def test_one_kernel_agrees_with_the_library(device: Device, matrix: Matrix):
+    """This holds for any fused operation, and again with other rows and residual."""
     layer = gpu_matrices.Layer(matrix, 3, CPU)
     assert max(layer.error() for _ in range(2)) < 1e-4
 
 
 def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.MonkeyPatch):
-    """As it would be written by hand, with the device that was measured, and what was known of others."""
+    """It is formatted like a handwritten file, names the measured device, and keeps entries of other matrices."""
     monkeypatch.setattr(tile_table, "FOUND", {(40, 64, False, 8): (16, 64, 1, 3), (8, 8, True, 16): (16, 256, 4, 3)})
     best = {(40, 64, False, 8): Tile(32, 64, 1, 3), (128256, 2048, False, 8): Tile(32, 256, 4, 8)}
     module = gpu_matrices.as_module("NVIDIA H100 80GB HBM3", best)
@@ -101,7 +99,7 @@ def test_the_best_tiles_become_the_table_that_kernels_read(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_tiles_that_are_tried_fit_on_a_multiprocessor(gated: bool):
-    """Those of a gate hold twice as much."""
+    """Gated tiles need twice the memory."""
     tiles = list(gpu_matrices.candidates(gated, 8))
     assert 10 < len(tiles) <= 40 and len(set(tiles)) == len(tiles)
     assert Tile(64, 256, 4, 8) not in tiles

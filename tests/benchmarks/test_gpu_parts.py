@@ -1,4 +1,4 @@
-"""The two calls on a GPU: what they run, what a part that fails costs, and both of them on a CPU."""
+"""The two calls on a GPU: their commands, the isolation of failures, and both of them on a CPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def part(name: str, *code: str, limit: float = 30.0, beside: bool = False) -> Pa
     return Part(name, [sys.executable, "-c", *code], limit, beside)
 
 
-def test_a_part_that_fails_or_hangs_costs_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One that ignores the interrupt is killed, with the processes that it started."""
+def test_a_part_that_fails_or_hangs_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A part that ignores the interrupt is killed, with its child processes."""
     monkeypatch.setattr(gpu_parts, "KILL_SECONDS", 0.5)
     child = tmp_path / "child"
     hang = (
@@ -43,7 +43,7 @@ def test_a_part_that_fails_or_hangs_costs_no_other_part(tmp_path: Path, monkeypa
     assert not gpu_parts.run_call(parts, tmp_path, lambda: reports.append([one.status for one in parts]))
     assert [one.status for one in parts] == [0, 3, -9, 0]
     assert (tmp_path / "works.log").read_text() == "of use\n" and (tmp_path / "hangs.log").read_text() == "hangs\n"
-    assert reports[0][1:] == [3, None, None], "each outcome is kept at once"
+    assert reports[0][1:] == [3, None, None], "each outcome is saved immediately"
     stat = Path(f"/proc/{child.read_text()}/stat")
     deadline = time.monotonic() + 30
     while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
@@ -52,27 +52,27 @@ def test_a_part_that_fails_or_hangs_costs_no_other_part(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("call", gpu_parts.CALLS)
-def test_a_call_ends_in_time_whatever_its_parts_do(call: str):
-    """By the limits of its parts, with all of them at their limit."""
+def test_a_call_ends_in_time(call: str):
+    """The bound follows from the limits of its parts."""
     parts = gpu_parts.CALLS[call]("python3", Path("out"), True, ())
     assert gpu_parts.longest(parts) <= LIMIT_SECONDS[call]
 
 
 @pytest.mark.parametrize("call", gpu_parts.CALLS)
 def test_no_early_launch_reaches_every_part_that_launches_kernels(call: str):
-    """All but the device tests, which compare both, and the CPU kernels."""
+    """Exceptions are the device tests, which compare both, and the CPU kernels."""
     parts = gpu_parts.CALLS[call]("python3", Path("out"), True, ("--no-early-launch",))
     without = {one.name for one in parts if "--no-early-launch" not in one.command}
     assert without <= {"tests", "cpu-kernels"}
 
 
-def test_device_tests_are_there():
-    """A test file that was renamed would be no test."""
+def test_device_tests_exist():
+    """A renamed test file would not be run."""
     assert len(gpu_parts.DEVICE_TESTS) > 5 and all((ROOT / file).exists() for file in gpu_parts.DEVICE_TESTS)
 
 
 def test_make_passes_arguments_on():
-    """As they are given to both targets."""
+    """Both targets pass arguments on unchanged."""
     for call in gpu_parts.CALLS:
         command = ["make", "-n", f"gpu-{call}", "ARGS=--no-early-launch", "OUT=some/where", "GPU_PYTHON=py"]
         printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -82,7 +82,7 @@ def test_make_passes_arguments_on():
 @pytest.mark.slow
 @pytest.mark.parametrize("call", gpu_parts.CALLS)
 def test_both_calls_run_on_a_cpu(call: str, tmp_path: Path):
-    """On tiny shapes and interpreted kernels, so that a mistake does not cost a device's minutes."""
+    """They use tiny shapes and interpreted kernels, so that mistakes are found without a device."""
     command = [sys.executable, "-m", "benchmarks.gpu_parts", call, "--device", "cpu", "--out", str(tmp_path)]
     environment = os.environ | {"TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
@@ -93,19 +93,17 @@ def test_both_calls_run_on_a_cpu(call: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("said", "worker", "real", "ends"),
+    ("message", "worker", "real", "ends"),
     [
         ("CUDA error: an illegal memory access was encountered", True, True, True),
         ("Triton Error [CUDA]: misaligned address", True, True, True),
         ("AssertionError: 1 == 2", True, True, False),
-        ("CUDA error: an illegal memory access was encountered", False, True, False),  # all tests are in this process
-        ("CUDA error: an illegal memory access was encountered", True, False, False),  # somebody pretends
+        ("CUDA error: an illegal memory access was encountered", False, True, False),  # all tests run in this process
+        ("CUDA error: an illegal memory access was encountered", True, False, False),  # the device is emulated
     ],
 )
-def test_a_test_that_loses_its_device_takes_no_others_with_it(
-    monkeypatch: pytest.MonkeyPatch, said, worker, real, ends
-):
-    """Of several processes that share the tests the one that had it ends."""
+def test_a_worker_that_loses_its_device_exits(monkeypatch: pytest.MonkeyPatch, message, worker, real, ends):
+    """Only the xdist worker that ran the test exits."""
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: real)
@@ -113,5 +111,5 @@ def test_a_test_that_loses_its_device_takes_no_others_with_it(
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     else:
         monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    conftest.pytest_runtest_logreport(pytest.TestReport("a", ("a", 1, "a"), {}, "failed", said, "call"))
+    conftest.pytest_runtest_logreport(pytest.TestReport("a", ("a", 1, "a"), {}, "failed", message, "call"))
     assert bool(ended) is ends

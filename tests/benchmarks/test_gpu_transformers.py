@@ -1,4 +1,4 @@
-"""transformers beside the engine: what it said in time is not lost, and it is timed while it generates."""
+"""transformers as a baseline: figures reported in time are kept, and it is timed while it generates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.benchmarks.conftest import CPU
 from tests.fakes import TransformersManager
 
 
-def test_fewer_tokens_than_were_asked_for_are_no_rate(monkeypatch: pytest.MonkeyPatch):
-    """transformers returns what it has when it failed."""
+def test_fewer_tokens_than_requested_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    """transformers returns partial output after a failure."""
     manager = TransformersManager([2])
     monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: manager.model)
     with pytest.raises(RuntimeError, match="2 tokens of 6"):
@@ -23,16 +23,16 @@ def test_fewer_tokens_than_were_asked_for_are_no_rate(monkeypatch: pytest.Monkey
 
 
 def test_transformers_is_timed_while_it_generates(monkeypatch: pytest.MonkeyPatch):
-    """Neither as it starts nor as it stops, with no answer left over from a run before; and what it chose to compute by
-    is told."""
+    """Start and stop are not timed, no answer is left over from a previous run, and its choices of implementation are
+    reported."""
     manager = TransformersManager(3 * [3, 3])
     monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: manager.model)
-    told = []
+    reported = []
     for line in gpu_transformers._tell(TINY, CPU, [[1], [2]], output=3, runs=2):
         assert manager.running
-        told.append(line)
+        reported.append(line)
     assert not manager.running and not manager.options["continuous_batching_config"].allow_block_sharing
-    measured = gpu_transformers._read("\n".join([*told, ""]).encode())
+    measured = gpu_transformers._read("\n".join([*reported, ""]).encode())
     assert measured.ways == {
         "attention": "paged|sdpa", "cuda_graphs": [False, True], "async_batching": True, "tokens_of_a_step": 512,
     }  # fmt: skip
@@ -40,12 +40,12 @@ def test_transformers_is_timed_while_it_generates(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("runs", [0, 2])
-def test_what_transformers_did_before_its_time_was_up_is_not_lost(monkeypatch: pytest.MonkeyPatch, runs: int):
-    """Rates that it had told count, among whatever else it says; without one it is said that it took too long."""
-    told = f'loading: 100%\n{gpu_transformers.WAYS}{{"attention": "eager"}}\n'
-    told += "".join(f"\n{gpu_transformers.RATE}{10.5 * run}\n" for run in range(1, runs + 1))
-    told += f"{gpu_transformers.RATE}99"  # and is about to say more
-    body = f"import sys, time; sys.stdout.write({told!r}); sys.stdout.flush(); time.sleep(60)"
+def test_rates_reported_before_a_timeout_are_kept(monkeypatch: pytest.MonkeyPatch, runs: int):
+    """Rates reported before a timeout count, among any other output; without one the error is a timeout."""
+    reported = f'loading: 100%\n{gpu_transformers.WAYS}{{"attention": "eager"}}\n'
+    reported += "".join(f"\n{gpu_transformers.RATE}{10.5 * run}\n" for run in range(1, runs + 1))
+    reported += f"{gpu_transformers.RATE}99"  # an incomplete line
+    body = f"import sys, time; sys.stdout.write({reported!r}); sys.stdout.flush(); time.sleep(60)"
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **more: run([sys.executable, "-c", body], **more))
 

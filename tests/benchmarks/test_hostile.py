@@ -1,4 +1,4 @@
-"""The benchmark of hostile clients: the bytes that they send, the replies that they read, and one case in full."""
+"""The benchmark of hostile clients: the bytes that they send, the replies that they read, and one full case."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def result_of(generator: Generator[None, None, Any]) -> Any:
 
 @pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536])
 def test_frames_are_those_of_a_client(size: int):
-    """The library's parser reads masked frames of each form of length."""
+    """The library's parser reads masked frames with each encoding of the length."""
     reader = StreamReader()
     reader.feed_data(clients.frame(clients.TEXT, b"a" * size, fin=False))
     found = result_of(Frame.parse(reader.read_exact, mask=True))
@@ -63,7 +63,7 @@ def test_an_http_reply_has_status_and_code():
 
 
 def test_bodies_are_within_the_limit_of_bytes_and_beyond_that_of_parts_and_keys():
-    """Bodies that are refused for their structure are read whole before."""
+    """Bodies that are refused for their structure are within the size limit, so they are read completely first."""
     for body in (clients.many_parts(2200, 60), clients.unknown_keys(350_000)):
         assert len(body) <= LIMIT_BYTES
         with pytest.raises(ApiError) as refused:
@@ -75,7 +75,7 @@ def test_bodies_are_within_the_limit_of_bytes_and_beyond_that_of_parts_and_keys(
 
 
 def test_the_ids_to_detokenize_are_as_many_as_are_allowed():
-    """One id more is refused."""
+    """One ID more is refused."""
     allowed, refused = ({"tokens": [300] * number} for number in (clients.MAX_IDS, clients.MAX_IDS + 1))
     assert len(parse(DetokenizeRequest, json.dumps(allowed).encode()).tokens) == clients.MAX_IDS
     with pytest.raises(ApiError):
@@ -94,7 +94,7 @@ def test_the_lag_is_that_of_the_samples_between_two_readings():
 
 
 def test_a_window_without_tokens_misses_the_mark():
-    """Streams that stand still have no ratio, and their case is not a success."""
+    """Stalled streams have no ratio, and their case is not a success."""
     still, moving = ({"between_tokens_ms": {"failures": []} | figures} for figures in ({}, {"p99": 5.0}))
     attacked = still | {"health_ms": {"p99": 1.0, "failures": []}}
     row = {"between_tokens_p99_ratio": ratio(still, moving), "attacked": attacked}
@@ -103,7 +103,7 @@ def test_a_window_without_tokens_misses_the_mark():
 
 
 def test_one_case_gives_a_row():
-    """Pings at full speed are refused, while the streams and the health check of the same server go on."""
+    """Pings at full speed are refused, while the streams and health checks of the same server continue."""
     row = measure("pings", 1.0)
     assert any(outcome.startswith("close 1008") for outcome in row["outcomes"])
     for window in (row["undisturbed"], row["attacked"]):

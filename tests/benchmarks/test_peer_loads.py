@@ -11,14 +11,14 @@ from benchmarks.peers.load import Load, Stream, figures
 
 
 def test_streams_that_start_together_have_no_limit_and_no_delay():
-    """The load that other results were measured with."""
+    """This is the load that other results were measured with."""
     load = Load(3, 0, 4096, prompt=5)
     assert [len(prompt) for prompt in load.prompts] == [5, 5, 5]
     assert (load.starts, load.clients) == ([0.0, 0.0, 0.0], None)
 
 
 def test_a_closed_loop_has_a_request_in_flight_for_each_client():
-    """Lengths are those of every run, prompts are not."""
+    """Lengths are equal in every run, prompts are not."""
     load, other = LognormalLoad(8, 0, 4096), LognormalLoad(8, 1, 4096)
     assert (load.clients, len(load.prompts), len(load.lengths)) == (8, 32, 32)
     assert [len(prompt) for prompt in load.prompts] == load.prompt_lengths == other.prompt_lengths
@@ -26,7 +26,7 @@ def test_a_closed_loop_has_a_request_in_flight_for_each_client():
 
 
 def test_lognormal_lengths_have_about_the_stated_means_within_their_bounds():
-    """Cutting at the longest length takes some of the mean."""
+    """Truncation at the longest length lowers the mean slightly."""
     load = LognormalLoad(1000, 0, 4096)
     for lengths, mean, longest in (
         (load.prompt_lengths, MEAN_PROMPT, MAX_PROMPT),
@@ -37,7 +37,7 @@ def test_lognormal_lengths_have_about_the_stated_means_within_their_bounds():
 
 
 def test_poisson_arrivals_have_the_stated_rate_and_no_limit():
-    """The same moments for every peer of a run."""
+    """Arrival times are equal for every peer of a run."""
     load = PoissonLoad(1000, 0, 4096, rate=5.0)
     assert load.clients is None
     assert load.starts == PoissonLoad(1000, 0, 4096, rate=5.0).starts
@@ -46,7 +46,7 @@ def test_poisson_arrivals_have_the_stated_rate_and_no_limit():
 
 
 def test_first_tokens_count_from_the_sending_of_each_request():
-    """A request that is sent late is not charged for it."""
+    """A request that is sent late is not penalised."""
     streams = [Stream([0.1, 0.2], 2, [], sent=0.0), Stream([5.3, 5.4], 2, [], sent=5.0)]
     measured = figures(streams)
     assert measured["ttft_p50_ms"] == pytest.approx(200)

@@ -1,4 +1,4 @@
-"""A long run in sections loses nothing and hangs in nothing."""
+"""A long run in sections keeps its results and does not hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.sections import MOST_PROCESSES, Sections, in_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Sections, three of which end the process, and what is kept of them.
+# Sections, three of which end the process, and their saved results.
 DEADLY = """
 import ctypes, json, os, signal, sys
 from pathlib import Path
@@ -60,8 +60,8 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
-def test_a_section_that_fails_costs_no_others_rows(capsys: pytest.CaptureFixture[str]):
-    """It is told with what it raised, and what was measured is kept after each."""
+def test_a_section_that_fails_does_not_affect_rows_of_others(capsys: pytest.CaptureFixture[str]):
+    """It is reported with its exception, and results are saved after each section."""
     kept = []
     sections = Sections(lambda so_far: kept.append((len(so_far.rows), dict(so_far.failed))), 60.0)
     sections.run("first", lambda: sections.add("speed", us=1.0))
@@ -73,8 +73,8 @@ def test_a_section_that_fails_costs_no_others_rows(capsys: pytest.CaptureFixture
     assert "second: failed" in printed and "in broken" in printed and "us 3 (2 to 5)" in printed
 
 
-def test_no_section_begins_after_its_time():
-    """What is left out has its name and the reason told."""
+def test_no_section_starts_after_the_time_limit():
+    """A skipped section is reported with its name and the reason."""
     now = 0.0
 
     def slow() -> None:
@@ -87,8 +87,8 @@ def test_no_section_begins_after_its_time():
     assert now == 80.0 and sections.left_out == {"third": "the time limit is reached"} and not sections.failed
 
 
-def test_no_section_begins_on_a_device_that_has_failed():
-    """The others are left out for that, and what was measured before is kept."""
+def test_no_section_starts_on_a_failed_device():
+    """The others are skipped for that reason, and earlier results are kept."""
     working, kept = True, []
 
     def fault() -> None:
@@ -106,8 +106,8 @@ def test_no_section_begins_on_a_device_that_has_failed():
     assert kept == 4 * [[{"what": "speed", "us": 1.0}]]
 
 
-def test_a_fault_that_the_host_does_not_notice_is_its_section_s():
-    """And not that of the next one, which would be told of it."""
+def test_an_asynchronous_fault_is_attributed_to_its_section():
+    """It is not attributed to the next section, in which the error would appear."""
     working = iter((True, False))
     sections = Sections(lambda so_far: None, 60.0, works=lambda: next(working))
     for name in ("first", "second", "third"):
@@ -115,24 +115,24 @@ def test_a_fault_that_the_host_does_not_notice_is_its_section_s():
     assert sections.failed == {"second": "the device failed in it"} and list(sections.left_out) == ["third"]
 
 
-def test_another_process_goes_on_behind_a_section_that_ends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whether it is killed, its device fails or it hangs; nothing is run twice, what was measured before is kept, and
-    what was in use by then is not used again."""
+def test_another_process_continues_after_a_section_that_ends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A section may be killed, lose the device or hang. Nothing runs twice, earlier results are kept, and features in
+    use at that time are not used again."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script, kept = tmp_path / "deadly.py", tmp_path / "kept.json"
     script.write_text(DEADLY)
     assert in_processes([sys.executable, str(script), "--kept", str(kept)], 60.0) == 1
     found = json.loads(kept.read_text())
-    told = [row["what"] for row in found["rows"]]
-    assert told == ["process", "of a", "process", "process", "of d", "process", "of f"]
+    reported = [row["what"] for row in found["rows"]]
+    assert reported == ["process", "of a", "process", "process", "of d", "process", "of f"]
     ended = "the process ended in it"
     assert found["failed"] == {"b": ended, "c": "the device failed in it", "e": ended}
     assert found["left_out"] == {"more of c": "kernel is no longer used: the device failed in c"}
     assert found["given_up"] == {"killer": "the process ended in b", "kernel": "the device failed in c"}
 
 
-def test_what_the_last_section_did_to_its_process_is_kept(tmp_path: Path):
-    """No other one would have it written."""
+def test_the_failure_of_the_last_section_is_kept(tmp_path: Path):
+    """No other section would write it."""
     record, kept = tmp_path / "record.json", []
     with pytest.raises(KeyboardInterrupt):
         Sections(lambda so_far: None, 60.0, record=record).run("last", interrupted)
@@ -141,9 +141,9 @@ def test_what_the_last_section_did_to_its_process_is_kept(tmp_path: Path):
     assert kept == [{"last": "the process ended in it"}]
 
 
-def test_processes_that_get_nowhere_are_given_up(tmp_path: Path):
-    """And have no more time together than one would have had."""
-    said = tmp_path / "said"
-    assert in_processes(["sh", "-c", f'echo "$2" >> {said}; kill -9 $$', "sh"], 60.0) == -9
-    left = [float(line) for line in said.read_text().splitlines()]
+def test_processes_without_progress_are_abandoned(tmp_path: Path):
+    """Together they get no more time than one process would."""
+    output = tmp_path / "output"
+    assert in_processes(["sh", "-c", f'echo "$2" >> {output}; kill -9 $$', "sh"], 60.0) == -9
+    left = [float(line) for line in output.read_text().splitlines()]
     assert len(left) == MOST_PROCESSES and 60.0 >= left[0] > left[-1] > 0.0

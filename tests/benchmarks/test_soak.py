@@ -1,4 +1,4 @@
-"""The soak: its plan, its arithmetic, the answers that it compares, and a short run of all of it."""
+"""The soak test: its plan, its arithmetic, the answers that it compares, and a short complete run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_plan_is_repeatable_and_leaves_time_to_recover(seed, seconds):
 
 
 def test_a_rotation_has_every_hostile_client_once():
-    """Floods take turns, so that each kind comes before any comes again; seeds differ in the order."""
+    """Each kind of flood occurs once before any repeats; seeds differ in the order."""
     orders = [[flood.case for flood in make_plan(3600.0, seed).floods] for seed in (1, 2)]
     for order in orders:
         assert sorted(order[: len(CASES)]) == sorted(order[len(CASES) : 2 * len(CASES)]) == sorted(CASES)
@@ -52,29 +52,29 @@ def test_a_rotation_has_every_hostile_client_once():
 
 
 def test_a_long_plan_has_both_signals():
-    """SIGSTOP comes now and then, SIGKILL more often."""
+    """SIGSTOP is rare, SIGKILL more frequent."""
     signals = [kill.signal for kill in make_plan(36_000.0, 1).kills]
     assert 0 < signals.count(signal.SIGSTOP) < signals.count(signal.SIGKILL)
 
 
 def noise(number: int, seed: int) -> list[float]:
-    """Return values that are correlated with their neighbours, as samples of memory are."""
-    chance = random.Random(seed)
+    """Return values that are correlated with their neighbours, like samples of memory."""
+    rng = random.Random(seed)
     values = [0.0]
     while len(values) < number:
-        values.append(0.7 * values[-1] + chance.gauss(0, 1))
+        values.append(0.7 * values[-1] + rng.gauss(0, 1))
     return values
 
 
 def test_growth_is_found_in_noise():
-    """A leak of 60 MB an hour is told from correlated noise, with an interval that holds it."""
+    """A leak of 60 MB an hour is distinguished from correlated noise, and the interval contains it."""
     found = trend([(30.0 * n, 100 + 0.5 * n + value) for n, value in enumerate(noise(50, 1))], 10)
     assert found.verdict == "growing" and found.low < 60 < found.high
     assert abs(found.per_hour - 60) < 15
 
 
 def test_noise_alone_is_within_noise():
-    """At least nine in ten series without a trend have an interval with 0."""
+    """At least nine in ten series without a trend have an interval that contains 0."""
     series = [trend([(30.0 * n, 10 + value) for n, value in enumerate(noise(50, seed))], 10) for seed in range(30)]
     assert sum(one.low <= 0 <= one.high for one in series) >= 27
 
@@ -101,7 +101,7 @@ def test_verdicts_follow_the_rule(per_hour, low, high, is_known, verdict):
 
 
 def test_few_points_have_no_slope():
-    """Fewer points or blocks than a slope needs give their level and nothing else."""
+    """Fewer points or blocks than a slope needs give their level only."""
     for number, block in ((MIN_POINTS - 1, 1), (MIN_BLOCKS * 10 - 1, 10)):
         points = [(float(n), float(n)) for n in range(number)]
         assert trend(points, block) == Trend(number, False, (number - 1) / 2, 0.0, 0.0, 0.0)
@@ -109,7 +109,7 @@ def test_few_points_have_no_slope():
 
 
 def test_quiet_points_are_means_between_floods():
-    """Samples in a flood, soon after one and before the warm-up has ended do not count."""
+    """Samples in a flood, soon after one and before the end of the warm-up do not count."""
     samples = [(float(at), float(at)) for at in range(0, 60, 5)]
     found = quiet_points(samples, [(10.0, 20.0), (40.0, 50.0)], after=6.0, settle=3.0)
     assert found == [(30.0, 30.0), (55.0, 55.0)]
@@ -121,8 +121,8 @@ def test_the_warm_up_lasts_until_each_kind_of_hostile_client_came_once():
     assert soak.warm_up_end([{"case": case, "ended": ended} for case, ended in rows]) == 4.0
 
 
-def test_a_life_of_the_engine_is_one_point():
-    """Each life counts by its sample nearest to the same age; one that ended sooner does not count."""
+def test_each_engine_process_is_one_point():
+    """Each engine process counts by its sample nearest to the same age; one that ended sooner does not count."""
     ages = [(1, 40.0), (1, 44.0), (1, 47.0), (2, 30.0), (3, 49.0)]
     samples = [
         {"at": float(n), "engine": {"pid": pid, "age_s": age, "rss_mb": age}} for n, (pid, age) in enumerate(ages)
@@ -135,20 +135,20 @@ def test_a_life_of_the_engine_is_one_point():
     [{"failures": {"sse: changed": 1}}, {"restarts": 4.0}, {"recovered": 2}, {"left_over": {"pages held": 2.0}}],
 )
 def test_each_fault_fails_the_run(change):
-    """A failed bystander, a restart without a kill, an engine that stays away and a leak each are a fault."""
+    """A failed bystander, a restart without a kill, an engine that does not come back and a leak are one fault each."""
     assert not soak.faults(SUMMARY)
     assert len(soak.faults(SUMMARY | change)) == 1
 
 
 def test_metrics_are_summed_over_their_series():
-    """Labels select series, and names that only begin alike do not count."""
+    """Labels select series, and names with a common prefix do not match."""
     metrics = 'a:b{state="held",x="1"} 2.0\na:b{state="free",x="1"} 4.0\na:b{x="1",state="held"} 3.0\na:bc 9.0\nd 5.0\n'
     held = soak.LEFT_OVER["pages held"].replace("carousel:kv_pages", "a:b")
     assert (soak.total(metrics, "a:b"), soak.total(metrics, held), soak.total(metrics, "d")) == (9.0, 5.0, 5.0)
 
 
 def test_events_are_read_from_any_beginning_of_a_response():
-    """Of a response that is cut at any byte the complete events are read, and no other."""
+    """From a response that is cut at any byte exactly the complete events are read."""
     blocks = [b"id: s.0.%d\r\ndata: %d\r\n\r\n" % (number, number) for number in range(3)]
     raw = HEAD + chunk(b": ping\r\n\r\n") + b"".join(map(chunk, blocks)) + b"0\r\n\r\n"
     whole = [("s.0.0", "0"), ("s.0.1", "1"), ("s.0.2", "2")]
@@ -158,7 +158,7 @@ def test_events_are_read_from_any_beginning_of_a_response():
 
 
 def test_an_answer_has_the_text_of_each_choice():
-    """Pieces of two choices that alternate are put together."""
+    """Interleaved deltas of two choices are combined."""
     data = [piece("a"), piece("x", index=1), piece("b", "stop"), piece("", "length", 1), '{"choices":[]}', DONE]
     assert answer_of(data) == Answer({0: "ab", 1: "x"}, {0: "stop", 1: "length"})
 
@@ -172,14 +172,14 @@ def test_an_answer_has_the_text_of_each_choice():
     ],
 )
 def test_a_bad_answer_is_named(data, kind):
-    """An answer without its end, with an error or with more after its end is none."""
+    """An answer without its end, with an error or with data after its end is invalid."""
     with pytest.raises(BadAnswer) as found:
         answer_of(data)
     assert found.value.kind == kind
 
 
-def test_requests_are_many_and_always_the_same():
-    """Two processes ask for the same; every request is another one."""
+def test_requests_are_many_and_reproducible():
+    """Two processes send the same requests, and every request is different."""
     for asks in (sse_asks, realtime_asks):
         bodies = [json.dumps(ask.body) for ask in asks(40)]
         assert bodies == [json.dumps(ask.body) for ask in asks(40)] and len(set(bodies)) == 40
@@ -218,14 +218,14 @@ async def test_an_answer_is_judged_by_every_character():
         (ConnectionClosedError(None, None), "ConnectionClosedError"),
     ],
 )
-async def test_an_answer_that_does_not_come_is_a_failure(error, kind):
-    """Each way in which an answer fails is counted under its name."""
+async def test_a_missing_answer_is_a_failure(error, kind):
+    """Each kind of failure is counted under its name."""
     assert (await judged(raising(error))).failures == {f"sse: {kind}": 1}
 
 
 @pytest.mark.slow
 def test_a_short_run_has_no_failures():
-    """A kill and a flood at once leave every answer of the bystanders as it was, and nothing behind."""
+    """A kill and a flood at once change no bystander's answer and leave no resources allocated."""
     plan = Plan(5.0, (Kill(1.0, signal.SIGKILL),), (Flood(0.5, "pings", 2.0),))
     found = soak.soak(plan, seed=1, requests=4)
     summary = soak.summarise(found)

@@ -16,9 +16,9 @@ from engine.scheduling.batch import Batch
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """Shapes of the recorded steps that were replayed, as on a GPU: state that stays on the device, rows padded with
-    nobody, a step ahead; recording is left out. Nothing is decoded in another way, and prompts are read in another one
-    only where they are more than a recording holds."""
+    """Return the shapes of replayed decode recordings, with the behaviour of a GPU: state stays on the device, rows are
+    padded, and steps run ahead. Recording itself is replaced. Every decode step must be a replay; only prompts longer
+    than a recording run outside of one."""
     replayed: list[Shape] = []
 
     def capture(step: partial[None]) -> Callable[[], None]:
@@ -26,7 +26,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
             replayed.extend(step.args)
             step()
 
-        step()  # as a capture does, with nobody in it
+        step()  # a capture runs the step once, with padding rows only
         return replay
 
     compute = ModelRunner._compute

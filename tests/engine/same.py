@@ -1,4 +1,4 @@
-"""Running requests through a real engine, and what they said."""
+"""Helpers that run requests through a real engine and collect their tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Texts = dict[tuple[str, int], list[Any]]  # by request and choice
 
 
 def make_engine(model: Path, **options) -> Engine:
-    """A CPU engine, in float32 unless told otherwise."""
+    """Build a CPU engine, in float32 by default."""
     defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "page_size": 16, "device": "cpu", "dtype": "float32"}
     return build_engine(EngineConfig(model=str(model), **(defaults | options)))
 
 
 def requests(prompts: Iterable[Iterable[int]], max_tokens: int, stop: Iterable[int] = ()) -> list[Request]:
-    """Half greedy, half seeded, over all classes and with every kind of sampling parameter somewhere."""
-    made = []
+    """Return requests, half greedy and half seeded, over all classes and with every kind of sampling parameter."""
+    built = []
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(
             max_tokens=max_tokens,
@@ -39,34 +39,35 @@ def requests(prompts: Iterable[Iterable[int]], max_tokens: int, stop: Iterable[i
             stop_token_ids=tuple(stop),
         )
         service_class = ServiceClass(i % 3)
-        made.append(Request(id=f"r{i}", prompt=tuple(prompt), sampling=sampling, service_class=service_class))
-    return made
+        built.append(Request(id=f"r{i}", prompt=tuple(prompt), sampling=sampling, service_class=service_class))
+    return built
 
 
 def run(
     engine: Engine,
-    wanted: Iterable[Request],
+    submitted: Iterable[Request],
     before_step: Callable[[], None] = lambda: None,
-    of: Callable[[TokenEvent], Any] = TOKEN_ID,
+    value_of: Callable[[TokenEvent], Any] = TOKEN_ID,
 ) -> Texts:
-    """Submit all at once, step until done; check the books on the way. of: what is told of each token."""
+    """Submit all requests at once and step until done, checking integrity after each step. `value_of`: value to collect
+    for each token."""
     texts: Texts = {}
-    for request in wanted:
+    for request in submitted:
         engine.submit(request)
     while engine.has_work:
         before_step()
         for event in engine.step():
             if isinstance(event, TokenEvent):
-                texts.setdefault((event.request_id, event.choice), []).append(of(event))
+                texts.setdefault((event.request_id, event.choice), []).append(value_of(event))
         check_integrity(engine.scheduler)
     assert engine.scheduler.memory.pool.held == 0
     return texts
 
 
-def alone(engine: Engine, wanted: Iterable[Request], of: Callable[[TokenEvent], Any] = TOKEN_ID) -> Texts:
-    """Each request with the engine to itself, nothing remembered from the one before."""
+def alone(engine: Engine, submitted: Iterable[Request], value_of: Callable[[TokenEvent], Any] = TOKEN_ID) -> Texts:
+    """Run the requests one at a time, without cached pages of the previous ones."""
     texts: Texts = {}
-    for request in wanted:
+    for request in submitted:
         engine.scheduler.memory.pool.forget_cached()
-        texts |= run(engine, [request], of=of)
+        texts |= run(engine, [request], value_of=value_of)
     return texts

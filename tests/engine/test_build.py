@@ -1,4 +1,4 @@
-"""What an engine decides from its options, the model and the kernels."""
+"""Decisions of an engine from its options, the model and the kernels."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def bytes_per_page(model: Path, **options) -> int:
     return data.nbytes // 4
 
 
-def test_keys_and_values_are_kept_as_the_weights_are(demo: Path):
-    """A bfloat16 checkpoint's take half of what float32 takes; other kernels keep what they compute in."""
+def test_the_kv_cache_has_the_dtype_of_the_weights(demo: Path):
+    """A bfloat16 checkpoint's cache takes half of float32's; other kernels store the dtype that they compute in."""
     cpu_kernels()
     narrow, wide = bytes_per_page(demo), bytes_per_page(demo, kv_cache_dtype="float32")
     assert 2 * narrow == wide
@@ -51,26 +51,26 @@ def test_keys_and_values_are_kept_as_the_weights_are(demo: Path):
         {"kv_cache_dtype": "float32", "dtype": "bfloat16", "kernels": "torch"},
     ],
 )
-def test_a_cache_that_cannot_be_had_is_refused_by_name(demo: Path, options: dict[str, str]):
-    """Nothing else is quietly taken instead."""
+def test_an_unsupported_cache_dtype_is_refused_by_name(demo: Path, options: dict[str, str]):
+    """No other dtype is silently used instead."""
     with pytest.raises(ConfigError, match=f"kv_cache_dtype.*{options['kv_cache_dtype']}"):
         bytes_per_page(demo, **options)
 
 
-def test_what_is_computed_in_is_the_checkpoints_unless_told_otherwise(demo: Path):
-    """As it is told to people: a bfloat16 checkpoint is computed in bfloat16, but by torch on a CPU."""
+def test_the_compute_dtype_is_the_checkpoint_s_by_default(demo: Path):
+    """The reported dtype of a bfloat16 checkpoint is bfloat16, except with torch kernels on a CPU."""
     cpu_kernels()
 
-    def told(**options) -> str:
+    def dtype_of(**options) -> str:
         return build_engine(EngineConfig(model=str(demo), device="cpu", num_pages=64, **options)).info.dtype
 
-    assert told() == told(dtype="bfloat16") == "bfloat16"
-    assert told(dtype="float32") == told(kernels="torch") == "float32"
+    assert dtype_of() == dtype_of(dtype="bfloat16") == "bfloat16"
+    assert dtype_of(dtype="float32") == dtype_of(kernels="torch") == "float32"
 
 
-def test_batch_invariance_is_had_or_refused_by_name(demo: Path):
-    """float32 on a CPU always has it, bfloat16 where it is compiled; what cannot have it says so instead of
-    promising."""
+def test_batch_invariance_is_provided_or_refused_by_name(demo: Path):
+    """Batch invariance is always available in float32 on a CPU, in bfloat16 with compiled kernels, and refused
+    otherwise."""
     cpu_kernels()
     bytes_per_page(demo, batch_invariant=True)
     bytes_per_page(demo, batch_invariant=True, dtype="bfloat16")
@@ -80,7 +80,7 @@ def test_batch_invariance_is_had_or_refused_by_name(demo: Path):
 
 @pytest.mark.parametrize(("name", "index"), [("auto", 3), ("cuda", 3), ("cuda:1", 1)])
 def test_a_cuda_device_has_its_index(name: str, index: int, monkeypatch: pytest.MonkeyPatch):
-    """The current one's where none is named: nothing else can be made the current device."""
+    """A device without an index is the current device, because the engine cannot make another one current."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -88,16 +88,16 @@ def test_a_cuda_device_has_its_index(name: str, index: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", ["gpu", "mps", "meta", "cuda:4"])
-def test_a_device_that_nothing_is_computed_on_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Whether torch knows of such or not, or has fewer of them."""
+def test_an_unsupported_device_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Devices that torch does not have, or has too few of, are refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(ConfigError, match=f"device '{name}'"):
         _device(name)
 
 
-def test_what_loading_left_behind_on_a_gpu_becomes_pages(monkeypatch: pytest.MonkeyPatch):
-    """Memory that torch keeps for later counts as free once torch was told to give it back."""
+def test_memory_freed_after_loading_on_a_gpu_becomes_pages(monkeypatch: pytest.MonkeyPatch):
+    """Memory that torch's allocator caches counts as free after it is released."""
     free, total = 20 << 20, 100 << 20
 
     def give_back() -> None:
@@ -111,11 +111,11 @@ def test_what_loading_left_behind_on_a_gpu_becomes_pages(monkeypatch: pytest.Mon
     )
     config = EngineConfig(model="", page_size=1024, memory_fraction=0.9, swap_space=0.0, max_num_seqs=1)
     pages, _ = _size_cache(config, model, torch.bfloat16, max_len=100_000)
-    assert pages == 40  # of a MiB each: 60 free, less a tenth of 100, less 10 for the tables of logit edits
+    assert pages == 40  # of 1 MiB each: 60 free, less a tenth of 100, less 10 for the tables of logit edits
 
 
 class Recording:
-    """A runner and kernels whose recordings fail at a given one while early launch is on."""
+    """Runner and kernels in one; the recording with a given number fails while early launch is enabled."""
 
     def __init__(self, fails_at: int) -> None:
         self.fails_at = fails_at
@@ -139,29 +139,29 @@ class Recording:
 
 def test_a_first_recording_that_fails_is_tried_again_without_early_launch(caplog: pytest.LogCaptureFixture):
     """The log names the option and the reason."""
-    both = Recording(fails_at=0)
-    _record(both, both, True, lambda done, total: None)
-    assert both.early_launch == [True, False] and both.recorded == 3
+    runner_and_kernels = Recording(fails_at=0)
+    _record(runner_and_kernels, runner_and_kernels, True, lambda done, total: None)
+    assert runner_and_kernels.early_launch == [True, False] and runner_and_kernels.recorded == 3
     assert "--no-early-launch" in caplog.text and "no such instruction" in caplog.text
 
 
 @pytest.mark.parametrize(("early_launch", "fails_at"), [(True, 1), (False, 0)])
 def test_other_recordings_that_fail_are_not_tried_again(early_launch: bool, fails_at: int):
-    """A later one is another fault, and without early launch there is nothing to switch off."""
-    both = Recording(fails_at)
+    """A later failure has another cause, and without early launch there is nothing to disable."""
+    runner_and_kernels = Recording(fails_at)
     if early_launch:
         with pytest.raises(RuntimeError, match="no such instruction"):
-            _record(both, both, early_launch, lambda done, total: None)
+            _record(runner_and_kernels, runner_and_kernels, early_launch, lambda done, total: None)
     else:
-        _record(both, both, early_launch, lambda done, total: None)
-    assert both.early_launch == [early_launch]
+        _record(runner_and_kernels, runner_and_kernels, early_launch, lambda done, total: None)
+    assert runner_and_kernels.early_launch == [early_launch]
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_gpu_that_recordings_have_filled_is_refused(
+def test_too_little_free_memory_after_recording_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: int
 ):
-    """With the numbers, and what to lower; either way the log has what is free."""
+    """The error names the sizes and the options to lower; the log reports free memory in either case."""
     caplog.set_level("INFO")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (MIN_FREE_BYTES - (missing << 20), 80 << 30))
@@ -175,24 +175,22 @@ def test_a_gpu_that_recordings_have_filled_is_refused(
 
 
 def test_pages_of_a_gpu_are_larger_unless_their_size_is_given():
-    """64 tokens, and 32 on a CPU."""
+    """A page has 64 tokens on a GPU and 32 on a CPU."""
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     assert [_page_size(EngineConfig(model=""), device) for device in (cpu, gpu)] == [32, 64]
     assert _page_size(EngineConfig(model="", page_size=16), gpu) == 16
 
 
 def test_heads_that_do_not_fit_into_a_gpu_are_refused():
-    """With what would help."""
+    """The error suggests bfloat16."""
     model = SimpleNamespace(head_dim=256, dtype=torch.float32)
     kernels = SimpleNamespace(max_head_dim=lambda dtype, device: 128)
     with pytest.raises(ConfigError, match=r"heads of 256 in float32 .* at most 128; .*bfloat16"):
         _check_heads(model, kernels, torch.device("cuda", 0))
 
 
-class SlowUnlessPlain:
-    """A runner whose step takes a second for each token, and ten thousand more where anybody asks for more than
-    filters, or filters by top_p.
-    """
+class SlowFullSampler:
+    """Runner with steps of a second per token, and 10,000 s more if a request needs the full sampler or top_p."""
 
     runs_ahead = False
     recorded_tokens = 0
@@ -200,30 +198,30 @@ class SlowUnlessPlain:
     def __init__(self, slots: int, max_len: int, page_size: int) -> None:
         self.slots = SlotState(slots, max_len, page_size)
         self.now = 0.0
-        self.edited: set[bool] = set()  # whether logits were, where anybody asked for more than filters
+        self.edited: set[bool] = set()  # whether logits were edited, for requests that need the full sampler
 
     def launch(self, batch: Batch) -> Callable[[], None]:
         self.slots.apply(batch)
-        who = batch.sampled
-        if len(self.slots.demanding(who)):
-            self.edited.add(bool(self.slots.min_tokens[who].any()))
-        is_plain = not len(self.slots.demanding(who)) and not (self.slots.top_p[who] < 1).any()
+        slots = batch.sampled
+        if len(self.slots.demanding(slots)):
+            self.edited.add(bool(self.slots.min_tokens[slots].any()))
+        is_plain = not len(self.slots.demanding(slots)) and not (self.slots.top_p[slots] < 1).any()
         self.now += batch.num_tokens + (0 if is_plain else 10_000)
         return lambda: None
 
 
 @pytest.mark.parametrize(("gib", "pages"), [(0.0, 0), (1.5, 96), (1e300, 200)])
-def test_swap_space_becomes_pages_as_far_as_they_are_of_use(gib: float, pages: int):
-    """Twice what all slots could hold is as good as endless."""
+def test_swap_space_becomes_no_more_pages_than_useful(gib: float, pages: int):
+    """Twice the capacity of all slots is as good as unlimited."""
     config = EngineConfig(model="", page_size=1024, max_num_seqs=1, num_pages=1, swap_space=gib)
     model = SimpleNamespace(device=torch.device("cpu"), num_layers=1, num_kv_heads=64, head_dim=64)
     assert _size_cache(config, model, torch.bfloat16, 100 * 1024) == (1, pages)
 
 
-def test_costs_are_those_of_plain_requests(monkeypatch: pytest.MonkeyPatch):
-    """What is run before anything is timed may ask for everything; prompts and decodes that are timed do not."""
-    runner = SlowUnlessPlain(8, 200, 16)
+def test_costs_are_measured_with_plain_requests(monkeypatch: pytest.MonkeyPatch):
+    """Warm-up may use every sampling feature before timing starts; timed prompts and decodes do not."""
+    runner = SlowFullSampler(8, 200, 16)
     monkeypatch.setattr("engine.build.time", SimpleNamespace(perf_counter=lambda: runner.now))
     costs = _warm_up(EngineConfig(model="", page_size=16, max_num_seqs=8), runner, 64, 0, 200)
     assert (costs.prefill_tokens_per_second, costs.decode_seconds, costs.row_seconds) == (1.0, 1.0, 1.0)
-    assert runner.edited == {False, True}, "and something did ask for more"
+    assert runner.edited == {False, True}, "the warm-up uses the full sampler"

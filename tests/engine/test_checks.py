@@ -1,4 +1,4 @@
-"""What can never be served is refused by name, whoever sends it."""
+"""A request that can never be served is refused with the parameter's name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = Request(id="r", prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=8))
 
 
 def test_a_good_request_passes():
-    """Defaults, and the ends of every range."""
+    """Defaults and the ends of every range are accepted."""
     check_request(GOOD, INFO)
     ends = {"temperature": 0.0, "top_p": 0.0, "min_p": 1.0, "seed": 2**64 - 1, "min_tokens": 8, "logprobs": 50}
     check_request(replace(GOOD, sampling=replace(GOOD.sampling, **ends)), INFO)
@@ -39,7 +39,7 @@ def test_a_good_request_passes():
     ],
 )  # fmt: skip
 def test_a_sampling_parameter_out_of_range_is_named(name: str, value: Any):
-    """NaN and infinity included."""
+    """NaN and infinity are out of range."""
     with pytest.raises(RequestRefused, match=name) as refused:
         check_request(replace(GOOD, sampling=replace(GOOD.sampling, **{name: value})), INFO)
     assert refused.value.param == name
@@ -53,7 +53,7 @@ def test_a_sampling_parameter_out_of_range_is_named(name: str, value: Any):
     ],
 )  # fmt: skip
 def test_a_bad_request_field_is_named(changes: dict[str, Any]):
-    """How many answers, to what, and what was said of them."""
+    """Invalid choice counts, prompts and resumed outputs are refused with the field's name."""
     with pytest.raises(RequestRefused) as refused:
         check_request(replace(GOOD, **changes), INFO)
     assert refused.value.param == next(iter(changes))
@@ -67,10 +67,10 @@ def test_a_bad_request_field_is_named(changes: dict[str, Any]):
         (40, 9, CapacityExceeded, "max_tokens"),
     ],
 )
-def test_what_never_fits_is_refused_with_the_numbers(
+def test_a_request_that_never_fits_is_refused_with_the_numbers(
     prompt: int, max_tokens: int, error: type[RequestRefused], param: str
 ):
-    """A context of 64 tokens, a pool of 48."""
+    """The context has 64 tokens, the pool 48."""
     request = Request(id="r", prompt=(1,) * prompt, sampling=SamplingParams(max_tokens=max_tokens))
     with pytest.raises(error, match=str(prompt)) as refused:
         check_request(request, INFO)

@@ -1,4 +1,4 @@
-"""The heartbeat: a count in shared memory, and what adds to it inside a step."""
+"""Heartbeat: a counter in shared memory, incremented during a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 
 def test_another_process_counts_and_this_one_reads():
-    """Through the descriptor that it inherits."""
+    """A child process increments the counter through an inherited descriptor."""
     heartbeat = Heartbeat()
     code = "import sys; from engine.heartbeat import Heartbeat; h = Heartbeat(int(sys.argv[1])); h.beat(); h.beat()"
     command = [sys.executable, "-c", code, str(heartbeat.fileno())]
@@ -31,7 +31,7 @@ def test_another_process_counts_and_this_one_reads():
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_one_long_step_counts_many_times(demo: Path, kernels: str):
-    """At least once a layer, whoever computes it."""
+    """The counter advances at least once per layer, with either kernel implementation."""
     heartbeat = Heartbeat()
     config = EngineConfig(model=str(demo), device="cpu", kernels=kernels, num_pages=64, max_num_batched_tokens=512)
     try:

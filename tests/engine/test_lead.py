@@ -1,4 +1,4 @@
-"""A step is decided as late as the device allows, where there is one (docs/decisions/0021). Time is a formula here."""
+"""A step is decided as late as the device allows (docs/decisions/0021), on a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
 
 AHEAD = StepCost(step=0.001, decode=0.0001, prompt=0.00001, chunk=0.001, host=0.0005)
-SLOTS = 32  # that decode in a step of 4.2 ms
+SLOTS = 32  # decoding in a step of 4.2 ms
 
 
-def ask(name: str, number: int, tokens: int, service_class: ServiceClass) -> Request:
+def make_request(name: str, number: int, tokens: int, service_class: ServiceClass) -> Request:
     sampling = SamplingParams(max_tokens=tokens)
     return Request(id=name, prompt=(number,) * 9, sampling=sampling, service_class=service_class)
 
 
-def serve(cost: StepCost, people: int, **more) -> tuple[list[float], float, Engine]:
-    """Bulk work that fills every slot with as much again waiting, and people who come now and then, one at a time.
-    Returns how long each waited for the first token, when the last token of all came, and the engine."""
-    dice = random.Random(1)
-    arrivals = [(0.0, ask(f"b{number}", number, 400, ServiceClass.BATCH)) for number in range(2 * SLOTS)]
-    for number in range(people):
-        at = 1.0 + number * 0.03 + dice.uniform(0.0, 0.02)
-        arrivals.append((at, ask(f"p{number}", 1000 + number, 2, ServiceClass.INTERACTIVE)))
-    came = {request.id: at for at, request in arrivals}
+def serve(cost: StepCost, num_interactive: int, **more) -> tuple[list[float], float, Engine]:
+    """Serve bulk work that fills every slot and as many waiting requests, and interactive requests, one at a time.
+
+    Return each interactive request's time to first token, the time of the last token, and the engine.
+    """
+    rng = random.Random(1)
+    arrivals = [(0.0, make_request(f"b{number}", number, 400, ServiceClass.BATCH)) for number in range(2 * SLOTS)]
+    for number in range(num_interactive):
+        at = 1.0 + number * 0.03 + rng.uniform(0.0, 0.02)
+        arrivals.append((at, make_request(f"p{number}", 1000 + number, 2, ServiceClass.INTERACTIVE)))
+    arrival_times = {request.id: at for at, request in arrivals}
     first: dict[str, float] = {}
     last = 0.0
 
-    def take(events: list[Event], now: float) -> None:
+    def collect(events: list[Event], now: float) -> None:
         nonlocal last
         for event in events:
             if isinstance(event, TokenEvent):
@@ -45,63 +47,63 @@ def serve(cost: StepCost, people: int, **more) -> tuple[list[float], float, Engi
                 last = now
 
     config = EngineConfig(model="none", max_num_seqs=SLOTS).validate()
-    engine = simulate(config, cost, arrivals, take, num_pages=64 * SLOTS, host_pages=0, **more)
-    return [at - came[name] for name, at in first.items() if name[0] == "p"], last, engine
+    engine = simulate(config, cost, arrivals, collect, num_pages=64 * SLOTS, host_pages=0, **more)
+    return [at - arrival_times[name] for name, at in first.items() if name[0] == "p"], last, engine
 
 
-def test_who_comes_while_a_step_is_computed_is_in_the_next_one():
-    """And not in the one after that: half a step of bulk work sooner at least, on the mean."""
-    late, _, _ = serve(AHEAD, people=40)
-    soon, _, _ = serve(AHEAD, people=40, make=AtOnce)
+def test_a_request_that_arrives_during_a_step_joins_the_next_one():
+    """Its first token comes sooner than with immediate launches, on average by at least half a step of bulk work."""
+    late, _, _ = serve(AHEAD, num_interactive=40)
+    soon, _, _ = serve(AHEAD, num_interactive=40, make=AtOnce)
     assert len(late) == len(soon) == 40
     assert mean(soon) - mean(late) > 0.5 * (AHEAD.step + AHEAD.decode * SLOTS)
 
 
 @pytest.mark.parametrize("host_prompts", [0.0, 0.003])
-def test_the_device_hardly_waits_for_it(host_prompts: float):
-    """All that is to be computed takes no more than a hundredth longer, though prompts may take long to launch: that is
-    to be over before the step is that is computed meanwhile, or its tokens would be told late too."""
+def test_a_late_launch_hardly_idles_the_device(host_prompts: float):
+    """The whole work takes at most 1 % longer, even if prompts take long to launch: launches must end before the
+    current step does, or its tokens would be late."""
     cost = replace(AHEAD, host_prompts=host_prompts)
-    (_, late, _), (_, soon, _) = (serve(cost, people=60, make=make) for make in (Engine, AtOnce))
+    (_, late, _), (_, soon, _) = (serve(cost, num_interactive=60, make=make) for make in (Engine, AtOnce))
     assert late < 1.01 * soon
 
 
-@pytest.mark.parametrize("believed", [0.3, 3.0])
+@pytest.mark.parametrize("error_factor", [0.3, 3.0])
 @pytest.mark.parametrize("host", [0.0001, 0.0005, 0.02])
-def test_what_steps_take_is_learnt_though_some_end_unseen(host: float, believed: float):
-    """Ever longer steps are foreseen else, as what is foreseen is waited for. Where the host is slower than the device,
-    a step takes what the host does."""
+def test_step_times_are_learnt_although_some_ends_are_not_observed(host: float, error_factor: float):
+    """Step times are estimated correctly, because estimates that include waiting would grow without end. If the host is
+    slower than the device, a step takes the host's time."""
     cost = StepCost(step=0.001, decode=0.0001, prompt=0.00001, host=host)
-    costs = Costs(1e9, 1e4, believed * 0.0011, believed * 0.0001)
-    _, _, engine = serve(cost, people=0, costs=costs)
+    costs = Costs(1e9, 1e4, error_factor * 0.0011, error_factor * 0.0001)
+    _, _, engine = serve(cost, num_interactive=0, costs=costs)
     takes = max(host, 0.001 + 0.0001 * SLOTS)
     assert engine.scheduler.policy.pace.step_seconds(SLOTS) == pytest.approx(takes, rel=0.05)
 
 
-def test_it_settles_where_one_step_in_forty_comes_too_late():
-    """Whatever it has to cover: that may be twice as much at a time, and change for good."""
-    lead, dice = Lead(), random.Random(2)
+def test_the_lead_settles_where_one_step_in_forty_is_late():
+    """Required lead may vary by a factor of two and change permanently."""
+    lead, rng = Lead(), random.Random(2)
     for needed in (0.0004, 0.003):
-        dry = []
+        idle = []
         for _ in range(4000):
-            is_dry = lead.seconds(is_recorded=True) < needed * dice.uniform(1.0, 2.0)
-            lead.observe(is_recorded=True, foreseen=1.0, ran_dry=is_dry)
-            dry.append(is_dry)
-        assert 0.01 < mean(dry[1000:]) < 0.04
+            is_idle = lead.seconds(is_recorded=True) < needed * rng.uniform(1.0, 2.0)
+            lead.observe(is_recorded=True, foreseen=1.0, ran_dry=is_idle)
+            idle.append(is_idle)
+        assert 0.01 < mean(idle[1000:]) < 0.04
         assert needed < lead.seconds(is_recorded=True) < 4 * needed
-    assert lead.seconds(is_recorded=False) == FIRST, "nothing was seen of others"
+    assert lead.seconds(is_recorded=False) == FIRST, "other steps were not observed"
 
 
-def test_it_never_shrinks_to_nothing():
-    """On a machine that is never late."""
+def test_the_lead_never_shrinks_below_its_minimum():
+    """On a machine that is never late the lead stays at its minimum."""
     lead = Lead()
     for _ in range(2000):
         lead.observe(is_recorded=False, foreseen=1.0, ran_dry=False)
     assert lead.seconds(is_recorded=False) == LEAST
 
 
-def test_it_does_not_grow_where_that_does_not_help():
-    """A step that is decided at once and too late all the same; it would take long to forget."""
+def test_the_lead_does_not_grow_where_that_does_not_help():
+    """A step that is decided at once and is late anyway does not increase the lead, which would take long to shrink."""
     lead = Lead()
     for _ in range(2000):
         lead.observe(is_recorded=False, foreseen=0.003, ran_dry=False)
@@ -110,11 +112,11 @@ def test_it_does_not_grow_where_that_does_not_help():
     assert lead.seconds(is_recorded=False) == 0.003
 
 
-def test_short_steps_that_the_host_is_too_slow_for_do_not_spoil_the_long_ones_that_follow():
-    """Somebody decodes alone, a millisecond a step, which takes the host longer; then bulk work comes, and a person."""
+def test_short_host_bound_steps_do_not_inflate_the_lead_of_later_long_steps():
+    """A single stream decodes in host-bound steps of a millisecond before bulk work arrives."""
     cost = StepCost(step=0.001, decode=0.0001, prompt=0.00001, host=0.0013)
-    arrivals = [(0.0, ask("alone", 1, 1500, ServiceClass.STANDARD))]
-    arrivals += [(2.2, ask(f"b{number}", number, 400, ServiceClass.BATCH)) for number in range(SLOTS)]
+    arrivals = [(0.0, make_request("alone", 1, 1500, ServiceClass.STANDARD))]
+    arrivals += [(2.2, make_request(f"b{number}", number, 400, ServiceClass.BATCH)) for number in range(SLOTS)]
     config = EngineConfig(model="none", max_num_seqs=SLOTS).validate()
     engine = simulate(config, cost, arrivals, lambda *_: None, num_pages=64 * SLOTS, host_pages=0)
     assert engine._lead.seconds(is_recorded=True) < 0.0025

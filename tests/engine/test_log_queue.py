@@ -17,7 +17,7 @@ WAIT = 20.0  # seconds
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """A pipe: (descriptor to read, descriptor to write)."""
+    """Yield a pipe: (descriptor to read, descriptor to write)."""
     reading, writing = os.pipe()
     yield reading, writing
     for descriptor in (reading, writing):
@@ -25,21 +25,21 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
-    made = logging.LogRecord("carousel.test", logging.WARNING, __file__, 1, message, arguments, None)
-    made.__dict__.update(extra)
-    return made
+    built = logging.LogRecord("carousel.test", logging.WARNING, __file__, 1, message, arguments, None)
+    built.__dict__.update(extra)
+    return built
 
 
-def read_until(descriptor: int, wanted: str) -> str:
-    """Read until `wanted` was read; a timeout of the test run ends it otherwise."""
+def read_until(descriptor: int, expected: str) -> str:
+    """Read until the text contains `expected`; otherwise the timeout of the test run ends it."""
     text = ""
-    while wanted not in text:
+    while expected not in text:
         text += os.read(descriptor, 1 << 16).decode()
     return text
 
 
 def test_a_blocked_descriptor_blocks_no_caller_and_the_dropped_lines_are_counted(pipe: tuple[int, int]):
-    """Lines beyond the bound are dropped; when the pipe drains, a line and the count tell how many."""
+    """Lines beyond the limit are dropped; when the pipe drains, a line and the counter report how many."""
     reading, writing = pipe
     writer = LogWriter(writing, max_bytes=1 << 18)
     handler = LogHandler(writer, "text")
@@ -75,7 +75,7 @@ def test_closing_writes_queued_lines_and_does_not_wait_for_a_blocked_descriptor(
 
 
 def test_a_closed_descriptor_counts_as_dropped_lines():
-    """A broken pipe ends no server."""
+    """A broken pipe does not end the server."""
     reading, writing = os.pipe()
     os.close(reading)
     writer = LogWriter(writing)
@@ -105,7 +105,7 @@ def test_json_format_writes_one_object_a_line_with_the_record_s_fields(pipe: tup
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_credentials_are_redacted(pipe: tuple[int, int], log_format: str):
-    """Bearer keys and keys in WebSocket subprotocols, in messages and arguments."""
+    """Bearer keys and keys in WebSocket subprotocols are redacted in messages and arguments."""
     reading, writing = pipe
     handler = LogHandler(LogWriter(writing), log_format)
     handler.emit(record("> Authorization: Bearer sk-secret1"))
@@ -116,7 +116,7 @@ def test_credentials_are_redacted(pipe: tuple[int, int], log_format: str):
 
 
 def test_a_record_that_cannot_be_formatted_is_one_line(pipe: tuple[int, int]):
-    """And no traceback on standard error."""
+    """The error is logged without a traceback on standard error."""
     reading, writing = pipe
     handler = LogHandler(LogWriter(writing), "text")
     handler.emit(record("%d", "no number"))
@@ -125,7 +125,7 @@ def test_a_record_that_cannot_be_formatted_is_one_line(pipe: tuple[int, int]):
 
 
 def test_libraries_that_log_the_content_of_messages_stay_at_info():
-    """Whatever the level of the others."""
+    """They stay at INFO at every configured level."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     levels = {name: logging.getLogger(name).level for name in MAX_INFO_LOGGERS}

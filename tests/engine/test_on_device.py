@@ -1,4 +1,4 @@
-"""The engine on a CUDA device: what it computes there is what it computes on a CPU."""
+"""An engine on a CUDA device computes the same as on a CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENS = 48
 
 
 @pytest.fixture(scope="module")
-def wanted(demo: Path) -> list[Request]:
+def requests(demo: Path) -> list[Request]:
     text = TextModel.load(demo)
     prompts = [
         text.encode(text.render_chat([{"role": "user", "content": turn}]), add_special_tokens=False) for turn in TURNS
@@ -39,15 +39,15 @@ def wanted(demo: Path) -> list[Request]:
 
 
 def on_device(model: Path, **options) -> Engine:
-    """An engine that records few steps and pins little memory, which takes seconds for a whole GiB."""
-    few = {"max_num_seqs": 8, "max_model_len": 1024, "swap_space": 0.1}
-    return make_engine(model, device="cuda", **(few | options))
+    """Build an engine with few recordings and little pinned memory; pinning takes seconds per GiB."""
+    defaults = {"max_num_seqs": 8, "max_model_len": 1024, "swap_space": 0.1}
+    return make_engine(model, device="cuda", **(defaults | options))
 
 
-def said(engine: Engine, wanted: list[Request]) -> dict[str, list[TokenEvent]]:
-    """Every request's tokens with their log-probabilities."""
-    tokens: dict[str, list[TokenEvent]] = {request.id: [] for request in wanted}
-    for request in wanted:
+def generate(engine: Engine, requests: list[Request]) -> dict[str, list[TokenEvent]]:
+    """Return every request's token events with their log-probabilities."""
+    tokens: dict[str, list[TokenEvent]] = {request.id: [] for request in requests}
+    for request in requests:
         engine.submit(request)
     while engine.has_work:
         for event in engine.step():
@@ -56,11 +56,14 @@ def said(engine: Engine, wanted: list[Request]) -> dict[str, list[TokenEvent]]:
     return tokens
 
 
-def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, wanted: list[Request]):
-    """float32, keys and values too, greedy, four at once: same tokens up to the first near tie, log-probabilities
-    within a thousandth."""
-    on_cpu, on_gpu = said(make_engine(demo, kv_cache_dtype="float32"), wanted), said(on_device(demo), wanted)
-    for request in wanted:
+def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, requests: list[Request]):
+    """In float32, greedy, four requests at once: tokens are equal up to the first near tie, and log-probabilities
+    differ by less than 0.001."""
+    on_cpu, on_gpu = (
+        generate(make_engine(demo, kv_cache_dtype="float32"), requests),
+        generate(on_device(demo), requests),
+    )
+    for request in requests:
         for expected, got in zip(on_cpu[request.id], on_gpu[request.id], strict=False):
             assert expected.logprob is not None and got.logprob is not None
             best, second = (alternative.logprob for alternative in expected.top[:2])
@@ -72,36 +75,36 @@ def test_a_device_and_a_cpu_agree_on_every_log_probability(demo: Path, wanted: l
 
 @pytest.mark.parametrize("staging_bytes", [swap.STAGING_BYTES, 1], ids=["at_once", "page_by_page"])
 def test_a_swap_changes_no_text_on_a_device(
-    demo: Path, wanted: list[Request], monkeypatch: pytest.MonkeyPatch, staging_bytes: int
+    demo: Path, requests: list[Request], monkeypatch: pytest.MonkeyPatch, staging_bytes: int
 ):
-    """Swapped to pinned memory and back at every third step, at once or page by page; float32, alone."""
+    """A lone float32 request is swapped to pinned memory and back at every third step, at once or page by page."""
     monkeypatch.setattr(swap, "STAGING_BYTES", staging_bytes)
     quiet, disturbed = (on_device(demo, max_num_seqs=2) for _ in range(2))
     steps = 0
 
-    def pause_all() -> None:
+    def preempt_all() -> None:
         nonlocal steps
         steps += 1
         if steps % 3 == 0:
             for sequence in list(disturbed.scheduler.running):
                 disturbed.scheduler.pause(sequence, 0.0, mechanism=Mechanism.SWAP)
 
-    for request in wanted:
-        assert run(disturbed, [request], pause_all) == run(quiet, [request])
+    for request in requests:
+        assert run(disturbed, [request], preempt_all) == run(quiet, [request])
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16", "batch_invariant": True}])
 @pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3}, {"min_tokens": 20, "top_k": 30}])
 def test_a_recorded_step_computes_what_single_operations_compute(
-    demo: Path, wanted: list[Request], more: dict, options: dict
+    demo: Path, requests: list[Request], more: dict, options: dict
 ):
-    """Greedy and seeded, prompts beside rows that decode, some who ask for more than it does: the same texts. Where
-    bits depend on no batch that is exact; in float32 a recording, which is filled up with nobody, is near enough."""
+    """Greedy and seeded requests, prompts beside decode rows, some with the full sampler, have the same texts. With
+    batch invariance this is exact; in float32 a padded recording is close enough."""
     some = [
         msgspec.structs.replace(
-            request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7, **asked)
+            request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7, **features)
         )
-        for request, temperature, asked in zip(wanted, (0.0, 0.8, 0.0, 1.0), (more, more, {}, {}), strict=True)
+        for request, temperature, features in zip(requests, (0.0, 0.8, 0.0, 1.0), (more, more, {}, {}), strict=True)
     ]
     recorded, eager = (on_device(demo, enforce_eager=which, **options) for which in (False, True))
     assert run(recorded, some) == run(eager, some)
@@ -109,14 +112,14 @@ def test_a_recorded_step_computes_what_single_operations_compute(
         assert run(recorded, [request]) == run(eager, [request])
 
 
-def test_prompts_beyond_a_recording_are_read_beside_recorded_rows(demo: Path, wanted: list[Request]):
-    """A long one comes while others speak: what fits is one launch, and what was told to be read at once is not."""
-    long = msgspec.structs.replace(wanted[0], id="long", prompt=wanted[0].prompt * (900 // len(wanted[0].prompt)))
+def test_prompts_too_long_for_a_recording_run_beside_recorded_rows(demo: Path, requests: list[Request]):
+    """Texts are equal whether a long prompt joins in one launch, or exceeds the recording and is chunked."""
+    long = msgspec.structs.replace(requests[0], id="long", prompt=requests[0].prompt * (900 // len(requests[0].prompt)))
     options = {"dtype": "bfloat16", "batch_invariant": True, "max_num_seqs": 8}
     texts = []
     for budget, chunk in ((None, None), (1200, None), (1200, 40)):
         engine = on_device(demo, max_num_batched_tokens=budget, prefill_chunk=chunk, **options)
-        for request in wanted:
+        for request in requests:
             engine.submit(request)
         for _ in range(5):
             engine.step()
@@ -124,11 +127,11 @@ def test_prompts_beyond_a_recording_are_read_beside_recorded_rows(demo: Path, wa
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wanted: list[Request]):
-    """bfloat16: alone, together, and computed again after a pause at every fifth step; bit for bit."""
+def test_batch_invariant_texts_do_not_depend_on_the_batch_or_preemption(demo: Path, requests: list[Request]):
+    """In bfloat16, texts are bitwise equal alone, together, and with a recomputation at every fifth step."""
     some = [
         msgspec.structs.replace(request, sampling=SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=7))
-        for request, temperature in zip(wanted, (0.0, 0.8, 0.0, 1.0), strict=True)
+        for request, temperature in zip(requests, (0.0, 0.8, 0.0, 1.0), strict=True)
     ]
     options = {"dtype": "bfloat16", "batch_invariant": True}
     engine, disturbed = on_device(demo, **options), on_device(demo, **options)
@@ -136,24 +139,24 @@ def test_batch_invariant_texts_do_not_depend_on_company_or_pauses(demo: Path, wa
     assert run(engine, some) == alone
     steps = 0
 
-    def pause_one() -> None:
+    def preempt_one() -> None:
         nonlocal steps
         steps += 1
         if steps % 5 == 0 and disturbed.scheduler.running:
             disturbed.scheduler.pause(next(iter(disturbed.scheduler.running)), 0.0, mechanism=Mechanism.RECOMPUTE)
 
-    assert run(disturbed, some, pause_one) == alone
+    assert run(disturbed, some, preempt_one) == alone
 
 
-def test_a_device_runs_dry_when_nothing_is_told_to_it_in_time(demo: Path, wanted: list[Request]):
-    """And only then: a step that follows at once finds it at work."""
+def test_a_device_is_idle_if_no_work_is_queued_in_time(demo: Path, requests: list[Request]):
+    """A step that is queued while the device is busy does not count as idle."""
     engine = on_device(demo, max_num_seqs=4)
-    run(engine, wanted)  # kernels and tables are made
-    for request in wanted:
+    run(engine, requests)  # compile kernels and create tables
+    for request in requests:
         engine.submit(request)
     for _ in range(8):
         engine.step()
-    torch.cuda._sleep(1_000_000_000)  # cycles: half a second before all that is told from here on
+    torch.cuda._sleep(1_000_000_000)  # cycles: half a second, before all work queued from here on
     engine.step()
     engine.step()
     assert not engine._runner.ran_dry
@@ -162,9 +165,9 @@ def test_a_device_runs_dry_when_nothing_is_told_to_it_in_time(demo: Path, wanted
     assert engine._runner.ran_dry
 
 
-def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Request], monkeypatch: pytest.MonkeyPatch):
-    """Whatever those ask who join, and who come back from a pause: what is told to the device while it computes is told
-    without waiting for it (docs/decisions/0007)."""
+def test_nothing_in_a_launch_waits_for_the_device(demo: Path, requests: list[Request], monkeypatch: pytest.MonkeyPatch):
+    """Queuing work while the device computes never synchronises, for requests with every sampling feature, new or
+    resumed (docs/decisions/0007)."""
     sampling = SamplingParams(
         max_tokens=TOKENS,
         temperature=0.8,
@@ -176,9 +179,9 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Reque
         stop_token_ids=(5,),
         logprobs=2,
     )
-    some = [*wanted, *(msgspec.structs.replace(r, id=f"{r.id} again", sampling=sampling) for r in wanted)]
+    some = [*requests, *(msgspec.structs.replace(r, id=f"{r.id} again", sampling=sampling) for r in requests)]
     engine = on_device(demo, max_num_seqs=4)
-    run(engine, some)  # kernels and tables are made
+    run(engine, some)  # compile kernels and create tables
     launch, steps = ModelRunner.launch, 0
 
     def watched(runner: ModelRunner, batch: Batch) -> Callable[[], Outcome]:
@@ -188,7 +191,7 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Reque
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    def pause_one() -> None:
+    def preempt_one() -> None:
         nonlocal steps
         steps += 1
         if steps % 5 == 0 and engine.scheduler.running:
@@ -196,5 +199,5 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, wanted: list[Reque
             engine.scheduler.pause(next(iter(engine.scheduler.running)), 0.0, mechanism=mechanism)
 
     monkeypatch.setattr(ModelRunner, "launch", watched)
-    run(engine, some, pause_one)
+    run(engine, some, preempt_one)
     assert steps > TOKENS

@@ -1,4 +1,4 @@
-"""Log lines about one request name the ID that its client knows, in text and in JSON."""
+"""Log lines about a request name the client's request ID, in text and in JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def request(client_id: str = "") -> Request:
     ],
 )
 def test_a_line_names_the_client_s_id_and_the_stream(caplog, client_id: str, text: str, fields: dict[str, str]):
-    """The stream alone where the client sent no ID; a percent sign in an ID is no placeholder."""
+    """Without a client ID only the stream is named; a percent sign in an ID is not a placeholder."""
     with caplog.at_level(logging.INFO):
         log_request(log, logging.INFO, request(client_id), "%d of %%", 3)
         log_request(log, logging.DEBUG, request(client_id), "not logged")
@@ -47,8 +47,8 @@ def test_a_traceback_is_added_on_demand(caplog):
     assert "a mistake" in json.loads(JsonFormatter().format(caplog.records[0]))["exception"]
 
 
-def test_a_request_without_an_id_of_its_client_looks_on_the_wire_as_before():
-    """The field is left out, and an engine that does not know it ignores it."""
+def test_the_encoding_of_a_request_without_a_client_id_is_unchanged():
+    """The empty field is omitted from the encoding."""
     assert b"client_id" not in msgspec.msgpack.encode(request())
     encoded = msgspec.msgpack.encode(request("mine"))
     assert msgspec.msgpack.decode(encoded, type=Request) == request("mine")

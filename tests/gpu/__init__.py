@@ -1,3 +1,3 @@
-"""A GPU that is pretended on a CPU: what torch and Triton are told to do on a CUDA device is queued, and done as late
-or as soon as a device might. What a device refuses is refused (docs/decisions/0026). `plugin` has pytest find it.
-"""
+"""Emulated CUDA device on a CPU: operations of torch and Triton launches are queued, and executed as late or as early
+as a real device might. Operations that a device refuses raise `Refused` (docs/decisions/0026). `plugin` makes the
+device visible to pytest."""

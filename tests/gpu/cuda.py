@@ -1,4 +1,4 @@
-"""What stands for `torch.cuda` and Triton's launches while a GPU is pretended."""
+"""Replacements for `torch.cuda` and Triton's launches while the emulated GPU is active."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from kernels.chip import SHARED_BYTES
 from kernels.cpu.library import COMPILERS
 from tests.gpu import machine as machinery
 from tests.gpu.machine import Machine, Mark
-from tests.gpu.tensors import DEVICE, OnDevice, launch, pinned
+from tests.gpu.tensors import DEVICE, DeviceMode, launch, pinned
 
 MEMORY = 8 << 30  # bytes
-# An Ampere card's: kernels that begin early, which those of Hopper do, say so in PTX (`tests.ptx` runs it).
+# Capability of an Ampere card. Programmatic dependent launch (Hopper) is expressed in PTX, which `tests.ptx` runs.
 CAPABILITY = (8, 0)
 
 
 class Generator(torch.Generator):
-    """Of a device's numbers too, which are a CPU's here."""
+    """Generator that accepts a CUDA device; its numbers are a CPU's."""
 
     def __new__(cls, device: object = None) -> Generator:
         return super().__new__(cls)
 
 
 @contextmanager
-def pretended(machine: Machine) -> Iterator[None]:
-    """torch and Triton find one CUDA device, which is `machine`."""
-    import torch._dynamo  # which counts torch's functions when it is loaded, and a dispatch mode loads it
+def emulated_gpu(machine: Machine) -> Iterator[None]:
+    """Make torch and Triton find one CUDA device, which is `machine`."""
+    import torch._dynamo  # counts torch's functions on import, and a dispatch mode imports it
 
     _make_guard()
     with pytest.MonkeyPatch.context() as patching:
-        for name, stand_in in _of_torch(machine).items():
-            patching.setattr(torch.cuda, name, stand_in)
+        for name, replacement in _cuda_replacements(machine).items():
+            patching.setattr(torch.cuda, name, replacement)
         _pin(machine, patching)
         patching.setattr(torch, "Generator", Generator)
-        # A module that moves here has other parameters there: those of the host cannot take in what is no memory.
+        # A module that moves here gets new parameters: host parameters cannot take over data that is not real memory.
         patching.setattr(torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True)
         _queue_launches(machine, patching)
         before = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes its tensor on the host, and copies it then
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` creates on the host, then copies
         try:
-            with OnDevice(machine):
+            with DeviceMode(machine):
                 yield
         finally:
             torch._C._set_only_lift_cpu_tensors(before)
@@ -60,7 +60,8 @@ def pretended(machine: Machine) -> Iterator[None]:
 
 @functools.cache
 def _make_guard() -> None:
-    """For the life of this process; where torch is built for CUDA, one that finds no device is replaced."""
+    """Install a CUDA device guard for the lifetime of the process. If torch is built for CUDA, this replaces the guard
+    that finds no device."""
     if torch.version.cuda is not None:
         torch._C._ensureCUDADeviceGuardSet()
         return
@@ -73,9 +74,9 @@ def _make_guard() -> None:
         ctypes.CDLL(str(built))
 
 
-def _of_torch(machine: Machine) -> dict[str, Any]:
+def _cuda_replacements(machine: Machine) -> dict[str, Any]:
     class Event:
-        """`torch.cuda.Event`. Time does not pass on this device."""
+        """Replacement for `torch.cuda.Event`. No time passes on this device."""
 
         def __init__(self, enable_timing: bool = False) -> None:
             self._mark: Mark | None = None
@@ -84,7 +85,7 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
             self._mark = machine.mark(machine.current if stream is None else stream.queue)
 
         def query(self) -> bool:
-            machine.refuse_in_capture("an event is asked for")
+            machine.refuse_in_capture("an event is queried")
             return self._mark is None or self._mark.is_reached
 
         def synchronize(self) -> None:
@@ -96,7 +97,7 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
             return 1.0
 
     class Stream:
-        """`torch.cuda.Stream`."""
+        """Replacement for `torch.cuda.Stream`."""
 
         def __init__(self, device: object = None, queue: machinery.Stream | None = None) -> None:
             self.device = DEVICE
@@ -108,8 +109,8 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
             return event
 
         def wait_event(self, event: Event) -> None:
-            with machine.on(self.queue):
-                machine.tell(lambda: None, after=event._mark)
+            with machine.use_stream(self.queue):
+                machine.enqueue(lambda: None, after=event._mark)
 
         def wait_stream(self, stream: Stream) -> None:
             self.wait_event(stream.record_event())
@@ -118,7 +119,7 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
             self.record_event().synchronize()
 
     class CUDAGraph:
-        """`torch.cuda.CUDAGraph`."""
+        """Replacement for `torch.cuda.CUDAGraph`."""
 
         def __init__(self) -> None:
             self.graph = machinery.Graph()
@@ -131,19 +132,19 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
             self._captures.close()
 
         def replay(self) -> None:
-            machine.tell(self.graph.work)
+            machine.enqueue(self.graph.work)
 
     def graph(recorded: CUDAGraph, pool: object = None, stream: Stream | None = None) -> AbstractContextManager[None]:
         return machine.capture(recorded.graph, stream.queue if stream else machine.new_stream())
 
     def set_sync_debug_mode(mode: str) -> None:
-        machine.may_wait = mode != "error"
+        machine.may_wait_implicitly = mode != "error"
 
-    def pass_over(*args: object, **options: object) -> None:
-        machine.refuse_in_capture("torch.cuda is asked for something")
+    def do_nothing(*args: object, **options: object) -> None:
+        machine.refuse_in_capture("a function of torch.cuda is called")
 
     properties = SimpleNamespace(
-        name="a pretended GPU",
+        name="emulated GPU",
         total_memory=MEMORY,
         multi_processor_count=4,
         shared_memory_per_block_optin=SHARED_BYTES[80],
@@ -152,12 +153,12 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
         "CUDAGraph": CUDAGraph,
         "Event": Event,
         "Stream": Stream,
-        "_lazy_init": pass_over,
-        "_sleep": lambda cycles: machine.tell(lambda: None),
+        "_lazy_init": do_nothing,
+        "_sleep": lambda cycles: machine.enqueue(lambda: None),
         "current_device": lambda: DEVICE.index,
         "current_stream": lambda device=None: Stream(queue=machine.current),
         "device_count": lambda: 1,
-        "empty_cache": pass_over,
+        "empty_cache": do_nothing,
         "get_device_capability": lambda device=None: CAPABILITY,
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
@@ -165,15 +166,15 @@ def _of_torch(machine: Machine) -> dict[str, Any]:
         "graph_pool_handle": object,
         "is_available": lambda: True,
         "mem_get_info": lambda device=None: (MEMORY, MEMORY),
-        "set_device": pass_over,
+        "set_device": do_nothing,
         "set_sync_debug_mode": set_sync_debug_mode,
-        "stream": lambda stream: machine.on(stream.queue),
+        "stream": lambda stream: machine.use_stream(stream.queue),
         "synchronize": lambda device=None: machine.wait_for_all(),
     }
 
 
 def _pin(machine: Machine, patching: pytest.MonkeyPatch) -> None:
-    """Of what `torch.empty` and the like make, `OnDevice` pins the memory."""
+    """Replace `Tensor.pin_memory` and `torch.tensor`; `DeviceMode` pins memory of `torch.empty` and the like."""
     make = torch.tensor
 
     def pin(tensor: Tensor) -> Tensor:
@@ -188,15 +189,15 @@ def _pin(machine: Machine, patching: pytest.MonkeyPatch) -> None:
 
 
 def _queue_launches(machine: Machine, patching: pytest.MonkeyPatch) -> None:
-    """Kernels with tensors of the device are run by Triton's interpreter, in their turn."""
+    """Queue Triton kernels on device tensors; Triton's interpreter runs them in stream order."""
     from triton.runtime.interpreter import InterpretedFunction
 
-    at_once = InterpretedFunction.run
+    interpret = InterpretedFunction.run
 
     def run(self: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         if any(isinstance(one, Tensor) for one in (*args, *options.values())):
-            launch(machine, lambda *a, **o: at_once(self, *a, grid=grid, warmup=warmup, **o), args, options)
+            launch(machine, lambda *a, **o: interpret(self, *a, grid=grid, warmup=warmup, **o), args, options)
         else:
-            at_once(self, *args, grid=grid, warmup=warmup, **options)
+            interpret(self, *args, grid=grid, warmup=warmup, **options)
 
     patching.setattr(InterpretedFunction, "run", run)

@@ -1,4 +1,4 @@
-// torch without CUDA has nothing that makes a CUDA device current; nothing is what that takes here.
+// torch without CUDA has no device guard for CUDA; one that does nothing suffices here.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace {

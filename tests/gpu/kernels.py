@@ -1,4 +1,4 @@
-"""Kernels for a pretended GPU that take no hours: torch's references, each queued as a kernel is."""
+"""Fast kernels for the emulated GPU: torch's reference kernels, each queued like a launch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REFERENCE = ReferenceKernels()
 Tensors = tuple[Tensor, ...]
 
 
-class Queued(ReferenceKernels):
-    """`kernels.interface.Kernels` on the device that tensors are made on. A row has the same bits in every batch where
-    the references' rows have: in float32."""
+class QueuedKernels(ReferenceKernels):
+    """`kernels.interface.Kernels` on the device of the given tensors. Rows are batch-invariant where the reference
+    kernels are: in float32."""
 
     @property
     def tolerates_neighbours(self) -> bool:
@@ -30,7 +30,7 @@ class Queued(ReferenceKernels):
 
     @staticmethod
     def set_threads(threads: int) -> None:
-        torch.set_num_threads(1)  # nothing here is worth two
+        torch.set_num_threads(1)  # more threads gain nothing at this size
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return QueuedLinear(weight, bias)
@@ -50,10 +50,10 @@ class Queued(ReferenceKernels):
             torch.empty_like(q, memory_format=torch.contiguous_format), REFERENCE.rope_and_cache, q, k, v, *rest
         )
 
-    def write_cache(self, *given: Any) -> None:
-        _launch(REFERENCE.write_cache, *given)
+    def write_cache(self, *args: Any) -> None:
+        _launch(REFERENCE.write_cache, *args)
 
-    def plan_decode(self, *given: Any) -> DecodePlan | None:
+    def plan_decode(self, *args: Any) -> DecodePlan | None:
         return None
 
     def decode_attention(
@@ -68,8 +68,8 @@ class Queued(ReferenceKernels):
         plan: DecodePlan | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        def attend(out: Tensor, *given: Any) -> Tensor:
-            return REFERENCE.decode_attention(*given, scale, window, out=out)
+        def attend(out: Tensor, *args: Any) -> Tensor:
+            return REFERENCE.decode_attention(*args, scale, window, out=out)
 
         out = torch.empty_like(q) if out is None else out
         _launch(attend, out, q, k_cache, v_cache, page_table, context_lens)
@@ -78,8 +78,8 @@ class Queued(ReferenceKernels):
     def prefill_attention(self, q: Tensor, *rest: Any) -> Tensor:
         return _queue(torch.empty_like(q), REFERENCE.prefill_attention, q, *rest)
 
-    def attend_tiles(self, *given: Any) -> None:
-        _launch(REFERENCE.attend_tiles, *given)
+    def attend_tiles(self, *args: Any) -> None:
+        _launch(REFERENCE.attend_tiles, *args)
 
     def sample(self, logits: Tensor, *rest: Tensor) -> Tensor:
         return _queue(rest[-1].new_empty(len(logits)), REFERENCE.sample, logits, *rest)
@@ -96,9 +96,13 @@ class Queued(ReferenceKernels):
             context_lens=slots.page_table.new_empty(rows),
         )
 
-        def gather(into: Tensors, of: Tensors, which: Tensor, told: Tensors) -> None:
+        def gather(into: Tensors, slot_fields: Tensors, which: Tensor, prompt_fields: Tensors) -> None:
             rows = REFERENCE.gather_slots(
-                SlotTensors(*of), which, PromptRows(*told) if told else None, width, page_size
+                SlotTensors(*slot_fields),
+                which,
+                PromptRows(*prompt_fields) if prompt_fields else None,
+                width,
+                page_size,
             )
             for target, value in zip(into, _fields(rows), strict=True):
                 target.copy_(value)
@@ -107,8 +111,8 @@ class Queued(ReferenceKernels):
         return made
 
     def sample_slots(self, logits: Tensor, slots: SlotTensors, which: Tensor, ids: Tensor, filtered: bool) -> None:
-        def sample(logits: Tensor, of: Tensors, which: Tensor, ids: Tensor) -> None:
-            REFERENCE.sample_slots(logits, SlotTensors(*of), which, ids, filtered)
+        def sample(logits: Tensor, slot_fields: Tensors, which: Tensor, ids: Tensor) -> None:
+            REFERENCE.sample_slots(logits, SlotTensors(*slot_fields), which, ids, filtered)
 
         _launch(sample, logits, _fields(slots), which, ids)
 
@@ -129,7 +133,7 @@ class Queued(ReferenceKernels):
 
 
 class QueuedLinear:
-    """Packed when it is first used, by which time its weight is there."""
+    """Linear layer that packs its weight on first use, when the device has produced the weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -143,27 +147,27 @@ class QueuedLinear:
         return _queue(x.new_empty((len(x), len(self.weight))), multiply, x, self.weight, self.bias)
 
 
-def _queue(out: Tensor, compute: Callable[..., Tensor], *given: Any) -> Tensor:
-    """`compute`, whose result is written to `out`."""
+def _queue(out: Tensor, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Queue `compute` and write its result to `out`."""
 
-    def write(out: Tensor, *given: Any) -> None:
-        out.copy_(compute(*given))
+    def write(out: Tensor, *args: Any) -> None:
+        out.copy_(compute(*args))
 
-    _launch(write, out, *given)
+    _launch(write, out, *args)
     return out
 
 
-def _launch(kernel: Callable[..., Any], *given: Any) -> None:
-    """On the device of whichever is a tensor."""
-    tensor = next(one for one in given if isinstance(one, DeviceTensor))
-    launch(tensor.machine, kernel, given, {})
+def _launch(kernel: Callable[..., Any], *args: Any) -> None:
+    """Queue a kernel on the device of its first device tensor."""
+    tensor = next(one for one in args if isinstance(one, DeviceTensor))
+    launch(tensor.machine, kernel, args, {})
 
 
 def _fields(record: Any) -> Tensors:
-    """In order."""
+    """Return the fields of a dataclass in order."""
     return tuple(getattr(record, name) for name in record.__dataclass_fields__)
 
 
-def load(device: torch.device, *given: Any, **options: Any) -> Kernels:
-    """`kernels.load.load`, which knows nothing of a pretended GPU."""
-    return Queued() if device.type == "cuda" else load_kernels(device, *given, **options)
+def load(device: torch.device, *args: Any, **options: Any) -> Kernels:
+    """Replace `kernels.load.load`, which does not support the emulated GPU."""
+    return QueuedKernels() if device.type == "cuda" else load_kernels(device, *args, **options)

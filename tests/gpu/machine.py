@@ -1,4 +1,4 @@
-"""Streams, events and graphs: work that is queued, and when it is done."""
+"""Streams, events and graphs: queued work, and when it executes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Work = Callable[[], object]
 
 
 class Refused(RuntimeError):
-    """What a real device does not do, or not without waiting where nothing may wait."""
+    """The operation is not possible on a real device, or would wait where waiting is forbidden."""
 
 
 class Pace(Enum):
-    """How far the device is behind what it is told."""
+    """Lag of the device behind the host."""
 
-    AT_ONCE = "at-once"  # never
-    AT_LAST = "at-last"  # nothing is done before somebody waits for it
-    BY_CHANCE = "by-chance"  # any stream may do any number of things at any time
+    AT_ONCE = "at-once"  # no lag
+    AT_LAST = "at-last"  # work executes only when the host waits for it
+    BY_CHANCE = "by-chance"  # any stream may execute any number of items at any time
 
 
 @dataclass(eq=False)
 class Mark:
-    """A place in a stream."""
+    """Position in a stream."""
 
     stream: Stream
     is_reached: bool = False
@@ -38,32 +38,32 @@ class Mark:
 
 @dataclass(eq=False)
 class Memory:
-    """What tensors that share it are in. When none of them is left, others get it who are made on the stream on which
-    it was had; `known_to`: streams that this waits for."""
+    """Memory block shared by tensors. When the last of them is freed, the allocator may reuse the block for tensors of
+    the stream that allocated it. `recorded_streams`: other streams that reuse waits for."""
 
-    home: Stream
-    known_to: set[Stream] = field(default_factory=set)
+    owner: Stream
+    recorded_streams: set[Stream] = field(default_factory=set)
 
 
 @dataclass(eq=False)
 class Item:
-    """One thing to do, once `after` is reached."""
+    """Queued work item, which executes once `after` is reached."""
 
     work: Work
     after: Mark | None = None
-    memories: tuple[weakref.ref[Memory], ...] = ()  # that it reads or writes
+    memories: tuple[weakref.ref[Memory], ...] = ()  # read or written by the item
 
 
 @dataclass(eq=False)
 class Stream:
-    """What is done in order."""
+    """Queue of items that execute in order."""
 
     items: deque[Item] = field(default_factory=deque)
 
 
 @dataclass(eq=False)
 class Graph:
-    """What was captured, to be done again and again."""
+    """Captured items, which can be replayed."""
 
     items: list[Item] = field(default_factory=list)
 
@@ -73,41 +73,44 @@ class Graph:
 
 
 class Machine:
-    """One device and what it was told."""
+    """One device and its queued work."""
 
     def __init__(self, pace: Pace, seed: int = 0) -> None:
         self.current = Stream()
-        self.may_wait = True  # the host, for what says nothing of waiting
+        self.may_wait_implicitly = True  # whether the host may wait implicitly
         self._streams = [self.current]
         self._pace = pace
         self._random = random.Random(seed)
         self._captured: Graph | None = None
-        self._lost = ""  # memory that was given away while it was used
+        self._unsafe_reuse = ""  # error message: memory was reused while a stream still used it
 
     def new_stream(self) -> Stream:
         self._streams.append(Stream())
         return self._streams[-1]
 
     def new_memory(self) -> Memory:
-        """For tensors made on the current stream. What a capture makes is in memory of the graph's, whoever is left."""
+        """Return memory for a tensor on the current stream. Memory of a capture belongs to the graph and is never
+        reused."""
         memory = Memory(self.current)
         if self._captured is not None:
             return memory
-        weakref.finalize(memory, self._give_away, weakref.ref(memory), memory.home, memory.known_to).atexit = False
+        weakref.finalize(
+            memory, self._check_reuse, weakref.ref(memory), memory.owner, memory.recorded_streams
+        ).atexit = False
         return memory
 
-    def tell(self, work: Work, memories: Iterable[Memory] = (), after: Mark | None = None) -> None:
-        """To the current stream, or to the graph that is captured from it."""
+    def enqueue(self, work: Work, memories: Iterable[Memory] = (), after: Mark | None = None) -> None:
+        """Append work to the current stream, or to the graph that is being captured."""
         if self._captured is not None:
             if after is not None:
-                raise Refused("a stream that is captured waits for one that is not")
+                raise Refused("a captured stream waits for a stream that is not captured")
             self._captured.items.append(Item(work))
             return
         self.current.items.append(Item(work, after, tuple(map(weakref.ref, memories))))
-        self._go_on()
+        self._advance()
 
     def mark(self, stream: Stream) -> Mark:
-        """That is reached when all that `stream` was told before is done."""
+        """Return a mark that is reached when all work queued on `stream` so far is done."""
         self.refuse_in_capture("an event is recorded")
         mark = Mark(stream)
 
@@ -115,12 +118,12 @@ class Machine:
             mark.is_reached = True
 
         stream.items.append(Item(reach))
-        self._go_on()
+        self._advance()
         return mark
 
     @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        """While it lasts, that stream is told."""
+    def use_stream(self, stream: Stream) -> Iterator[None]:
+        """Make `stream` the current stream inside the context."""
         before, self.current = self.current, stream
         try:
             yield
@@ -129,43 +132,43 @@ class Machine:
 
     @contextmanager
     def capture(self, graph: Graph, stream: Stream) -> Iterator[None]:
-        """While it lasts, `graph` takes what the stream is told, and nobody does anything."""
+        """Collect work for `stream` in `graph` inside the context, without executing it."""
         self.refuse_in_capture("a capture begins")
         self.wait_for_all()
         self._captured = graph
         try:
-            with self.on(stream):
+            with self.use_stream(stream):
                 yield
         finally:
             self._captured = None
 
-    def refuse_in_capture(self, what: str) -> None:
-        """Raises Refused if there is one."""
+    def refuse_in_capture(self, operation: str) -> None:
+        """Raise Refused during a capture."""
         if self._captured is not None:
-            raise Refused(f"{what} while a graph is captured")
+            raise Refused(f"{operation} while a graph is captured")
 
-    def wait_in_passing(self, what: str) -> None:
-        """The host waits for the current stream because of `what`, which says nothing of waiting. Raises Refused where
-        it may not."""
-        if not self.may_wait:
-            raise Refused(f"{what} waits for the device")
-        self.refuse_in_capture(what)
+    def wait_implicitly(self, operation: str) -> None:
+        """Let the host wait for the current stream because of `operation`, which waits implicitly. Raise Refused where
+        waiting is forbidden."""
+        if not self.may_wait_implicitly:
+            raise Refused(f"{operation} waits for the device")
+        self.refuse_in_capture(operation)
         self.wait_for(self.mark(self.current))
 
     def wait_for(self, mark: Mark) -> None:
-        """What must come before it is done, and nothing else."""
+        """Execute the items that `mark` depends on, and no others."""
         self.refuse_in_capture("the host waits")
         while not mark.is_reached:
-            self._do(mark.stream)
-        if self._lost:
-            raise Refused(self._lost)
+            self._execute_next(mark.stream)
+        if self._unsafe_reuse:
+            raise Refused(self._unsafe_reuse)
 
     def wait_for_all(self) -> None:
-        """Everything is done."""
+        """Execute all queued items."""
         for stream in self._streams:
             self.wait_for(self.mark(stream))
 
-    def _do(self, stream: Stream) -> None:
+    def _execute_next(self, stream: Stream) -> None:
         item = stream.items[0]
         if item.after is not None:
             self.wait_for(item.after)
@@ -173,18 +176,22 @@ class Machine:
         with torch.inference_mode(), _disable_current_modes():
             item.work()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         if self._pace is Pace.AT_ONCE:
             for stream in self._streams:
                 while stream.items:
-                    self._do(stream)
+                    self._execute_next(stream)
         elif self._pace is Pace.BY_CHANCE and self._random.random() < 0.2:
             stream = self._random.choice(self._streams)
             for _ in range(self._random.randrange(40)):
                 if stream.items:
-                    self._do(stream)
+                    self._execute_next(stream)
 
-    def _give_away(self, memory: weakref.ref[Memory], home: Stream, known_to: set[Stream]) -> None:
+    def _check_reuse(self, memory: weakref.ref[Memory], owner: Stream, recorded_streams: set[Stream]) -> None:
         for stream in self._streams:
-            if stream is not home and stream not in known_to and any(memory in item.memories for item in stream.items):
-                self._lost = "memory was given to others while a stream used it on which it was not had (record_stream)"
+            if (
+                stream is not owner
+                and stream not in recorded_streams
+                and any(memory in item.memories for item in stream.items)
+            ):
+                self._unsafe_reuse = "memory was reused while another stream still used it (record_stream)"

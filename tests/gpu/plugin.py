@@ -1,4 +1,4 @@
-"""`pytest -p tests.gpu.plugin`: all tests find a GPU, which is pretended."""
+"""`pytest -p tests.gpu.plugin`: run all tests with an emulated GPU."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ import pytest
 
 from tests.gpu.machine import Machine, Pace
 
-PROMPT_ROWS = 64  # of a recording at most: the references compute many rows as slowly as they are many
+MAX_PROMPT_ROWS = 64  # maximum of a recording: time of the reference kernels grows with rows
 
-lasting = ExitStack()
+active = ExitStack()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     paces = [pace.value for pace in Pace]
-    parser.addoption("--gpu-pace", choices=paces, default=Pace.AT_LAST.value, help="when it does its work")
-    parser.addoption("--gpu-kernels", choices=["triton", "reference"], default="triton", help="of engines")
+    parser.addoption(
+        "--gpu-pace", choices=paces, default=Pace.AT_LAST.value, help="when the device executes queued work"
+    )
+    parser.addoption(
+        "--gpu-kernels", choices=["triton", "reference"], default="triton", help="kernels that engines use"
+    )
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Before one of them looks for a device."""
+    """Install the emulated GPU before a conftest looks for a device."""
     os.environ["TRITON_INTERPRET"] = "1"
     from tests.gpu import kernels
-    from tests.gpu.cuda import pretended
+    from tests.gpu.cuda import emulated_gpu
 
-    asked = early_config.known_args_namespace
-    lasting.enter_context(pretended(Machine(Pace(asked.gpu_pace))))
-    if asked.gpu_kernels == "reference":
-        patching = lasting.enter_context(pytest.MonkeyPatch.context())
+    options = early_config.known_args_namespace
+    active.enter_context(emulated_gpu(Machine(Pace(options.gpu_pace))))
+    if options.gpu_kernels == "reference":
+        patching = active.enter_context(pytest.MonkeyPatch.context())
         patching.setattr("engine.build.load_kernels", kernels.load)
-        patching.setattr("engine.execution.graphs.PROMPT_ROWS", PROMPT_ROWS)
+        patching.setattr("engine.execution.graphs.PROMPT_ROWS", MAX_PROMPT_ROWS)
 
 
 def pytest_unconfigure() -> None:
-    lasting.close()
+    active.close()

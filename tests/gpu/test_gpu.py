@@ -1,4 +1,4 @@
-"""What the pretended GPU promises: it is late, it is in order, and it refuses what a GPU refuses."""
+"""The emulated GPU is late and in order, and refuses operations that a GPU refuses."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import pytest
 import torch
 
 from tests import needs
-from tests.gpu.cuda import pretended
+from tests.gpu.cuda import emulated_gpu
 from tests.gpu.machine import Machine, Pace, Refused
 
 GPU = torch.device("cuda", 0)
 
-pytestmark = [needs.a_compiler, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
+pytestmark = [needs.a_compiler, pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")]
 
 
 @pytest.fixture(autouse=True)
 def machine() -> Iterator[Machine]:
-    """That does nothing before somebody waits."""
+    """Yield a device that executes nothing before the host waits."""
     machine = Machine(Pace.AT_LAST)
-    with pretended(machine), torch.inference_mode():
+    with emulated_gpu(machine), torch.inference_mode():
         yield machine
 
 
-def arriving(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on its way to the host."""
+def start_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Start a copy to pinned memory of the host."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def test_what_is_not_waited_for_is_not_there():
-    copied = arriving(torch.full((3,), 2.0, device=GPU) * 3)
+def test_a_copy_arrives_only_when_it_is_waited_for():
+    copied = start_copy(torch.full((3,), 2.0, device=GPU) * 3)
     assert copied.isnan().all()
     torch.cuda.current_stream().record_event().synchronize()
     assert copied.tolist() == [6.0, 6.0, 6.0]
@@ -61,43 +61,43 @@ def test_an_event_is_reached_when_all_before_it_is_done():
     assert event.query()
 
 
-def test_a_stream_that_does_not_wait_finds_nothing():
+def test_a_stream_that_does_not_wait_reads_nothing():
     beside = torch.cuda.Stream(GPU)
     made = torch.ones(2, device=GPU)
     with torch.cuda.stream(beside):
-        arriving(made)
+        start_copy(made)
     with pytest.raises(Refused, match="before"):
         beside.synchronize()
 
 
-def test_a_stream_that_waits_finds_what_is_waited_for():
+def test_a_stream_that_waits_reads_the_result():
     beside = torch.cuda.Stream(GPU)
     made = torch.ones(2, device=GPU)
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        copied = arriving(made)
+        copied = start_copy(made)
     beside.synchronize()
     assert copied.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_memory_that_another_stream_still_uses_must_be_known_to_it(is_told: bool):
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_memory_that_another_stream_still_uses_must_be_recorded(is_recorded: bool):
     beside = torch.cuda.Stream(GPU)
     made = torch.ones(2, device=GPU)
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
-        arriving(made)
-    if is_told:
+        start_copy(made)
+    if is_recorded:
         made.record_stream(beside)
     del made
-    if is_told:
+    if is_recorded:
         torch.cuda.synchronize()
     else:
         with pytest.raises(Refused, match="record_stream"):
             torch.cuda.synchronize()
 
 
-def test_a_graph_does_again_what_was_captured_in_the_same_memory():
+def test_a_graph_replays_captured_work_in_the_same_memory():
     x = torch.zeros(2, device=GPU)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -112,7 +112,7 @@ def test_a_graph_does_again_what_was_captured_in_the_same_memory():
 
 
 @pytest.mark.parametrize(
-    "what",
+    "operation",
     [
         lambda x: x.tolist(),
         lambda x: x.copy_(torch.ones(2)),
@@ -121,20 +121,20 @@ def test_a_graph_does_again_what_was_captured_in_the_same_memory():
         lambda x: torch.cuda.synchronize(),
     ],
 )
-def test_nothing_is_captured_that_waits(what):
+def test_an_operation_that_waits_cannot_be_captured(operation):
     x = torch.zeros(2, device=GPU)
     with pytest.raises(Refused, match="captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        what(x)
+        operation(x)
 
 
-def test_a_tensor_of_the_host_is_no_argument_of_the_device_s_operations():
+def test_an_operation_on_the_device_refuses_a_tensor_of_the_host():
     x, y = torch.zeros(2, device=GPU), torch.zeros(2)
     with pytest.raises(Refused, match="host"):
         x + y
     assert (x + torch.tensor(1.0)).tolist() == [1.0, 1.0]
 
 
-def test_a_kernel_is_given_no_tensor_of_the_host():
+def test_a_kernel_refuses_a_tensor_of_the_host():
     from kernels.rms_norm import rms_norm
 
     x, weight = torch.zeros(1, 8, device=GPU), torch.ones(8)
@@ -143,5 +143,5 @@ def test_a_kernel_is_given_no_tensor_of_the_host():
     assert rms_norm(x + 2, weight.to(GPU), 0.0).tolist() == [[1.0] * 8]
 
 
-def test_what_nobody_wrote_is_not_a_number():
+def test_uninitialised_memory_is_not_a_number():
     assert torch.empty(2, device=GPU).isnan().tolist() == [True, True]

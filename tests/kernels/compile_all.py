@@ -1,9 +1,10 @@
-"""Compiles the Triton kernels for compute capability 9.0, as a launch would: for two head sizes, two page sizes and two
-dtypes, with what a launch knows of pointers and strides. Prints what came of each as JSON: the least bytes of machine
-code, the most bytes of shared memory, the most that a thread writes to memory as it has no register for it, the numbers
-among its arguments whose values it is compiled for, and of one that begins while the kernel before it ends, whether it
-waits for that before it writes. Attention is also compiled for capabilities with less shared memory, and for heads of
-256.
+"""Compile the Triton kernels for compute capability 9.0 as a launch would: for two head sizes, two page sizes and two
+dtypes, with the alignment of pointers and strides known.
+
+Print results by kernel as JSON. They are the minimum of machine code bytes, the maxima of shared memory bytes and of
+bytes that a thread spills, and the integer arguments that the kernel is specialised on. For an early-launched kernel
+they also contain whether it executes griddepcontrol.wait before it writes. Attention is also compiled for capabilities
+with less shared memory, and for heads of 256.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from kernels import (
 )
 from kernels.chip import SHARED_BYTES
 
-MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the dtype that is compiled for
+MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the compiled dtype
 CACHES = {"k_cache": MODEL, "v_cache": MODEL}
 STRIDES = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"}
 FILTERS = {"logits": MODEL, "which": LONG, "temperature": FLOAT, "top_k": INT, "top_p": FLOAT, "min_p": FLOAT}
@@ -44,9 +45,9 @@ NOISE = {"seed": LONG, "position": LONG, "choice": LONG}
 SEARCHED = {"maxima": FLOAT, "tallies": LONG, "found": LONG}
 BEST = {"scores": FLOAT, "columns": INT}
 WRITES = ("st.global", "atom.global", "red.global")
-STAGES = 3  # where a launch names none
+STAGES = 3  # Triton's default
 
-HEADS_AND_PAGES = ((64, 64), (128, 32), (64, 32), (128, 64))  # numbers of a head and tokens of a page
+HEADS_AND_PAGES = ((64, 64), (128, 32), (64, 32), (128, 64))  # head size, and tokens of a page
 
 # Outputs and inputs of Llama-3.2-1B's and Qwen3-0.6B's matrices, and whether they are gated.
 MATRICES = (
@@ -66,7 +67,7 @@ MATRICES = (
 Case = tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]
 
 
-def _launched(warps: int, stages: int = STAGES) -> dict[str, Any]:
+def _launch_options(warps: int, stages: int = STAGES) -> dict[str, Any]:
     return {"num_warps": warps, "num_stages": stages}
 
 
@@ -79,7 +80,7 @@ def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) 
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
         | {"EARLY": True, "FETCHED": few_rows.fetched_early(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2)}
         | {"FEW": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
-        _launched(tile.warps, tile.stages),
+        _launch_options(tile.warps, tile.stages),
     )
 
 
@@ -114,25 +115,25 @@ def _prefill(dtype: str, dim: int, page_size: int, capability: int = 90) -> Case
         | {"scale": "fp32", "window": "i32"},
         {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "QUERY_HEADS": 32, "HEAD_BLOCK": dim}
         | {"PRECISION": "ieee", "BLOCK_M": query_tiles.QUERIES, "BLOCK_N": program.block},
-        _launched(program.warps, program.stages),
+        _launch_options(program.warps, program.stages),
     )
 
 
 def attention(dtype: str, dim: int, page_size: int, capability: int) -> list[Case]:
-    """The kernels whose shared memory grows with the heads."""
+    """Return the cases whose shared memory grows with the head size."""
     decode = (_decode(dtype, dim, page_size, has_blocks, capability) for has_blocks in (False, True))
     return [*decode, _prefill(dtype, dim, page_size, capability)]
 
 
 def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
-    """Everything there is, for heads of `dim` numbers and pages of `page_size` positions."""
+    """Return all cases for heads of `dim` numbers and pages of `page_size` positions."""
     pages = {"HEAD_DIM": dim, "PAGE_SIZE": page_size}
     return [
         (
             rms_norm._rms_norm_kernel,
             {"x": MODEL, "gain": MODEL, "out": MODEL, "eps": "fp32"},
             {"H": 576, "BLOCK": 1024, "EARLY": True},
-            _launched(rms_norm.NUM_WARPS),
+            _launch_options(rms_norm.NUM_WARPS),
         ),
         *(_few_rows(dtype, few_rows.FEW, *matrix) for matrix in MATRICES),
         *(_few_rows(dtype, few_rows.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
@@ -140,7 +141,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},
             {"WIDTH": 1536, "BLOCK": silu_mul.BLOCK, "EARLY": True},
-            _launched(silu_mul.NUM_WARPS),
+            _launch_options(silu_mul.NUM_WARPS),
         ),
         (
             rope_and_cache._rope_and_cache_kernel,
@@ -151,13 +152,13 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             pages
             | {"QUERY_HEADS": 32, "QUERY_BLOCK": 32, "KV_HEADS": 8, "KV_BLOCK": 8, "HALF_BLOCK": dim // 2}
             | {"Q_NORM": True, "K_NORM": True, "EARLY": True},
-            _launched(rope_and_cache.NUM_WARPS),
+            _launch_options(rope_and_cache.NUM_WARPS),
         ),
         (
             rope_and_cache._write_cache_kernel,
             {"k": MODEL, "v": MODEL, "slots": LONG, "k_stride": "i32", "v_stride": "i32", "page_rows": "i32"} | CACHES,
             pages | {"HEAD_BLOCK": dim},
-            _launched(rope_and_cache.NUM_WARPS_OF_HEAD),
+            _launch_options(rope_and_cache.NUM_WARPS_OF_HEAD),
         ),
         (
             decode_tasks._list_kernel,
@@ -169,7 +170,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "SPLIT": decode_tasks.SPLIT,
                 "BLOCK": decode_tasks.LISTED,
             },
-            _launched(1),
+            _launch_options(1),
         ),
         *attention(dtype, dim, page_size, 90),
         (
@@ -186,26 +187,26 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             },
             {"HAS_BIAS": True, "ALONE": False, "SPLIT": invariant.SPLIT, "PRECISION": "ieee"}
             | {"BLOCK_M": invariant.BLOCK_M, "BLOCK_N": invariant.BLOCK_N, "BLOCK_K": invariant.BLOCK_K},
-            _launched(invariant.NUM_WARPS, invariant.NUM_STAGES),
+            _launch_options(invariant.NUM_WARPS, invariant.NUM_STAGES),
         ),
         (
             invariant._join_kernel,
             {"sums": FLOAT, "bias": MODEL, "out": MODEL, "M": "i32", "N": "i32", "splits": "i32"},
             {"HAS_BIAS": True, "BLOCK": 1024},
-            _launched(4),
+            _launch_options(4),
         ),
         (
             sample._slice_kernel,
             FILTERS | NOISE | BEST | {"maxima": FLOAT, "tallies": LONG, "V": "i32", "entries": "i32"},
             {"EARLY": True},
-            _launched(sample.SLICE_WARPS),
+            _launch_options(sample.SLICE_WARPS),
         ),
         *(
             (
                 filters._weigh_kernel,
                 FILTERS | SEARCHED | {"V": "i32", "groups": "i32", "blocks": "i32"},
                 {"MASS": mass, "STEP": step, "GROUPS": 512, "EARLY": True},
-                _launched(filters.NUM_WARPS),
+                _launch_options(filters.NUM_WARPS),
             )
             for mass in (False, True)
             for step in range(filters.STEPS.value)
@@ -214,14 +215,14 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             sample._kept_kernel,
             FILTERS | NOISE | SEARCHED | BEST | {"V": "i32", "entries": "i32", "groups": "i32", "blocks": "i32"},
             {"GROUPS": 512, "EARLY": True},
-            _launched(filters.NUM_WARPS),
+            _launch_options(filters.NUM_WARPS),
         ),
         (
             sample._sample_kernel,
             BEST
             | {"ids": LONG, "which": LONG, "last_tokens": LONG, "lengths": LONG, "entries": "i32", "nobody": "i32"},
             {"ADVANCE": True, "MOST": 256, "EARLY": True},
-            _launched(1),
+            _launch_options(1),
         ),
         (
             decode_step._gather_slots_kernel,
@@ -244,13 +245,13 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
                 "nobody": "i32",
             },
             {"HAS_PROMPTS": True, "PAGE_SIZE": page_size, "BLOCK": decode_step.BLOCK},
-            _launched(decode_step.NUM_WARPS),
+            _launch_options(decode_step.NUM_WARPS),
         ),
     ]
 
 
 def compile_one(case: Case, dtype: str, capability: int = 90) -> Any:
-    """As Triton does at a launch: pointers and the numbers it specialises on are multiples of 16 here."""
+    """Compile a case as a launch does; pointers and specialised integers are multiples of 16 here."""
     kernel, types, constants, options = case
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr").replace(MODEL, dtype) for name in names}
@@ -265,13 +266,14 @@ def compile_one(case: Case, dtype: str, capability: int = 90) -> Any:
 
 
 def specialised(case: Case) -> list[str]:
-    """The numbers among the arguments that a value of is compiled for."""
+    """Return the integer arguments that the kernel is specialised on."""
     kernel, types = case[:2]
     return [p.name for p in kernel.params if types.get(p.name) == "i32" and not p.do_not_specialize]
 
 
-def waits(ptx: str) -> bool | None:
-    """Whether a kernel writes nothing before it has waited, in the order of its lines; None where it never waits."""
+def waits_before_writing(ptx: str) -> bool | None:
+    """Return whether a kernel executes griddepcontrol.wait before its first write, in line order, or None if it never
+    waits."""
     lines = [line.strip() for line in ptx.splitlines()]
     waited = [at for at, line in enumerate(lines) if line.startswith("griddepcontrol.wait")]
     if not waited:
@@ -281,13 +283,13 @@ def waits(ptx: str) -> bool | None:
 
 
 def spilled(ptx: str) -> int:
-    """Bytes that a thread writes to memory for want of registers, as the assembler says."""
+    """Return the bytes that a thread spills, as reported by the assembler."""
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
         command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return sum(map(int, re.findall(r"(\d+) bytes spill stores", told)))
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", output)))
 
 
 def main() -> None:
@@ -297,17 +299,17 @@ def main() -> None:
         seen: set[str] = set()
         for dim, page_size in HEADS_AND_PAGES[: None if dtype != FLOAT else 2]:
             for case in cases(dtype, dim, page_size):
-                if (key := repr(case)) in seen:  # a kernel that knows neither heads nor pages
+                if (key := repr(case)) in seen:  # a kernel that depends on neither heads nor pages
                     continue
                 seen.add(key)
                 compiled = compile_one(case, dtype)
                 size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
-                known = results.setdefault(
+                result = results.setdefault(
                     case[0].__name__, {"size": size, "shared": shared, "specialised": specialised(case)}
                 )
-                known |= {"size": min(size, known["size"]), "shared": max(shared, known["shared"])}
-                known["spilled"] = max(spilled(compiled.asm["ptx"]), known.get("spilled", 0))
-                known.setdefault("waits", []).append(waits(compiled.asm["ptx"]))
+                result |= {"size": min(size, result["size"]), "shared": max(shared, result["shared"])}
+                result["spilled"] = max(spilled(compiled.asm["ptx"]), result.get("spilled", 0))
+                result.setdefault("waits", []).append(waits_before_writing(compiled.asm["ptx"]))
     over = [
         {"kernel": case[0].__name__, "dtype": dtype, "head_dim": dim, "capability": capability, "shared": shared}
         for dtype, dim, capability in product(("*bf16", FLOAT), (128, 256), SHARED_BYTES)

@@ -1,4 +1,4 @@
-"""The back ends of the kernels as fixtures; without a CUDA device Triton's kernels run in its interpreter."""
+"""Fixtures for the kernel back ends; without a CUDA device Triton's kernels run in its interpreter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(scope="session", autouse=True)
 def patch_once() -> Iterator[None]:
-    """Triton's interpreter looks through its whole language for what to replace when a kernel is started, and once more
-    for each call of a function inside one: half of all the time it takes. Once for each such function is enough: what
-    that replaces nobody puts back."""
+    """Patch Triton's language once per function. The interpreter searches its whole language for replacements at each
+    launch, and again at each call of a device function, which takes half of its time. Replacements are never undone, so
+    once per function suffices."""
     from triton.runtime.interpreter import InterpretedFunction
 
     call, patched = InterpretedFunction.__call__, set()
@@ -36,12 +36,12 @@ def patch_once() -> Iterator[None]:
 
 
 def half_precision() -> torch.dtype:
-    """bfloat16; float16 in Triton's interpreter, which multiplies no bfloat16."""
+    """Return bfloat16, or float16 in Triton's interpreter, which cannot multiply bfloat16."""
     return torch.float16 if os.environ.get("TRITON_INTERPRET") == "1" else torch.bfloat16
 
 
 def cpu_kernels(may_round: bool = False) -> Kernels:
-    """The compiled ones; where nothing can be compiled their tests are left out, unless nothing may be."""
+    """Return the compiled CPU kernels. Without a compiler the test is skipped, or fails in strict mode."""
     from kernels.cpu.backend import CpuKernels
     from kernels.cpu.library import CannotCompile
 
@@ -54,8 +54,8 @@ def cpu_kernels(may_round: bool = False) -> Kernels:
 
 
 def attention_rounds() -> bool:
-    """Whether the compiled ones round what attention multiplies, where they may: on processors that multiply pairs of
-    bfloat16 faster than floats and have no matrix unit."""
+    """Return whether compiled kernels round the operands of attention where rounding is allowed. They do on processors
+    that multiply pairs of bfloat16 faster than floats and have no matrix unit."""
     from kernels.cpu.library import CannotCompile
     from kernels.cpu.linear import layouts
     from kernels.cpu.structs import Layout
@@ -69,7 +69,7 @@ def attention_rounds() -> bool:
 
 @pytest.fixture(params=["reference", "cpu", "triton"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """All back ends in turn."""
+    """Return each back end in turn."""
     if request.param == "triton":
         from kernels.backend import TritonKernels
 
@@ -104,7 +104,7 @@ def device() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and spinning ones collapse where cores are shared."""
+    """Use one thread: tiny tensors gain nothing from more, and spinning threads are slow on shared cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,7 +1,7 @@
-// A matrix unit (AMX) in ordinary code, so that what is written for one runs where there is none: included before
-// everything else, it takes the place of the unit's instructions. Sums are added up in the unit's own order (Intel's
-// Software Developer's Manual, TDPBF16PS): products of even and of odd k each from 0 on, both together, then what there
-// was.
+// Emulated matrix unit (AMX) in ordinary code, so that code for the unit runs on processors without one. Included
+// before all other headers, it replaces the unit's instructions. Sums are computed in the unit's order (Intel's
+// Software Developer's Manual, TDPBF16PS): products of even k and of odd k, each from k = 0 on, then both together,
+// then the previous value.
 #pragma once
 
 #include <immintrin.h>
@@ -44,7 +44,7 @@ inline void emulated_store(int number, void* to, int64_t stride) {
 
 inline void emulated_clear(int number) { std::memset(emulated(number).line, 0, sizeof emulated(number).line); }
 
-// A number in bfloat16, one too small to be normal being 0.
+// Convert bfloat16 to float; subnormal numbers become 0.
 inline float emulated_wide(uint16_t number) {
     const uint32_t bits = number & 0x7f80 ? uint32_t(number) << 16 : 0;
     float wide;
@@ -95,4 +95,4 @@ inline void emulated_multiply(int sum, int left, int right) {
 #define _tile_release() ((void)0)
 
 #define __AMX_BF16__ 1
-#define syscall(...) 0  // the system's leave to use it
+#define syscall(...) 0  // permission of the operating system to use the unit

@@ -29,7 +29,7 @@ def _gumbel_kernel(hashes, out, count, BLOCK: tl.constexpr):
 
 
 def hash_columns(seed: int, position: int, choice: int, count: int, device: torch.device) -> Tensor:
-    """-> [count] int64 hashes of one row's columns."""
+    """Return [count] int64 hashes of one row's columns."""
     row = torch.tensor([seed, position, choice], device=device)
     out = torch.empty(count, dtype=torch.int64, device=device)
     _hash_kernel[(1,)](row, out, count, BLOCK=triton.next_power_of_2(count))
@@ -37,7 +37,7 @@ def hash_columns(seed: int, position: int, choice: int, count: int, device: torc
 
 
 def gumbel(hashes: Tensor) -> Tensor:
-    """hashes int64 -> float32 noise."""
+    """Convert int64 hashes to float32 noise."""
     out = torch.empty(hashes.shape, dtype=torch.float32, device=hashes.device)
     _gumbel_kernel[(1,)](hashes, out, hashes.numel(), BLOCK=triton.next_power_of_2(hashes.numel()))
     return out

@@ -1,4 +1,4 @@
-"""Caches filled at random, and attention over them the slow and obvious way."""
+"""Caches with random contents, and a naive implementation of attention over them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Paged:
-    """A cache [N, Hkv, S, D] twice and the page tables of some sequences; every entry that must not be read is NaN."""
+    """Caches [N, Hkv, S, D] for keys and values, and page tables of some sequences. Entries that must not be read are
+    NaN."""
 
     k_cache: Tensor
     v_cache: Tensor
-    page_table: Tensor  # [B, P] int32, -1 behind a row's own pages
+    page_table: Tensor  # [B, P] int32, -1 after a row's own pages
     context_lens: tuple[int, ...]
     contiguous: tuple[tuple[Tensor, Tensor], ...]  # per row: keys and values [context, Hkv, D]
 
@@ -33,11 +34,11 @@ def make_paged(
     seed: int = 0,
     spare_width: int = 0,
 ) -> Paged:
-    """Rows of the given lengths on scattered pages. spare_width: unused columns of the page table."""
+    """Return rows of the given lengths on scattered pages. `spare_width`: unused columns of the page table."""
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-context // page_size) for context in context_lens]
     order = torch.randperm(sum(counts) + 2, generator=generator).to(torch.int32)
-    # As two layers' keys and values lie in a real cache: page by page, so that a page of one is followed by others.
+    # The layout of a real cache with two layers: page by page, so that a page of one layer is followed by others.
     data = torch.full((len(order), 2, 2, kv_heads, page_size, head_dim), torch.nan)
     caches = data[:, 1].unbind(1)
     table = torch.full((len(counts), max(counts) + spare_width), -1, dtype=torch.int32)
@@ -59,7 +60,8 @@ def make_paged(
 
 
 def naive_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int) -> Tensor:
-    """One query [Hq, D] at `position` over keys and values [context, Hkv, D], head by head -> [Hq, D] float64."""
+    """Compute attention of one query [Hq, D] at `position` over keys and values [context, Hkv, D], head by head. Return
+    [Hq, D] float64."""
     group = q.shape[0] // keys.shape[1]
     first = max(0, position + 1 - window) if window else 0
     rows = []
@@ -71,7 +73,7 @@ def naive_attention(q: Tensor, keys: Tensor, values: Tensor, position: int, scal
 
 
 def naive_rows(q: Tensor, paged: Paged, row: int, positions: range, scale: float, window: int) -> Tensor:
-    """Queries [t, Hq, D] of one row at consecutive positions -> [t, Hq, D] float64."""
+    """Compute attention of queries [t, Hq, D] of one row at consecutive positions. Return [t, Hq, D] float64."""
     keys, values = paged.contiguous[row]
     pairs = zip(q, positions, strict=True)
     return torch.stack([naive_attention(query, keys, values, position, scale, window) for query, position in pairs])

@@ -1,4 +1,4 @@
-"""Decode and prefill attention of both back ends against float64 attention written head by head."""
+"""Decode and prefill attention agree with attention in float64, computed head by head."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kernels.query_tiles import QUERIES, query_tiles
 from tests.kernels.conftest import DEVICE, half_precision
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 
-# kv heads, group, head size, page size, window, context lengths: odd sizes, page borders, and both sides of a split: of
-# 64 positions for few rows, of 256 for more.
+# kv heads, group, head size, page size, window, context lengths. They include odd sizes, page borders, and both sides
+# of a split, which has 64 positions for few rows and 256 for more.
 DECODE_SHAPES = [
     pytest.param(1, 1, 16, 4, 0, (1, 4, 5), id="smallest"),
     pytest.param(3, 3, 64, 32, 0, (1, 31, 32, 33, 290), id="three heads to one"),
@@ -48,13 +48,13 @@ def test_decode_attention_equals_naive(
     window: int,
     contexts: tuple[int, ...],
 ) -> None:
-    """A decode row is its query's attention over its own context, though everything around that context is NaN."""
+    """A decode row is its query's attention over its own context, although all other cache entries are NaN."""
     paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
     torch.manual_seed(1)
     plan = kernels.plan_decode(paged.page_table, paged.lengths, kv_heads * group, paged.k_cache, window)
     q = torch.randn(len(contexts), kv_heads * group, head_dim, device=device)
-    given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
-    out = kernels.decode_attention(*given, plan)
+    args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    out = kernels.decode_attention(*args, plan)
     for row, context in enumerate(contexts):
         keys, values = paged.contiguous[row]
         expected = naive_attention(q[row], keys, values, context - 1, 0.3, window)
@@ -86,7 +86,7 @@ def test_prefill_attention_equals_naive(
     window: int,
     chunks: tuple[tuple[int, int], ...],
 ) -> None:
-    """A query of a chunk attends to its own position and those before it, in the window, to nothing else."""
+    """A query of a chunk attends to its own position and earlier ones within the window, and to nothing else."""
     contexts = tuple(context for context, _ in chunks)
     paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
     starts = [0]
@@ -103,7 +103,7 @@ def test_prefill_attention_equals_naive(
 
 
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim", "page_size", "window", "chunks"), PREFILL_SHAPES)
-def test_tiles_named_by_a_table_say_what_chunks_say(
+def test_tiles_of_a_table_equal_chunks(
     kernels: Kernels,
     device: torch.device,
     kv_heads: int,
@@ -113,16 +113,16 @@ def test_tiles_named_by_a_table_say_what_chunks_say(
     window: int,
     chunks: tuple[tuple[int, int], ...],
 ) -> None:
-    """To the last bit, in any rows of a larger step, by a page table with a row for each of these; no other row is
-    written, by tiles without queries either."""
+    """Results are bitwise equal in any rows of a larger step, with a page table row per query. No other row is written,
+    and neither is any by tiles without queries."""
     contexts = tuple(context for context, _ in chunks)
     paged = make_paged(contexts, kv_heads, head_dim, page_size, device=device, spare_width=3)
     starts = [0]
     for _, queries in chunks:
         starts.append(starts[-1] + queries)
-    before, behind, total = 3, 2, starts[-1]
+    before, after, total = 3, 2, starts[-1]
     torch.manual_seed(1)
-    q = torch.randn(before + total + behind, kv_heads * group, head_dim, device=device)
+    q = torch.randn(before + total + after, kv_heads * group, head_dim, device=device)
     args = (paged.k_cache, paged.v_cache, paged.page_table, tuple(starts), contexts, 0.3, window)
     expected = kernels.prefill_attention(q[before : before + total], *args)
     of_row = torch.zeros(len(q), dtype=torch.int64)
@@ -142,8 +142,8 @@ def test_tiles_named_by_a_table_say_what_chunks_say(
 
 
 @pytest.mark.parametrize("window", [0, 100])
-def test_a_query_says_the_same_bits_in_every_tile(triton_kernels: Kernels, device: torch.device, window: int) -> None:
-    """Beside blocks that are hidden from its neighbours, or behind all of them."""
+def test_a_query_has_the_same_bits_in_every_tile(triton_kernels: Kernels, device: torch.device, window: int) -> None:
+    """Bits do not depend on blocks that are hidden from neighbouring rows, or come after all of them."""
     paged = make_paged((300,), 1, 64, 64, dtype=half_precision(), device=device)
     torch.manual_seed(1)
     q = torch.randn(140, 4, 64, device=device).to(half_precision()) * 2
@@ -155,8 +155,8 @@ def test_a_query_says_the_same_bits_in_every_tile(triton_kernels: Kernels, devic
         assert torch.equal(torch.cat((first, rest)), whole)
 
 
-def test_for_a_row_without_context_nothing_is_written(kernels: Kernels, device: torch.device) -> None:
-    """Tokens of prompts have none beside decode rows, and others write theirs."""
+def test_a_row_without_context_is_not_written(kernels: Kernels, device: torch.device) -> None:
+    """Prompt tokens beside decode rows have no decode context, and another kernel writes their rows."""
     paged = make_paged((9, 20, 70, 300), 2, 32, 8, device=device)
     torch.manual_seed(1)
     q = torch.randn(4, 4, 32, device=device)
@@ -174,7 +174,7 @@ def test_for_a_row_without_context_nothing_is_written(kernels: Kernels, device: 
 
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.device, window: int) -> None:
-    """A row's splits are combined in one order, alone and beside a row of ten times as many."""
+    """The splits of a row are combined in one order, alone and beside a row of ten times as many."""
     paged = make_paged((700, 4900), 2, 16, 64, device=device)
     torch.manual_seed(1)
     q = torch.randn(2, 4, 16, device=device) * 3
@@ -196,7 +196,7 @@ def test_a_wider_table_changes_no_bit(triton_kernels: Kernels, device: torch.dev
 def test_every_split_is_listed_once(
     triton_kernels: Kernels, device: torch.device, contexts: list[int], window: int, listed: int
 ) -> None:
-    """In order, of rows with a context and without, in one block of the list and in several."""
+    """Tasks are listed in order, for rows with and without context, in one block of the list or several."""
     lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
     table = torch.zeros((len(contexts), 80), dtype=torch.int32, device=device)
     with patch.object(decode_tasks, "LISTED", listed):
@@ -213,30 +213,30 @@ def test_every_split_is_listed_once(
 
 @pytest.mark.parametrize("window", [0, 300])
 @pytest.mark.parametrize("programs", [1, 3])
-def test_how_many_programs_share_the_splits_changes_no_bit(
+def test_the_number_of_programs_changes_no_bit(
     triton_kernels: Kernels, device: torch.device, monkeypatch: pytest.MonkeyPatch, programs: int, window: int
 ) -> None:
-    """One for each of them, or one for all."""
+    """There is one program per task, or one for all."""
     paged = make_paged((700, 0, 4900, 64), 2, 16, 64, device=device)
     q = torch.randn(4, 4, 16, device=device)
-    given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
+    args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
     out = torch.zeros_like(q)
     monkeypatch.setattr(decode_attention, "multiprocessors", lambda device: 1)
     monkeypatch.setattr(decode_attention, "PROGRAMS", 1000)
-    expected = triton_kernels.decode_attention(*given, out=out).clone()
+    expected = triton_kernels.decode_attention(*args, out=out).clone()
     monkeypatch.setattr(decode_attention, "PROGRAMS", 2 * programs)
-    assert torch.equal(triton_kernels.decode_attention(*given, out=torch.zeros_like(q)), expected)
+    assert torch.equal(triton_kernels.decode_attention(*args, out=torch.zeros_like(q)), expected)
 
 
 def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.device) -> None:
-    """The splits of each are counted from zero again: of one split, of a few, and of more than are combined at once."""
+    """Arrival counters start at zero for every layer: with one split, a few, and more than are combined at once."""
     paged = make_paged((40, 300, 1300), 2, 16, 64, device=device)
     plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.k_cache, 0)
     torch.manual_seed(1)
     for _ in range(3):
         q = torch.randn(3, 4, 16, device=device)
-        given = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
-        planned, alone = triton_kernels.decode_attention(*given, plan), triton_kernels.decode_attention(*given)
+        args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
+        planned, alone = triton_kernels.decode_attention(*args, plan), triton_kernels.decode_attention(*args)
         assert torch.equal(planned, alone)
         assert isinstance(plan, DecodeTasks) and not plan.arrived.any()
 
@@ -244,16 +244,16 @@ def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.devi
 @pytest.mark.device
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("rows", [1, 3, 64])
-def test_whichever_split_ends_last_combines_what_all_have_written(triton_kernels: Kernels, rows: int) -> None:
-    """Hundreds of times in a row, over memory in which other numbers were before, the bits are those of the first."""
+def test_the_last_split_combines_the_results_of_all(triton_kernels: Kernels, rows: int) -> None:
+    """Hundreds of repetitions over memory with other contents are bitwise equal to the first."""
     paged = make_paged(tuple(range(900, 900 + 17 * rows, 17)), 8, 64, 64, dtype=torch.bfloat16, device=DEVICE)
     plan = triton_kernels.plan_decode(paged.page_table, paged.lengths, 32, paged.k_cache, 0)
-    q = torch.randn(rows, 32, 64, device=DEVICE).bfloat16()  # by ordinary kernels, which are behind the plan's
-    given = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
-    first = triton_kernels.decode_attention(q, *given, plan)
+    q = torch.randn(rows, 32, 64, device=DEVICE).bfloat16()  # by ordinary kernels, which run after the plan's
+    args = (paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.125, 0)
+    first = triton_kernels.decode_attention(q, *args, plan)
     for _ in range(300):
-        triton_kernels.decode_attention(-q, *given, plan)
-        assert torch.equal(triton_kernels.decode_attention(q, *given, plan), first)
+        triton_kernels.decode_attention(-q, *args, plan)
+        assert torch.equal(triton_kernels.decode_attention(q, *args, plan), first)
 
 
 def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.device) -> None:
@@ -275,7 +275,8 @@ def test_half_precision_attention_stays_close(kernels: Kernels, device: torch.de
 def test_attention_in_bfloat16_stays_close(
     triton_kernels: Kernels, device: torch.device, head_dim: int, group: int, window: int
 ) -> None:
-    """As close to the exact one as bfloat16 allows: of one split and of several, of tiles full and not."""
+    """In bfloat16 attention is as close to the exact one as bfloat16 allows: with one split and several, with full and
+    partial tiles."""
     contexts, queries, scale = (40, 300), (7, 70), head_dim**-0.5
     paged = make_paged(contexts, 1, head_dim, 64, dtype=torch.bfloat16, device=device)
     torch.manual_seed(1)
@@ -292,7 +293,7 @@ def test_attention_in_bfloat16_stays_close(
 
 
 def test_a_strided_query_is_read_correctly(kernels: Kernels, device: torch.device) -> None:
-    """Rows of a larger batch may be handed over as a slice of it."""
+    """Rows of a larger batch may be passed as a slice of it."""
     paged = make_paged((9, 20), 2, 32, 8, device=device)
     torch.manual_seed(1)
     q = torch.randn(5, 4, 32, device=device)
@@ -303,14 +304,14 @@ def test_a_strided_query_is_read_correctly(kernels: Kernels, device: torch.devic
 
 
 @pytest.mark.parametrize("window", [0, 20])
-def test_the_references_make_everything_where_their_inputs_are(
+def test_the_references_create_tensors_on_the_device_of_their_inputs(
     reference_kernels: Kernels, device: torch.device, window: int
 ) -> None:
-    """Where tensors that say nothing of a device would lie elsewhere, attention is what it is."""
+    """With another default device, tensors are created on the device of the inputs and attention is unchanged."""
     paged = make_paged((9, 300), 2, 32, 8, device=device)
     q = torch.randn(2, 4, 32, device=device)
-    given = (q, paged.k_cache, paged.v_cache, paged.page_table)
-    decode, prefill = (*given, paged.lengths, 0.2, window), (*given, (0, 1, 2), (9, 300), 0.2, window)
+    args = (q, paged.k_cache, paged.v_cache, paged.page_table)
+    decode, prefill = (*args, paged.lengths, 0.2, window), (*args, (0, 1, 2), (9, 300), 0.2, window)
     expected = reference_kernels.decode_attention(*decode), reference_kernels.prefill_attention(*prefill)
     with torch.device("meta"):
         plan = reference_kernels.plan_decode(paged.page_table, paged.lengths, 4, paged.k_cache, window)

@@ -1,6 +1,5 @@
-"""Every Triton kernel compiles to machine code for an H100, which needs no GPU: the interpreter accepts more than
-that.
-"""
+"""Every Triton kernel compiles to machine code for an H100, without a GPU; the interpreter accepts more programs than
+the compiler."""
 
 from __future__ import annotations
 
@@ -48,8 +47,8 @@ EARLY = {
     "_sample_kernel",
 }
 
-# Of a model, or of a layer of it. Of anything else a value that was not there before would be compiled for anew, while
-# people wait.
+# Values of a model or layer. Specialisation on any other argument would compile a kernel during serving when a new
+# value occurs.
 FIXED = {
     "q_stride",
     "k_stride",
@@ -68,7 +67,7 @@ FIXED = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    """Return what `compile_all` prints, in a process where Triton's interpreter is off."""
+    """Return the output of `compile_all` from a process where Triton's interpreter is disabled."""
     command = [sys.executable, "-m", "tests.kernels.compile_all"]
     printed: dict[str, Any] = json.loads(run(command, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1"))
     return printed
@@ -83,20 +82,21 @@ def compiled(results: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_compiles_for_sm_90(compiled: dict[str, Any], kernel: str):
-    """bfloat16 and float32, heads of 64 and 128, all optional parts on; its shared memory is there on the device."""
+    """It compiles for bfloat16 and float32, heads of 64 and 128, with all optional parts, and its shared memory fits on
+    the device."""
     assert compiled[kernel]["size"] > 1000
     assert compiled[kernel]["shared"] <= SHARED_BYTES[90]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_has_registers_for_what_it_computes(compiled: dict[str, Any], kernel: str):
-    """But for a few numbers: where they are kept in memory instead, it waits for that."""
+def test_a_kernel_hardly_spills_registers(compiled: dict[str, Any], kernel: str):
+    """At most a few registers spill, because a kernel waits for spilled values in memory."""
     assert compiled[kernel]["spilled"] <= 32  # bytes
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_that_begins_early_waits_before_it_writes(compiled: dict[str, Any], kernel: str):
-    """The kernel before it may still be reading that. What it reads too soon the emulation of PTX tells."""
+def test_an_early_launched_kernel_waits_before_it_writes(compiled: dict[str, Any], kernel: str):
+    """The previous kernel may still read that memory. The PTX emulator finds reads before griddepcontrol.wait."""
     assert set(compiled[kernel]["waits"]) == {True if kernel in EARLY else None}
 
 
@@ -108,19 +108,19 @@ def test_no_kernel_is_left_out(compiled: dict[str, Any]):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_is_compiled_for_no_number_that_depends_on_the_batch(compiled: dict[str, Any], kernel: str):
-    """Serving compiles nothing that the warm-up did not."""
+def test_a_kernel_is_not_specialised_on_a_number_that_depends_on_the_batch(compiled: dict[str, Any], kernel: str):
+    """Serving compiles nothing that warm-up did not."""
     assert set(compiled[kernel]["specialised"]) <= FIXED
 
 
-def test_attention_has_room_on_every_supported_gpu(results: dict[str, Any]):
-    """Heads of 128 and 256, in bfloat16 and float32, on cards with 99, 163 and 227 KiB of shared memory; heads that
-    have no room are refused at the start."""
+def test_attention_fits_into_shared_memory_of_every_supported_gpu(results: dict[str, Any]):
+    """Heads of 128 and 256, in bfloat16 and float32, fit on cards with 99, 163 and 227 KiB of shared memory, or are
+    refused at startup."""
     sizes = {"*bf16": 2, "*fp32": 4}
-    without_room = {(one["dtype"], one["capability"], one["head_dim"]) for one in results["over"]}
+    too_large = {(one["dtype"], one["capability"], one["head_dim"]) for one in results["over"]}
     refused = {
         (dtype, capability, head_dim)
         for dtype, (capability, shared), head_dim in product(sizes, SHARED_BYTES.items(), (128, 256))
         if head_dim > decode_attention.max_head_dim(sizes[dtype], shared)
     }
-    assert without_room == refused == {("*fp32", 89, 256)}
+    assert too_large == refused == {("*fp32", 89, 256)}

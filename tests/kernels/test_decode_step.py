@@ -1,4 +1,4 @@
-"""What surrounds the model in a recorded step, by all back ends."""
+"""Gathering and sampling of slots in a recorded step, by all back ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kernels.slots import PromptRows, SlotTensors
 SLOTS, PAGES, PAGE_SIZE, V = 9, 700, 4, 2100
 
 
-def made(device: torch.device) -> SlotTensors:
-    """Slots of all kinds, lengths on both sides of a page's end, and nobody behind them."""
+def make_slots(device: torch.device) -> SlotTensors:
+    """Return slots of all kinds with lengths on both sides of a page border, and a padding slot at the end."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([1, 2, 4, 5, 8, 9, 1199, 1200, 17, 1])
     table = torch.randint(0, 5000, (SLOTS + 1, PAGES), generator=generator, dtype=torch.int32)
@@ -34,8 +34,8 @@ def made(device: torch.device) -> SlotTensors:
 
 @pytest.mark.parametrize("width", [300, 301, PAGES])
 def test_a_row_is_its_slot(kernels: Kernels, device: torch.device, width: int):
-    """Token, position, place and table of each, in any order; nobody's keys go nowhere."""
-    slots = made(device)
+    """Token, position, cache position and page table belong to the slot, in any order; padding rows write no keys."""
+    slots = make_slots(device)
     order = [3, SLOTS, 0, 7, 6, 1, SLOTS, 2, 5, 4]
     rows = kernels.gather_slots(slots, torch.tensor(order, device=device), None, width, PAGE_SIZE)
     lengths = slots.lengths[order]
@@ -43,26 +43,25 @@ def test_a_row_is_its_slot(kernels: Kernels, device: torch.device, width: int):
     assert torch.equal(rows.positions, lengths - 1)
     assert torch.equal(rows.context_lens, lengths.to(torch.int32))
     assert torch.equal(rows.page_table, slots.page_table[order, :width])
-    for slot, position, place in zip(order, rows.positions.tolist(), rows.places.tolist(), strict=True):
+    for slot, position, cache_position in zip(order, rows.positions.tolist(), rows.places.tolist(), strict=True):
         page = int(slots.page_table[slot, position // PAGE_SIZE])
-        assert place == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
+        assert cache_position == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 
 
-def test_a_row_of_a_prompt_is_the_token_it_is_told(kernels: Kernels, device: torch.device):
-    """At its own position, in its slot's pages; decode attention has nothing to look at. Rows beside it are their
-    slots' last tokens."""
-    slots = made(device)
+def test_a_row_of_a_prompt_has_its_given_token(kernels: Kernels, device: torch.device):
+    """It has its own position in its slot's pages and no decode context. Other rows are their slots' last tokens."""
+    slots = make_slots(device)
     which, positions = [7, 7, 2, 6, 7, SLOTS], [-1, 0, -1, 1001, 1198, -1]
-    given = torch.tensor([5, 11, 6, 12, 13, 8], device=device)
-    prompts = PromptRows(torch.tensor(positions, device=device), given)
+    parameters = torch.tensor([5, 11, 6, 12, 13, 8], device=device)
+    prompts = PromptRows(torch.tensor(positions, device=device), parameters)
     rows = kernels.gather_slots(slots, torch.tensor(which, device=device), prompts, 301, PAGE_SIZE)
     assert rows.token_ids.tolist() == [49, 11, 14, 12, 13, 7 * SLOTS]
     assert rows.positions.tolist() == [1199, 0, 3, 1001, 1198, 0]
     assert rows.context_lens.tolist() == [1200, 0, 4, 0, 0, 1]
     assert torch.equal(rows.page_table, slots.page_table[which, :301])
-    for slot, position, place in zip(which, rows.positions.tolist(), rows.places.tolist(), strict=True):
+    for slot, position, cache_position in zip(which, rows.positions.tolist(), rows.places.tolist(), strict=True):
         page = int(slots.page_table[slot, position // PAGE_SIZE])
-        assert place == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
+        assert cache_position == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 
 
 # Triton's interpreter computes with numpy, which warns of NaN; a GPU does not.
@@ -70,17 +69,17 @@ def test_a_row_of_a_prompt_is_the_token_it_is_told(kernels: Kernels, device: tor
 @pytest.mark.parametrize(
     ("order", "filtered"),
     [
-        ([6, 3, SLOTS, 0, 1, 5, SLOTS, 4, 7], True),  # not 2 and 8
+        ([6, 3, SLOTS, 0, 1, 5, SLOTS, 4, 7], True),  # without slots 2 and 8
         ([6, 8, SLOTS, 0], True),
-        ([6, 8, SLOTS, 0], False),  # none of them has a filter
+        ([6, 8, SLOTS, 0], False),  # none of these slots has a filter
     ],
 )
-def test_a_slot_is_sampled_as_its_parameters_say_and_advances(
+def test_a_slot_is_sampled_with_its_parameters_and_advances(
     kernels: Kernels, device: torch.device, order: list[int], filtered: bool
 ):
-    """The ids are those of `sample`; who is not in the step, and nobody, stays as it was. Where there is none for the
-    NaN in a row, the slot has one that can be read."""
-    slots = made(device)
+    """IDs are those of `sample`; slots outside the step and the padding slot are not modified. A row with NaN has no
+    token, but its slot stores a readable one."""
+    slots = make_slots(device)
     before = replace(slots, **{field.name: getattr(slots, field.name).clone() for field in fields(slots)})
     torch.manual_seed(1)
     which = torch.tensor(order, device=device)
@@ -88,12 +87,22 @@ def test_a_slot_is_sampled_as_its_parameters_say_and_advances(
     logits[0, 7] = torch.nan
     ids = torch.full_like(which, -1)
     kernels.sample_slots(logits, slots, which, ids, filtered)
-    given = (before.temperature, before.top_k, before.top_p, before.min_p, before.seed, before.lengths, before.choice)
-    expected = kernels.sample(logits, *(parameter[which] for parameter in given))
-    somebody = which != SLOTS
+    parameters = (
+        before.temperature,
+        before.top_k,
+        before.top_p,
+        before.min_p,
+        before.seed,
+        before.lengths,
+        before.choice,
+    )
+    expected = kernels.sample(logits, *(parameter[which] for parameter in parameters))
+    is_sequence = which != SLOTS
     assert torch.equal(ids, expected) and int(ids[0]) == BROKEN
     readable = expected.clamp(min=0)
-    assert torch.equal(slots.last_tokens, before.last_tokens.index_copy(0, which[somebody], readable[somebody]))
-    assert torch.equal(slots.lengths, before.lengths.index_add(0, which[somebody], torch.ones_like(which[somebody])))
-    for after, as_it_was in list(zip(astuple(slots), astuple(before), strict=True))[2:]:
-        assert torch.equal(after, as_it_was)
+    assert torch.equal(slots.last_tokens, before.last_tokens.index_copy(0, which[is_sequence], readable[is_sequence]))
+    assert torch.equal(
+        slots.lengths, before.lengths.index_add(0, which[is_sequence], torch.ones_like(which[is_sequence]))
+    )
+    for after, original in list(zip(astuple(slots), astuple(before), strict=True))[2:]:
+        assert torch.equal(after, original)

@@ -1,4 +1,4 @@
-"""Matrices with what stands around them, by all back ends: few rows and many, against float64."""
+"""Matrix products with fused norm, gate and residual agree with float64 in all back ends, for few and many rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.kernels.conftest import half_precision
 EPS = 1e-5
 HALF = half_precision()
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-# Inputs and outputs below a block, of one and of several with a rest; the outputs are halved where they are gated.
+# Inputs and outputs smaller than a block, of one block, and of several with a remainder; gated outputs are halved.
 SHAPES = [(24, 40), (256, 64), (576, 130)]
 ROWS = (1, 3, 8, 9, 20)
 
 
-def made(inputs: int, outputs: int, rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """x, strided over its rows; a norm, a weight and a bias."""
+def make_layer(inputs: int, outputs: int, rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Return x (with strided rows), a norm, a weight and a bias."""
     torch.manual_seed(0)
     x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]
     norm = torch.rand(inputs, device=device).to(dtype) + 0.5
@@ -53,11 +53,11 @@ def close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_what_stands_around_a_matrix_is_what_it_is_alone(
+def test_fused_operations_equal_separate_ones(
     kernels: Kernels, device: torch.device, inputs: int, outputs: int, rows: int, has_bias: bool
 ):
-    """A norm before it, a gate behind it, an addition to what is there."""
-    x, norm, weight, bias = made(inputs, outputs, rows, torch.float32, device)
+    """The norm comes before the product, the gate after it, and the sum adds to a residual."""
+    x, norm, weight, bias = make_layer(inputs, outputs, rows, torch.float32, device)
     x, given = x.contiguous(), bias if has_bias else None
     layer = kernels.pack_linear(weight.clone(), given)
     close(layer(x), product(x, weight, given), torch.float32)
@@ -73,11 +73,11 @@ def test_what_stands_around_a_matrix_is_what_it_is_alone(
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("rows", [1, 5, 8, 13])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_few_rows_are_multiplied_as_float64_says(
+def test_products_of_few_rows_agree_with_float64(
     device: torch.device, inputs: int, outputs: int, rows: int, dtype: torch.dtype
 ):
-    """The kernel itself, in half precision too, rows strided."""
-    x, norm, weight, bias = made(inputs, outputs, rows, dtype, device)
+    """The kernel is correct in half precision too, with strided rows."""
+    x, norm, weight, bias = make_layer(inputs, outputs, rows, dtype, device)
     layer = DenseLinear(weight, bias)
     expected = product(normed(x, norm), weight, bias)
     close(layer.multiply_few(x), product(x, weight, bias), dtype)
@@ -86,8 +86,8 @@ def test_few_rows_are_multiplied_as_float64_says(
 
 
 def test_a_row_has_the_same_bits_among_few(device: torch.device):
-    """Alone, and wherever it stands among up to as many as the kernel takes."""
-    x, norm, weight, bias = made(576, 130, few_rows.FEW, HALF, device)
+    """Bits do not depend on the number of rows up to the kernel's maximum, or on the position among them."""
+    x, norm, weight, bias = make_layer(576, 130, few_rows.FEW, HALF, device)
     layer = DenseLinear(weight, bias)
     together = layer.multiply_few(x, norm, EPS, gated=True)
     for rows in range(1, few_rows.FEW):
@@ -97,8 +97,8 @@ def test_a_row_has_the_same_bits_among_few(device: torch.device):
 
 @pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 256, 8, 3)])
 def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, monkeypatch: pytest.MonkeyPatch):
-    """TILES may hold any of them."""
-    x, norm, weight, bias = made(576, 130, 4, torch.float32, device)
+    """TILES may contain any of them."""
+    x, norm, weight, bias = make_layer(576, 130, 4, torch.float32, device)
     expected = product(normed(x, norm), weight, bias)
     monkeypatch.setattr(few_rows, "TILES", {(130, 576, False, 8): tile, (65, 576, True, 8): tile})
     layer = DenseLinear(weight, bias)
@@ -107,7 +107,7 @@ def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, mon
 
 
 def test_the_table_chooses_the_kernel_for_up_to_sixteen_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch):
-    """For the matrices that it has a tile for, gated ones by the outputs of the gate."""
+    """It applies to matrices with a tile in the table, and for gated ones to the outputs of the gate."""
     monkeypatch.setattr(
         few_rows, "TILES", {(32, 16, False, 16): Tile(16, 64, 1, 3), (8, 16, True, 16): Tile(16, 64, 1, 3)}
     )
@@ -121,8 +121,8 @@ def test_the_table_chooses_the_kernel_for_up_to_sixteen_rows(device: torch.devic
     )
 
 
-def test_few_rows_are_few_and_not_in_float16(device: torch.device):
-    """In float16 a row that is not divided by its root mean square yet may overflow."""
+def test_the_kernel_takes_few_rows_and_not_float16(device: torch.device):
+    """In float16 a row before its division by the root mean square may overflow."""
     layer = DenseLinear(torch.ones(32, 16, device=device), None)
     assert layer.takes_few(torch.ones(few_rows.FEW, 16)) and layer.takes_few(torch.ones(1, 16, dtype=torch.bfloat16))
     assert not layer.takes_few(torch.ones(few_rows.FEW + 1, 16))
@@ -132,21 +132,21 @@ def test_few_rows_are_few_and_not_in_float16(device: torch.device):
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rows", [1, 8, 64])
-def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch: pytest.MonkeyPatch):
-    """Layers over one residual, recorded and replayed: bit for bit what kernels compute one after another."""
+def test_early_launched_kernels_read_nothing_too_early(rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Layers over one residual, recorded and replayed, are bitwise equal to kernels that run one after another."""
     device = torch.device("cuda")
-    walk, residual = layers_of_a_step(device, rows)
+    run_layers, residual = layers_of_a_step(device, rows)
     start = residual.clone()
     with monkeypatch.context() as patched:
         patched.setattr(early, "can_start_early", lambda device: False)
-        walk()
+        run_layers()
     expected = residual.clone()
     residual.copy_(start)
-    walk()
+    run_layers()
     assert torch.equal(residual, expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        walk()
+        run_layers()
     for _ in range(200):
         residual.copy_(start)
         graph.replay()
@@ -154,9 +154,8 @@ def test_kernels_that_begin_early_read_nothing_too_early(rows: int, monkeypatch:
 
 
 def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None], Tensor]:
-    """Eight layers of a decode step of Llama-3.2-1B's shapes, which add to the residual that comes with them; of many
-    rows the library multiplies, between kernels of ours.
-    """
+    """Return eight layers of a decode step with Llama-3.2-1B's shapes, and their residual. With many rows cuBLAS
+    multiplies between our kernels."""
     kernels = TritonKernels()
     heads, kv_heads, dim, inner, context, page = 32, 8, 64, 8192, 100, 32
     hidden, keys = heads * dim, kv_heads * dim
@@ -180,7 +179,7 @@ def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None
     angles = torch.rand(context, dim // 2, device=device)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
 
-    def walk() -> None:
+    def run_layers() -> None:
         for qkv, out, gate_up, down in layers:
             heads_of = kernels.norm_linear(residual, norm, EPS, qkv).view(rows, heads + 2 * kv_heads, dim)
             q, k, v = heads_of.split((heads, kv_heads, kv_heads), dim=1)
@@ -189,4 +188,4 @@ def layers_of_a_step(device: torch.device, rows: int) -> tuple[Callable[[], None
             kernels.add_linear(attended.view(rows, hidden), out, residual)
             kernels.add_linear(kernels.norm_gated_linear(residual, norm, EPS, gate_up), down, residual)
 
-    return walk, residual
+    return run_layers, residual

@@ -1,4 +1,4 @@
-"""Which back end a device gets, and what importing it costs."""
+"""Choice of a back end by device, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(code: str) -> None:
-    """A fresh interpreter in the checkout must get through `code`."""
+    """Run code in a new interpreter in the checkout, and assert that it succeeds."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -23,8 +23,8 @@ def run(code: str) -> None:
 
 
 @needs.a_compiler
-def test_what_is_compiled_for_a_cpu_serves_there_and_the_references_all_else():
-    """On a CPU C++ serves float32 and bfloat16; other dtypes, and whoever asks for it, are served by torch."""
+def test_compiled_kernels_serve_a_cpu_and_the_references_all_else():
+    """C++ serves float32 and bfloat16 on a CPU; torch serves other dtypes, and is used on request."""
     from kernels.cpu.backend import CpuKernels
     from kernels.reference.backend import ReferenceKernels
 
@@ -37,7 +37,7 @@ def test_what_is_compiled_for_a_cpu_serves_there_and_the_references_all_else():
 
 
 def test_triton_is_imported_for_its_back_end_only():
-    """Choosing a back end for a CPU imports no Triton kernel; torch may have its own business with Triton."""
+    """Choosing a back end for a CPU imports no Triton kernel; torch itself may import Triton."""
     run(
         "import sys, torch\n"
         "before = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
@@ -50,7 +50,7 @@ def test_triton_is_imported_for_its_back_end_only():
 
 @needs.a_compiler
 def test_all_back_ends_have_the_same_operations():
-    """Every operation of the protocol exists in all, with the same parameters in the same order."""
+    """Every operation of the protocol exists in all back ends, with the same parameters in the same order."""
     import inspect
 
     from kernels.backend import TritonKernels
@@ -63,6 +63,6 @@ def test_all_back_ends_have_the_same_operations():
     for name in names:
         if isinstance(vars(Kernels)[name], property) or name == "set_threads":
             continue
-        wanted = list(inspect.signature(getattr(Kernels, name)).parameters)[1:]
+        expected = list(inspect.signature(getattr(Kernels, name)).parameters)[1:]
         for backend in (TritonKernels(), CpuKernels(), ReferenceKernels()):
-            assert list(inspect.signature(getattr(backend, name)).parameters) == wanted, (name, backend)
+            assert list(inspect.signature(getattr(backend, name)).parameters) == expected, (name, backend)

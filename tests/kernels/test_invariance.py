@@ -1,6 +1,4 @@
-"""In float32 on a CPU a row's attention has the same bits whatever is computed with it. Every comparison here is
-exact.
-"""
+"""In float32 on a CPU a row's attention is bitwise independent of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from tests.kernels.conftest import attention_rounds, cpu_kernels
 from tests.kernels.paged import Paged, make_paged
 
 PAGE_SIZES = [4, 16, 32]
-# Query heads per key/value head, head size: each of both with small and large partners, and the shapes of known models.
+# Query heads per key/value head, and head size: each with small and large partners, and shapes of known models.
 HEADS = [(1, 8), (8, 8), (1, 16), (4, 16), (2, 32), (8, 32), (1, 64), (3, 64), (5, 80), (1, 80), (2, 128), (8, 128)]
 
 
 def rounding_kernels() -> Kernels:
-    """Those that round what attention multiplies; elsewhere they would be tested twice."""
+    """Return kernels that round the operands of attention, or skip the test where they do not exist."""
     if not attention_rounds():
         pytest.skip("attention rounds nothing here")
     return cpu_kernels(may_round=True)
@@ -38,20 +36,20 @@ def rounding_kernels() -> Kernels:
     ids=["reference", "cpu", "cpu, cache in bfloat16", "cpu, rounded, cache in bfloat16"],
 )
 def back_end(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype]:
-    """Those that promise it, and what they keep keys and values in."""
+    """Return each batch-invariant back end and the dtype of its cache."""
     make, dtype = request.param
     return make(), dtype
 
 
 @pytest.fixture
 def exact(back_end: tuple[Kernels, torch.dtype]) -> Kernels:
-    """The back ends alone."""
+    """Return the back end alone."""
     return back_end[0]
 
 
 @pytest.fixture
 def make(back_end: tuple[Kernels, torch.dtype]) -> Callable[..., Paged]:
-    """`make_paged` in the dtype in question; tests of heads that are not kept in it are left out."""
+    """Return `make_paged` with the cache dtype. Tests of unsupported head sizes are skipped."""
     kernels, dtype = back_end
 
     def make(contexts: tuple[int, ...], kv_heads: int, head_dim: int, page_size: int, **more: int) -> Paged:
@@ -63,14 +61,14 @@ def make(back_end: tuple[Kernels, torch.dtype]) -> Callable[..., Paged]:
 
 
 def queries(paged: Paged, group: int, count: int) -> Tensor:
-    """[count, Hq, D]"""
+    """Return queries [count, Hq, D]."""
     heads = paged.k_cache.shape[1] * group
     generator = torch.Generator().manual_seed(9)
     return torch.randn(count, heads, paged.k_cache.shape[3], generator=generator)
 
 
 def prefill(kernels: Kernels, q: Tensor, paged: Paged, row: int, context: int, window: int) -> Tensor:
-    """The last len(q) positions of a context of one row, as one chunk."""
+    """Compute the last len(q) positions of one row's context as one chunk."""
     table = paged.page_table[row : row + 1]
     return kernels.prefill_attention(q, paged.k_cache, paged.v_cache, table, (0, len(q)), (context,), 0.2, window)
 
@@ -84,7 +82,7 @@ def decode(
     window: int,
     width: int | None = None,
 ) -> Tensor:
-    """One query for each of `rows`, each at its own context."""
+    """Compute one query for each of `rows`, each with its own context length."""
     lengths = torch.tensor(contexts, dtype=torch.int32)
     table = paged.page_table[rows, :width]
     return kernels.decode_attention(q, paged.k_cache, paged.v_cache, table, lengths, 0.2, window)
@@ -94,7 +92,7 @@ def decode(
 def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(
     exact: Kernels, make: Callable[..., Paged], group: int, head_dim: int
 ):
-    """A prompt prefilled whole, in chunks of any size, or token by token through decode: the same attention."""
+    """A prompt prefilled whole, in chunks of any size, or token by token through decode has the same attention."""
     context = 300
     page_size = PAGE_SIZES[(group + head_dim // 8) % 3]
     paged = make((context,), 2, head_dim, page_size)
@@ -102,10 +100,10 @@ def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(
     for window in (0, 50):
         whole = prefill(exact, q, paged, 0, context, window)
         for size in (1, 2, 3, 7, 63, 65, 256, 299):
-            # Small chunks are many: the first, the last, and those at the borders of tiles stand for all.
+            # There are many small chunks: only the first, the last, and those at tile borders are tested.
             border = {*range(5), *range(124, 131), *range(252, 259)}
-            few = [start for start in range(0, context, size) if size > 8 or start in border]
-            for start in [*few, context - size]:
+            tested = [start for start in range(0, context, size) if size > 8 or start in border]
+            for start in [*tested, context - size]:
                 end = min(start + size, context)
                 assert torch.equal(prefill(exact, q[start:end], paged, 0, end, window), whole[start:end]), (size, start)
         positions = [0, 1, 15, 16, 17, 31, 32, 100, 127, 128, 129, 254, 255, 256, 257, 299]
@@ -119,7 +117,7 @@ def test_a_position_has_the_same_bits_in_every_chunk_and_as_a_decode_row(
 def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(
     exact: Kernels, make: Callable[..., Paged], head_dim: int
 ):
-    """The same beyond two tiles, where sums over a context are made of parts."""
+    """The same holds beyond two tiles, where sums over a context are combined from parts."""
     context = 1100
     paged = make((context,), 1, head_dim, 32)
     q = queries(paged, 3, context)
@@ -141,7 +139,7 @@ def test_a_long_context_has_the_same_bits_in_every_chunk_and_as_decode_rows(
 def test_a_decode_row_has_the_same_bits_in_every_batch(
     exact: Kernels, make: Callable[..., Paged], group: int, head_dim: int, page_size: int, window: int
 ):
-    """Alone, among rows of any length, in any order, with any width of the page table: the same attention."""
+    """Attention is equal alone, among rows of any length and order, and with any width of the page table."""
     contexts = (1, 2, 17, 33, 64, 100, 255, 256, 257, 300, 530, 1025)
     paged = make(contexts, 2, head_dim, page_size, spare_width=5)
     q = queries(paged, group, len(contexts))
@@ -157,7 +155,7 @@ def test_a_decode_row_has_the_same_bits_in_every_batch(
 
 
 def test_grouping_rows_by_length_changes_nothing(monkeypatch: pytest.MonkeyPatch):
-    """However rows are grouped, and whether the plan was made ahead, a row's bits are the same."""
+    """Bits do not depend on the grouping of rows, or on whether the plan was made ahead."""
     import sys
 
     module = sys.modules[decode_attention.__module__]
@@ -178,7 +176,7 @@ def test_grouping_rows_by_length_changes_nothing(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_number_of_threads_changes_nothing(exact: Kernels, make: Callable[..., Paged], threads: int):
-    """A server that is restarted with other threads repeats itself."""
+    """A server that restarts with another number of threads repeats its output."""
     paged = make((300, 20), 2, 64, 16)
     q = queries(paged, 3, 300)
     before = torch.get_num_threads()
@@ -194,7 +192,7 @@ def test_the_number_of_threads_changes_nothing(exact: Kernels, make: Callable[..
 
 @pytest.mark.parametrize("width", [1, 30, 64, 80, 576, 1025])
 def test_norms_and_gates_have_the_same_bits_in_every_batch(exact: Kernels, width: int):
-    """A row's norm and gate do not depend on the rows around it."""
+    """A row's norm and gate do not depend on other rows."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(70, 2 * width, generator=generator), torch.randn(2 * width, generator=generator)
     normed, gated = exact.rms_norm(x, weight, 1e-6), exact.silu_mul(x)
@@ -208,7 +206,7 @@ def test_norms_and_gates_have_the_same_bits_in_every_batch(exact: Kernels, width
 def test_rotated_and_normed_heads_have_the_same_bits_in_every_batch(
     back_end: tuple[Kernels, torch.dtype], heads: int, dim: int
 ):
-    """What a row's queries become and what it writes to the cache does not depend on the rows around it."""
+    """A row's rotated queries and cache entries do not depend on other rows."""
     exact, dtype = back_end
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(70, 4 * heads, dim, generator=generator)
@@ -222,7 +220,7 @@ def test_rotated_and_normed_heads_have_the_same_bits_in_every_batch(
         rotated = exact.rope_and_cache(q, k, v, angles, positions[rows], slots, *caches, norms[0], norms[1], 1e-6)
         return rotated, *(cache.transpose(1, 2).reshape(-1, heads, dim)[rows] for cache in caches)
 
-    everything = run(slice(0, 70))
+    all_rows = run(slice(0, 70))
     for rows in (1, 2, 3, 8, 31, 64):
         for some in (slice(0, rows), slice(70 - rows, 70)):
-            assert all(torch.equal(one, all_[some]) for one, all_ in zip(run(some), everything, strict=True))
+            assert all(torch.equal(one, all_[some]) for one, all_ in zip(run(some), all_rows, strict=True))

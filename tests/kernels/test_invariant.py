@@ -1,4 +1,4 @@
-"""The batch-invariant back end for GPUs: right, and a row has the same bits whatever is computed with it."""
+"""The batch-invariant back end for GPUs is correct, and bitwise independent of the batch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kernels.load import load
 from tests.kernels.conftest import half_precision
 from tests.kernels.paged import make_paged
 
-# Inputs of less than a block, of one split, and of several with a rest; outputs likewise.
+# Inputs smaller than a block, of one split, and of several with a remainder; outputs likewise.
 SHAPES = [(24, 40), (576, 130), (1024, 64), (2304, 96)]
 HALF = half_precision()
 ROWS = (1, 2, 3, 17, 63, 64, 65, 100)
 
 
 @pytest.fixture(autouse=True)
-def products_as_on_a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix unit sums a row alike in all places. numpy, which the interpreter multiplies with, does not on every
-    processor (OpenBLAS on an EPYC), so there each row is multiplied by itself."""
+def multiply_rows_separately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiply each row separately in the interpreter. A matrix unit sums a row alike in all positions, but numpy does
+    not on every processor (OpenBLAS on an EPYC)."""
     if torch.cuda.is_available():
         return
 
@@ -35,8 +35,10 @@ def products_as_on_a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
-def made(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight and a bias."""
+def make_layer(
+    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a weight and a bias."""
     torch.manual_seed(0)
     weight = torch.randn(outputs, inputs, device=device) / inputs**0.5
     return weight.to(dtype), torch.randn(outputs, device=device).to(dtype)
@@ -47,14 +49,14 @@ def made(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) ->
 def test_an_invariant_layer_computes_x_times_w_plus_b(
     inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
 ):
-    """Every row count, one included, agrees with float64."""
-    weight, bias = made(inputs, outputs, dtype, device)
+    """Every row count, including one, agrees with float64."""
+    weight, bias = make_layer(inputs, outputs, dtype, device)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for rows in (1, 70):
-        x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]  # strided over its rows
-        for given in (None, bias):
-            expected = x.double() @ weight.double().T + (0 if given is None else given.double())
-            got = InvariantLinear(weight, given)(x)
+        x = torch.randn(rows, 2 * inputs, device=device).to(dtype)[:, :inputs]  # rows are strided
+        for bias_or_none in (None, bias):
+            expected = x.double() @ weight.double().T + (0 if bias_or_none is None else bias_or_none.double())
+            got = InvariantLinear(weight, bias_or_none)(x)
             torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
             assert got.dtype == dtype
 
@@ -64,8 +66,8 @@ def test_an_invariant_layer_computes_x_times_w_plus_b(
 def test_a_row_has_the_same_bits_in_every_batch(
     inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
-    """Alone, among others, and whether its splits were summed by programs of their own or by one."""
-    weight, bias = made(inputs, outputs, dtype, device)
+    """Bits are equal alone, among other rows, and with splits summed by separate programs or by one."""
+    weight, bias = make_layer(inputs, outputs, dtype, device)
     layer = InvariantLinear(weight, bias)
     x = torch.randn(max(ROWS), inputs, device=device).to(dtype)
     monkeypatch.setattr(invariant, "FILLED", 0)
@@ -79,15 +81,15 @@ def test_a_row_has_the_same_bits_in_every_batch(
 
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_token_has_the_same_attention_as_a_decode_row_and_in_any_chunk(window: int, device: torch.device):
-    """So a sequence that is computed again after a pause goes on as it would have."""
+    """A sequence that is recomputed after preemption continues with the same output."""
     kernels, context = InvariantKernels(), 150
     paged = make_paged((context, 70), 2, 16, 16, torch.float32)
     k_cache, v_cache, table = (x.to(device) for x in (paged.k_cache, paged.v_cache, paged.page_table))
     q = torch.randn(context, 6, 16, generator=torch.Generator().manual_seed(3)).to(device)
 
     def chunk(first: int, last: int) -> torch.Tensor:
-        given = (table[:1], (0, last - first), (last,), 0.2, window)
-        return kernels.prefill_attention(q[first:last].contiguous(), k_cache, v_cache, *given)
+        bias_or_none = (table[:1], (0, last - first), (last,), 0.2, window)
+        return kernels.prefill_attention(q[first:last].contiguous(), k_cache, v_cache, *bias_or_none)
 
     whole = chunk(0, context)
     for first, last in ((0, 64), (64, 150), (0, 1), (99, 150), (70, 71)):
@@ -101,8 +103,8 @@ def test_a_token_has_the_same_attention_as_a_decode_row_and_in_any_chunk(window:
         assert torch.equal(beside[0], whole[position])
 
 
-def test_who_cannot_promise_it_is_refused():
-    """On a CPU compiled kernels always keep the promise, torch's in float32 alone."""
+def test_kernels_without_batch_invariance_are_refused():
+    """On a CPU compiled kernels are always batch-invariant, torch's only in float32."""
     cpu = torch.device("cpu")
     for choice in ("auto", "torch"):
         assert type(load(cpu, torch.float32, choice, batch_invariant=True)) is type(load(cpu, torch.float32, choice))

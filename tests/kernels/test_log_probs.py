@@ -1,4 +1,4 @@
-"""Log probabilities against log-softmax in float64."""
+"""Log probabilities agree with log-softmax in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.interface import Kernels
 
 @pytest.mark.parametrize("k", [0, 1, 5])
 def test_log_probs_equal_the_log_of_the_softmax(kernels: Kernels, device: torch.device, k: int):
-    """The chosen token's log probability, and the k largest in descending order."""
+    """Results are the chosen token's log probability, and the k largest in descending order."""
     torch.manual_seed(0)
     logits = torch.randn(3, 101, device=device) * 4
     chosen = torch.tensor([0, 50, int(logits[2].argmax())], device=device)
@@ -24,7 +24,7 @@ def test_log_probs_equal_the_log_of_the_softmax(kernels: Kernels, device: torch.
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_read_in_float32(kernels: Kernels, device: torch.device, dtype: torch.dtype):
-    """As the same numbers in float32, bit for bit, and in float32."""
+    """Results are float32, bitwise equal to those of the same numbers in float32."""
     torch.manual_seed(0)
     logits = (torch.randn(3, 101, device=device) * 4).to(dtype)
     chosen = torch.tensor([0, 50, 100], device=device)

@@ -1,4 +1,4 @@
-"""Memory for what is large and lives long."""
+"""Memory for large, long-lived tensors."""
 
 import gc
 import mmap
@@ -14,7 +14,7 @@ from kernels.memory import ALIGNMENT, MAPPING, Arena, own_pages
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[mmap.mmap]":
-    """Those that are taken of the system and not given back."""
+    """Return the live mappings requested from the system."""
     alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
     take = memory._mapping
 
@@ -27,8 +27,8 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> "weakref.WeakSet[mmap.mmap]":
     return alive
 
 
-def test_tensors_of_an_arena_lie_one_behind_the_other():
-    """Each at the first multiple of 64 bytes that is free, whatever its dtype, and none reaches into the next."""
+def test_tensors_of_an_arena_are_adjacent():
+    """Each tensor begins at the first free multiple of 64 bytes, for any dtype, and none overlaps the next."""
     arena = Arena()
     first, second, third = (
         arena.take((3, 7), torch.float32),
@@ -43,16 +43,16 @@ def test_tensors_of_an_arena_lie_one_behind_the_other():
     assert [int(tensor.sum()) for tensor in (first, second, third)] == [21, 5, 2]
 
 
-def test_a_tensor_that_fits_nowhere_begins_a_mapping_of_its_own(mappings: Any):
-    """Also one that is larger than a mapping usually is."""
+def test_a_tensor_that_does_not_fit_starts_a_new_mapping(mappings: Any):
+    """A tensor may be larger than the usual mapping."""
     arena = Arena()
     kept = [arena.take((1,), torch.uint8), arena.take((MAPPING + 1,), torch.uint8), arena.take((1,), torch.uint8)]
     assert sorted(map(len, mappings)) == [MAPPING, MAPPING, MAPPING + ALIGNMENT]
     assert not any(tensor.any() for tensor in kept)
 
 
-def test_a_mapping_goes_back_when_all_of_its_tensors_are_gone(mappings: Any):
-    """And not before; the arena goes on in another one."""
+def test_a_mapping_is_released_with_the_last_of_its_tensors(mappings: Any):
+    """It is released no earlier, and the arena continues with another mapping."""
     arena = Arena()
     first, second = arena.take((9,), torch.float32), arena.take((9,), torch.float32)
     del first
@@ -64,7 +64,7 @@ def test_a_mapping_goes_back_when_all_of_its_tensors_are_gone(mappings: Any):
     assert arena.take((9,), torch.float32).shape == (9,)
 
 
-def test_nothing_takes_no_memory(mappings: Any):
+def test_empty_tensors_take_no_memory(mappings: Any):
     """An empty tensor has its shape and dtype."""
     for empty in (Arena().take((0, 3), torch.int32), own_pages((0, 3), torch.int32)):
         assert empty.shape == (0, 3) and empty.dtype == torch.int32

@@ -1,4 +1,4 @@
-"""`kernels` is also the name of a package that transformers looks for; ours must not be taken for it."""
+"""transformers looks for an optional package `kernels`; ours must not be mistaken for it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ assert out.shape == (1, 4), out
 
 
 def test_transformers_loads_and_runs_from_a_checkout(tmp_path: Path):
-    """With the checkout first on sys.path transformers loads a tokenizer and a model and generates."""
+    """With the checkout first on sys.path, transformers loads a tokenizer and a model and generates."""
     root = str(Path(__file__).resolve().parents[2])
     code = (SETUP + SAVE + LOAD).format(root=root, directory=str(tmp_path))
-    # Only what comes from our name matters here; warnings of transformers' own are its business.
+    # Only warnings caused by our package's name matter here, not transformers' own.
     run("import warnings; warnings.filterwarnings('default')\n" + code)

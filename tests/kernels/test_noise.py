@@ -1,4 +1,4 @@
-"""The noise: equal bits in torch and Triton, uniform, unlike for unlike inputs, and right in its tail."""
+"""The noise is bitwise equal in torch and Triton, uniform, different for different inputs, and exact in its tail."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ROWS = [
 
 
 def hashes(rows: list[tuple[int, int, int]], columns: int) -> torch.Tensor:
-    """[len(rows), columns] of the reference."""
+    """Return [len(rows), columns] hashes of the reference."""
     seed, position, choice = (torch.tensor(values) for values in zip(*rows, strict=True))
     key_a, key_b = noise.row_keys(seed, position, choice)
     return noise.column_hash(torch.arange(columns), key_a.unsqueeze(1), key_b.unsqueeze(1))
 
 
 def lowbias32(x: int) -> int:
-    """The published function, on Python integers."""
+    """Compute the published function on Python integers."""
     x ^= x >> 16
     x = x * 0x7FEB352D & 0xFFFFFFFF
     x ^= x >> 15
@@ -39,20 +39,20 @@ def lowbias32(x: int) -> int:
 
 
 def test_mixing_is_lowbias32():
-    """int64 arithmetic under a mask is the published 32-bit function."""
+    """int64 arithmetic under a mask equals the published 32-bit function."""
     words = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF, 0xFFFFFFFF]
     assert noise.mix(torch.tensor(words)).tolist() == [lowbias32(word) for word in words]
 
 
 def test_the_bulk_hash_is_the_same_hash():
-    """What is computed in int32 for all columns at once is the leading 24 bits of the hash."""
+    """The hash computed in int32 for all columns at once has the leading 24 bits of the hash."""
     seed, position, choice = (torch.tensor(values) for values in zip(*ROWS, strict=True))
     bulk = noise.least_uniform(3000, *noise.row_keys(seed, position, choice))
     assert torch.equal(bulk, (hashes(ROWS, 3000) >> 8).to(torch.float32) * 2.0**-24)
 
 
 def test_hashes_are_equal_bit_for_bit_in_triton(triton_kernels: Kernels, device: torch.device):
-    """Seeds of 64 bits and either sign, any position and choice, every column: torch and Triton hash alike."""
+    """torch and Triton hash alike for seeds of 64 bits and either sign, any position and choice, and every column."""
     from tests.kernels.noise_kernel import hash_columns
 
     for row in ROWS:
@@ -60,8 +60,8 @@ def test_hashes_are_equal_bit_for_bit_in_triton(triton_kernels: Kernels, device:
 
 
 def test_noise_is_close_in_triton(triton_kernels: Kernels, device: torch.device):
-    """From the same hash both back ends make the same noise, as far as the device's logarithm goes, in both tails and
-    where a series ends too."""
+    """From equal hashes both back ends compute equal noise up to the precision of the device's logarithm, in both tails
+    and where a series ends."""
     from tests.kernels.noise_kernel import gumbel
 
     tails = [0, 1, 2, 100, 2**20, 2**29 - 1, 2**29, 2**29 + 64, 2**31, 2**32 - 2**20, 2**32 - 129, 2**32 - 1]
@@ -79,12 +79,12 @@ def test_noise_is_the_gumbel_quantile_of_the_hash():
 
 
 def test_large_noise_is_fine_grained():
-    """The first thousand hashes give a thousand different noises: rare tokens are not lumped together."""
+    """The first thousand hashes give a thousand different values, so rare tokens do not share noise."""
     assert len(set(noise.gumbel(torch.arange(1000)).tolist())) == 1000
 
 
 @pytest.mark.parametrize("field", [0, 1, 2], ids=["seed", "position", "choice"])
-def test_each_input_makes_other_noise(field: int):
+def test_each_input_changes_the_noise(field: int):
     """Neighbouring seeds, positions and choices share no more hash bits than by chance."""
     rows = [tuple(step if i == field else 5 for i in range(3)) for step in range(64)]
     words = hashes(rows, 512)

@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU of both back ends against their formulas in float64."""
+"""RMSNorm and SwiGLU of all back ends agree with their formulas in float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_rms_norm_equals_its_formula(
 def test_silu_mul_equals_its_formula(
     kernels: Kernels, device: torch.device, T: int, width: int, dtype: torch.dtype
 ) -> None:
-    """The first half goes through x * sigmoid(x) and multiplies the second half."""
+    """The result is x * sigmoid(x) of the first half times the second half."""
     torch.manual_seed(0)
     gate_up = (torch.randn(T, 2 * width, device=device) * 4).to(dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)

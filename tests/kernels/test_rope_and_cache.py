@@ -1,4 +1,4 @@
-"""Rotary embedding, QK-norm and cache writes of both back ends against float64 formulas."""
+"""Rotary embedding, QK-norm and cache writes of all back ends agree with float64 formulas."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ EPS = 1e-6
 
 
 def naive_rotation(x: Tensor, positions: Tensor) -> Tensor:
-    """x[T, heads, D]: the pair (i, i + D/2) as a complex number, turned by position / 10000^(2i/D)."""
+    """Rotate x[T, heads, D]: the pair (i, i + D/2) is a complex number, rotated by position / 10000^(2i/D)."""
     half = x.shape[-1] // 2
     angles = positions.double()[:, None] * 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     pairs = torch.complex(x[..., :half].double(), x[..., half:].double())
-    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    rotated = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def table(max_position: int, head_dim: int) -> Tensor:
@@ -45,7 +45,7 @@ def test_rotation_norm_and_write(
     normed: bool,
     fused: bool,
 ) -> None:
-    """q comes back and k is stored normalised and rotated, v is stored as it is, and no other slot is touched."""
+    """q is returned and k is stored normalised and rotated, v is stored unchanged, and no other slot is written."""
     torch.manual_seed(0)
     bounds = (query_heads, kv_heads, kv_heads)
     qkv = torch.randn(T, sum(bounds), head_dim)
@@ -68,12 +68,12 @@ def test_rotation_norm_and_write(
         if slot >= 0:
             stored[0][slot // page_size, :, slot % page_size] = expected(k, norms[1])[token]
             stored[1][slot // page_size, :, slot % page_size] = v[token].cpu().double()
-    for cache, wanted in zip(caches, stored, strict=True):
-        torch.testing.assert_close(cache.cpu().double(), wanted, atol=5e-6, rtol=1e-5)
+    for cache, expected_cache in zip(caches, stored, strict=True):
+        torch.testing.assert_close(cache.cpu().double(), expected_cache, atol=5e-6, rtol=1e-5)
 
 
 def test_a_plan_changes_nothing(reference_kernels: Kernels) -> None:
-    """What is computed ahead for all layers is what the operation would have computed itself, to the bit."""
+    """A plan computed for all layers ahead gives bitwise the same results as the operation without it."""
     torch.manual_seed(0)
     q, k, v = torch.randn(5, 6, 16).split((4, 1, 1), dim=1)
     cos_sin, positions, slots = table(50, 16), torch.arange(5), torch.tensor([3, -1, 0, 7, 5])
@@ -87,20 +87,20 @@ def test_a_plan_changes_nothing(reference_kernels: Kernels) -> None:
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_write_cache_stores_what_it_is_given(kernels: Kernels, device: torch.device) -> None:
+def test_write_cache_stores_its_input(kernels: Kernels, device: torch.device) -> None:
     """k and v reach their slots unchanged; a slot of -1 is not written."""
     torch.manual_seed(0)
     k, v = torch.randn(2, 3, 2, 80, device=device)
     caches = torch.zeros(2, 2, 2, 4, 80, device=device)
     kernels.write_cache(k, v, torch.tensor([6, -1, 1], device=device), caches[0], caches[1])
     for cache, given in zip(caches, (k, v), strict=True):
-        wanted = torch.zeros_like(cache)
-        wanted[1, :, 2], wanted[0, :, 1] = given[0], given[2]
-        assert torch.equal(cache, wanted)
+        expected_cache = torch.zeros_like(cache)
+        expected_cache[1, :, 2], expected_cache[0, :, 1] = given[0], given[2]
+        assert torch.equal(cache, expected_cache)
 
 
 def test_rotation_keeps_lengths_and_relative_angles(kernels: Kernels, device: torch.device) -> None:
-    """The product of a rotated q and k depends on the distance of their positions alone."""
+    """The product of a rotated q and k depends only on the distance of their positions."""
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 1, 64, device=device)
     products = []
@@ -108,7 +108,7 @@ def test_rotation_keeps_lengths_and_relative_angles(kernels: Kernels, device: to
         caches = torch.zeros(2, 1, 1, 1, 64, device=device)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         tables = table(64, 64).to(device)
-        turned = kernels.rope_and_cache(q, k, k, tables, zero + shift + 5, zero, *caches, None, None, EPS)
+        rotated = kernels.rope_and_cache(q, k, k, tables, zero + shift + 5, zero, *caches, None, None, EPS)
         kernels.rope_and_cache(q, k, k, tables, zero + shift, zero, *caches, None, None, EPS)
-        products.append(float((turned.flatten() * caches[0].flatten()).sum()))
+        products.append(float((rotated.flatten() * caches[0].flatten()).sum()))
     assert math.isclose(products[0], products[1], rel_tol=1e-4)

@@ -1,4 +1,4 @@
-"""A kernel that says which threshold the sampler found for each row."""
+"""Kernel that exposes the sampler's threshold of each row to tests."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -28,7 +28,7 @@ def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, grou
 
 
 def searched(logits: Tensor, given: dict[str, Tensor]) -> sample.Search:
-    """logits[R, V] and the sampler's parameters, a filter in every row -> what its search leaves."""
+    """Return the search state for logits[R, V] and the sampler's parameters, with a filter in every row."""
     return sample.search(
         logits,
         (
@@ -41,7 +41,8 @@ def searched(logits: Tensor, given: dict[str, Tensor]) -> sample.Search:
 
 
 def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
-    """logits[R, V] and the sampler's parameters, a filter in every row -> [R] float32, the smallest kept value."""
+    """Return the smallest kept value, [R] float32, for logits[R, V] and the sampler's parameters, with a filter in
+    every row."""
     R, V = logits.shape
     maxima, tallies, found = searched(logits, given).searched
     keys = torch.empty(R, dtype=torch.int64, device=logits.device)

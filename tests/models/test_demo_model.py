@@ -1,4 +1,4 @@
-"""The demonstration model: its folder, its chat template, and what it answers to requests it has never seen."""
+"""The demonstration model: its folder, its chat template, and its answers to held-out requests."""
 
 import json
 from pathlib import Path
@@ -35,12 +35,12 @@ def load(name: str) -> dict:
 
 
 def test_layout_is_complete_and_small():
-    """The folder holds a whole Hugging Face model in less than 12 MB."""
+    """The folder contains a whole Hugging Face model in less than 12 MB."""
     sizes = [(FOLDER / name).stat().st_size for name in EXPORTED]
     assert sum(sizes) < 12e6
 
 
-def test_weights_are_those_that_the_configuration_announces():
+def test_weights_match_the_configuration():
     """Every weight is bfloat16, and the head is tied to the embedding instead of stored twice."""
     config = load("config.json")
     with safe_open(FOLDER / "model.safetensors", framework="pt") as weights:
@@ -59,7 +59,7 @@ def test_both_end_tokens_end_a_generation(tokenizer: Tokenizer):
 
 
 def test_card_states_licence_seed_and_limits():
-    """The model card says under which licence the model stands, how it was made and what it cannot do."""
+    """The model card states the licence, how the model was made, and its limits."""
     card = (FOLDER / "README.md").read_text()
     training = load("training.json")
     steps = f"| Steps | {training['steps']} |"
@@ -68,7 +68,7 @@ def test_card_states_licence_seed_and_limits():
 
 
 def test_chat_template_renders_in_a_plain_sandbox():
-    """The template needs nothing but Jinja: no function and no filter that only transformers provides."""
+    """The template needs nothing but Jinja, without functions or filters that only transformers provides."""
     template = ImmutableSandboxedEnvironment().from_string(load("tokenizer_config.json")["chat_template"])
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     text = template.render(messages=messages, add_generation_prompt=True)
@@ -82,7 +82,7 @@ def test_tokenizer_returns_the_same_text(tokenizer: Tokenizer, text: str):
 
 
 def test_every_digit_is_a_token(tokenizer: Tokenizer):
-    """A number is spelled digit by digit, wherever it stands."""
+    """A number is tokenized digit by digit in any position."""
     assert tokenizer.encode("2048").tokens == ["2", "0", "4", "8"]
 
 
@@ -93,11 +93,11 @@ def test_corpus_is_a_function_of_its_seed():
     assert first != other
 
 
-def test_training_never_asks_a_held_out_question():
+def test_training_contains_no_held_out_question():
     """No user turn of the corpus is on the test side of the split."""
     w = Writer(3)
-    asked = [message["content"] for _ in range(2000) for message in conversation(w) if message["role"] == "user"]
-    assert not [prompt for prompt in asked if is_held_out(prompt)]
+    requests = [message["content"] for _ in range(2000) for message in conversation(w) if message["role"] == "user"]
+    assert not [prompt for prompt in requests if is_held_out(prompt)]
 
 
 def test_taught_python_runs(capsys: pytest.CaptureFixture[str]):
@@ -108,10 +108,10 @@ def test_taught_python_runs(capsys: pytest.CaptureFixture[str]):
     assert "FizzBuzz" not in capsys.readouterr().err
 
 
-# (kind, requests, how many must be answered well). The table in models/demo/README.md says how many of these same
-# requests were observed to be answered well, greedily and in float32. A demand is two or three below that, because a
-# near tie may fall otherwise on another processor.
-DEMANDS = (
+# (kind, requests, minimum of good answers). The table in models/demo/README.md lists the good answers observed for the
+# same requests, greedily and in float32. A minimum is two or three below that, because a near tie may differ on another
+# processor.
+REQUIREMENTS = (
     ("sums", 32, 30),
     ("counting", 32, 27),
     ("large sums refused", 32, 30),
@@ -129,28 +129,28 @@ DEMANDS = (
 )
 
 
-@pytest.mark.parametrize(("kind", "asked", "demanded"), DEMANDS)
-def test_held_out_requests_are_answered_well(speaker: judging.Speaker, kind: str, asked: int, demanded: int):
-    """Of the requests that training never saw, at least the demanded number is answered well, and ends by itself."""
-    good, judged = judging.judge(speaker, kind, asked)
+@pytest.mark.parametrize(("kind", "requests", "required"), REQUIREMENTS)
+def test_held_out_requests_are_answered_well(speaker: judging.Speaker, kind: str, requests: int, required: int):
+    """At least the required number of held-out requests is answered well, with a natural end."""
+    good, judged = judging.judge(speaker, kind, requests)
     failed = [(case.messages[-1]["content"], reply.text) for case, reply, passed in judged if not passed]
-    assert good >= demanded, failed
+    assert good >= required, failed
 
 
-def test_remembers_what_was_said(speaker: judging.Speaker):
-    """A name, a favourite or a pet that was mentioned is remembered, in held-out wordings."""
+def test_remembers_the_conversation(speaker: judging.Speaker):
+    """A mentioned name, favourite or pet is remembered, in held-out wordings."""
     assert judging.judge_memory(speaker, 32) >= 30
 
 
-def test_greets_whoever_greets(speaker: judging.Speaker):
-    """However sloppy the greeting, the answer is one."""
+def test_greets_back(speaker: judging.Speaker):
+    """An informal greeting is answered with a greeting."""
     greetings = ("hi", "hello there", "yo", "Good morning!", "hey", "Hello, I am new here.")
     replies = speaker.answer([[{"role": "user", "content": text}] for text in greetings], 60)
     assert all(reply.text.startswith(("Hello", "Hi")) for reply in replies), [reply.text for reply in replies]
 
 
 def test_obeys_a_simple_system_prompt(speaker: judging.Speaker):
-    """Brief, in bullet points, or like a pirate: a style that the system prompt asks for shows in the answer."""
+    """The answer has the style that the system prompt asks for: brief, in bullet points, or like a pirate."""
     question = {"role": "user", "content": "What is preemption?"}
     styles = ("Answer briefly.", "Answer in bullet points.", "You are a pirate.")
     brief, points, pirate = speaker.answer([[{"role": "system", "content": style}, question] for style in styles], 200)
@@ -160,10 +160,10 @@ def test_obeys_a_simple_system_prompt(speaker: judging.Speaker):
 
 
 def test_calculates_with_one_digit(speaker: judging.Speaker):
-    """Of all 300 plain questions about two digits nearly all are answered rightly: 300 were observed."""
+    """Of all 300 plain questions about two digits nearly all are answered correctly: 300 were observed."""
     signs = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
     pairs = [(a, sign, b) for sign in signs for a in range(10) for b in range(10)]
-    wanted = {f"What is {a} {sign} {b}?": f"= {signs[sign](a, b)}." for a, sign, b in pairs}
-    replies = speaker.answer([[{"role": "user", "content": task}] for task in wanted], 16)
-    right = [reply.text.endswith(value) for reply, value in zip(replies, wanted.values(), strict=True)]
-    assert sum(right) >= 295
+    expected = {f"What is {a} {sign} {b}?": f"= {signs[sign](a, b)}." for a, sign, b in pairs}
+    replies = speaker.answer([[{"role": "user", "content": task}] for task in expected], 16)
+    correct = [reply.text.endswith(value) for reply, value in zip(replies, expected.values(), strict=True)]
+    assert sum(correct) >= 295

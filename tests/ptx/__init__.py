@@ -1,6 +1,7 @@
-"""Runs the PTX that Triton makes for compute capability 9.0 on a CPU, block by block, and checks what no result shows:
-bounds, alignment, races in shared memory, reads before a kernel's turn. After "Parallel Thread Execution ISA", NVIDIA.
+"""Emulator that runs Triton's PTX for compute capability 9.0 on a CPU, block by block. It checks properties that
+results do not show: bounds, alignment, races in shared memory, reads before griddepcontrol.wait. Source: "Parallel
+Thread Execution ISA", NVIDIA.
 
-A block's threads go through a program together, as numpy arrays with an element each. It knows the instructions that
-the kernels of this project are made of, and refuses others. `plugin` has pytest run every launch this way.
+The threads of a block execute a program together, as numpy arrays with one element per thread. Instructions that the
+kernels of this project do not use are refused. `plugin` makes pytest run every launch this way.
 """

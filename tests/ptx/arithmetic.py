@@ -1,8 +1,8 @@
-"""What an instruction computes that looks at one thread's registers alone. Sources: PTX ISA, "Integer Arithmetic",
-"Floating Point", "Comparison and Selection", "Logic and Shift", "Data Movement and Conversion".
+"""Instructions that compute from the registers of one thread. Sources: PTX ISA, "Integer Arithmetic", "Floating Point",
+"Comparison and Selection", "Logic and Shift", "Data Movement and Conversion".
 
-Approximate functions are computed in float64 and rounded, and subnormal numbers are kept: a chip may be off by as much
-as PTX allows.
+Approximate functions are computed in float64 and rounded; subnormal numbers are kept. A chip may differ by as much as
+PTX allows.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.ptx.numbers import TYPES, Array, columns, narrowed, widened
+from tests.ptx.numbers import TYPES, Array, bf16_to_float32, columns, float32_to_bf16
 from tests.ptx.operands import Operands
 from tests.ptx.program import PtxError, Statement
 from tests.ptx.state import Execute, Mask, State
 
 Compute = Callable[..., Array]
 
-IGNORED = {"lo", "rn", "full", "approx", "ftz"}  # what says how exact a result is; others are in a name below
+IGNORED_QUALIFIERS = {
+    "lo",
+    "rn",
+    "full",
+    "approx",
+    "ftz",
+}  # without effect here; others are part of a name below
 
 
 def _fma(x: Array, y: Array, z: Array) -> Array:
-    """The product of two float32 is exact in float64; the sum is rounded twice, which differs from once hardly ever."""
+    """Multiply and add. The product of two float32 is exact in float64; rounding the sum twice hardly ever differs from
+    once."""
     return (np.multiply(x, y, dtype=np.float64) + z).astype(np.float32)
 
 
@@ -30,8 +37,8 @@ def _in_float64(function: Callable[[Array], Array]) -> Compute:
     return lambda x: function(x.astype(np.float64)).astype(np.float32)
 
 
-def _divided(x: Array, y: Array) -> Array:
-    """int32, towards zero. A chip has some number where y is 0; here it is x."""
+def _divide_int32(x: Array, y: Array) -> Array:
+    """Divide int32, rounding towards zero. Division by 0 gives an unspecified number on a chip; here it gives x."""
     x, y = x.astype(np.int64), np.where(y == 0, 1, y).astype(np.int64)
     return (np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)).astype(np.int32)
 
@@ -40,26 +47,26 @@ def _remainder(x: Array, y: Array) -> Array:
     return np.fmod(x, np.where(y == 0, 1, y).astype(y.dtype))
 
 
-def _times_pairs(x: Array, y: Array) -> Array:
-    """Pairs of bfloat16."""
-    return narrowed(widened(x.view(np.uint16)) * widened(y.view(np.uint16))).view(np.uint32)
+def _multiply_bf16_pairs(x: Array, y: Array) -> Array:
+    """Multiply pairs of bfloat16."""
+    return float32_to_bf16(bf16_to_float32(x.view(np.uint16)) * bf16_to_float32(y.view(np.uint16))).view(np.uint32)
 
 
-def _shifted_left(x: Array, by: Array) -> Array:
-    """By more than there are bits: 0."""
+def _shift_left(x: Array, by: Array) -> Array:
+    """Shift left; a shift by the width or more gives 0."""
     bits = 8 * x.dtype.itemsize
     return np.where(by >= bits, 0, x << np.minimum(by, bits - 1).astype(x.dtype)).astype(x.dtype)
 
 
-def _shifted_right(x: Array, by: Array) -> Array:
-    """By more than there are bits: 0, or the sign."""
+def _shift_right(x: Array, by: Array) -> Array:
+    """Shift right; a shift by the width or more gives 0 or the sign."""
     bits = 8 * x.dtype.itemsize
     shifted = x >> np.minimum(by, bits - 1).astype(x.dtype)
     return shifted if x.dtype.kind == "i" else np.where(by >= bits, 0, shifted).astype(x.dtype)
 
 
-def _extracted(x: Array, first: Array, length: Array) -> Array:
-    """A field of 32 bits or less, with its sign where x has one."""
+def _extract_bits(x: Array, first: Array, length: Array) -> Array:
+    """Extract a bit field of at most 32 bits, sign-extended if x is signed."""
     wide = x.astype(np.int64) >> first & (np.int64(1) << length) - 1
     sign = (wide >> np.maximum(length, 1) - 1 & 1) if x.dtype.kind == "i" else 0
     return (wide - (sign << length)).astype(x.dtype)
@@ -69,8 +76,8 @@ def _wide_product(x: Array, y: Array) -> Array:
     return np.multiply(x, y, dtype=f"{x.dtype.kind}8")
 
 
-def _whole(x: Array) -> Array:
-    """Floats towards zero as int64, NaN as 0, what is too large as the largest."""
+def _to_int64(x: Array) -> Array:
+    """Truncate floats to int64; NaN becomes 0, and out-of-range values saturate."""
     inside = (x >= -(2.0**63)) & (x < 2.0**63)
     limit = np.where(x > 0, np.iinfo(np.int64).max, np.where(np.isnan(x), 0, np.iinfo(np.int64).min))
     return np.where(inside, np.where(inside, x, 0).astype(np.int64), limit)
@@ -80,7 +87,7 @@ def _cast(kind: str) -> Compute:
     return lambda x: x.astype(TYPES[kind], copy=False)
 
 
-# What is computed, and of which types.
+# Name: function, and the types that it supports.
 FORMS: dict[str, tuple[Compute, str]] = {
     "add": (np.add, "s32 s64 f32"),
     "sub": (np.subtract, "s32 s64 f32"),
@@ -99,31 +106,31 @@ FORMS: dict[str, tuple[Compute, str]] = {
     "or": (np.bitwise_or, "pred b16 b32 b64"),
     "xor": (np.bitwise_xor, "b32"),
     "not": (np.invert, "pred b32"),
-    "shl": (_shifted_left, "b16 b32 b64"),
-    "shr": (_shifted_right, "s32 u32 s64 u64"),
+    "shl": (_shift_left, "b16 b32 b64"),
+    "shr": (_shift_right, "s32 u32 s64 u64"),
     "selp": (lambda x, y, chosen: np.where(chosen, x, y), "b16 b32 b64 f32"),
     "mov": (lambda x: x, "pred b16 u16 b32 u32 b64 u64"),
-    "bfe": (_extracted, "s32 u32"),
+    "bfe": (_extract_bits, "s32 u32"),
     "popc": (np.bitwise_count, "b32"),
     "ex2": (_in_float64(np.exp2), "f32"),
     "lg2": (_in_float64(np.log2), "f32"),
     "rsqrt": (_in_float64(lambda x: 1 / np.sqrt(x)), "f32"),
 }
 CASTS = "f32.bf16 f32.f16 f64.f32 f16.f32 f32.s32 f32.u32 f64.s64 s64.s32 u16.u32 u32.u16 u32.u64 u64.u32"
-COMPUTED: dict[str, Compute] = {
+OPERATIONS: dict[str, Compute] = {
     **{f"{name}.{kind}": compute for name, (compute, kinds) in FORMS.items() for kind in kinds.split()},
     **{f"cvt.{cast}": _cast(cast.split(".")[0]) for cast in CASTS.split()},
-    "div.s32": _divided,
-    "mul.bf16x2": _times_pairs,
-    "cvt.rzi.s64.f32": _whole,
-    "cvt.rzi.s64.f64": _whole,
+    "div.s32": _divide_int32,
+    "mul.bf16x2": _multiply_bf16_pairs,
+    "cvt.rzi.s64.f32": _to_int64,
+    "cvt.rzi.s64.f64": _to_int64,
     "cvt.rzi.f64.f64": np.trunc,
-    "cvt.bf16.f32": narrowed,
-    "cvt.bf16x2.f32": lambda high, low: narrowed(low) | narrowed(high).astype(np.uint32) << 16,
+    "cvt.bf16.f32": float32_to_bf16,
+    "cvt.bf16x2.f32": lambda high, low: float32_to_bf16(low) | float32_to_bf16(high).astype(np.uint32) << 16,
     "cvt.f16x2.f32": lambda high, low: np.stack((low, high), axis=1).astype(np.float16).view(np.uint32).ravel(),
 }
-# Of other types than the one that is named; {kind} is that.
-SOURCES = {
+# Operand types that differ from the type in the opcode; {kind} is the latter.
+OPERAND_TYPES = {
     "mad.wide": "{kind} {kind} {kind[0]}64",
     "shl": "{kind} u32",
     "shr": "{kind} u32",
@@ -136,21 +143,21 @@ COMPARISONS = {
 
 
 def arithmetic(statement: Statement, operands: Operands) -> Execute:
-    """What a statement does. Raises PtxError where it is not one of these."""
-    name = ".".join(part for part in statement.opcode if part not in IGNORED)
+    """Return the effect of a statement. Raises PtxError for an instruction that is not in this file."""
+    name = ".".join(part for part in statement.opcode if part not in IGNORED_QUALIFIERS)
     opcode, kind = statement.opcode, statement.opcode[-1]
     target, *sources = statement.operands
     if name in ("mov.b32", "mov.b64") and "{" in statement.text:
-        return _repacked(target, sources[0], kind, operands)
+        return _repack(target, sources[0], kind, operands)
     if opcode[0] == "setp":
-        return _applied(_comparison(opcode[1], kind), target, sources, [kind, kind], operands)
-    if name not in COMPUTED:
-        raise PtxError(f"no {name}")
-    kinds = SOURCES.get(name.rpartition(".")[0], " ".join(["{kind}"] * len(sources))).format(kind=kind)
-    return _applied(COMPUTED[name], target, sources, kinds.split(), operands)
+        return _apply(_comparison(opcode[1], kind), target, sources, [kind, kind], operands)
+    if name not in OPERATIONS:
+        raise PtxError(f"unsupported operation {name}")
+    kinds = OPERAND_TYPES.get(name.rpartition(".")[0], " ".join(["{kind}"] * len(sources))).format(kind=kind)
+    return _apply(OPERATIONS[name], target, sources, kinds.split(), operands)
 
 
-def _applied(compute: Compute, target: str, sources: list[str], kinds: list[str], operands: Operands) -> Execute:
+def _apply(compute: Compute, target: str, sources: list[str], kinds: list[str], operands: Operands) -> Execute:
     write = operands.target(target)
     match [operands.source(*pair) for pair in zip(sources, kinds, strict=True)]:
         case [x]:
@@ -164,7 +171,7 @@ def _applied(compute: Compute, target: str, sources: list[str], kinds: list[str]
 
 
 def _comparison(name: str, kind: str) -> Compute:
-    """Of floats `lt` is false where one is NaN, `ltu` is true."""
+    """Return a comparison. For floats `lt` is false if an operand is NaN, `ltu` is true."""
     exact = kind in ("f32", "f64", "bf16", "f16")
     if exact and name in ("nan", "num"):
         return lambda x, y: (np.isnan(x) | np.isnan(y)) == (name == "nan")
@@ -174,12 +181,12 @@ def _comparison(name: str, kind: str) -> Compute:
         compare = COMPARISONS[name[:2]]
         return lambda x, y: compare(x, y) | np.isnan(x) | np.isnan(y)
     if name not in COMPARISONS:
-        raise PtxError(f"no comparison of {kind}: {name}")
+        raise PtxError(f"unsupported comparison of {kind}: {name}")
     return COMPARISONS[name]
 
 
-def _repacked(target: str, source: str, kind: str, operands: Operands) -> Execute:
-    """A register from its parts, the low one first, or the other way round."""
+def _repack(target: str, source: str, kind: str, operands: Operands) -> Execute:
+    """Pack a register from parts, low part first, or unpack it."""
     if target.startswith("{"):
         whole, writes = operands.source(source, kind), operands.targets(target)
         part = f"u{TYPES[kind].itemsize // len(writes)}"

@@ -1,4 +1,4 @@
-"""What a kernel must not do is told when it does: for `pytest -p tests.ptx.plugin`, which tests/kernels starts."""
+"""Forbidden operations of a kernel are reported: run by `pytest -p tests.ptx.plugin`, which tests/kernels starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ptx.program import Program, PtxError
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Programs lack all statements that begin as the test says; labels stay before what they stood before."""
+    """Remove all statements that begin with the parameter from programs; labels keep their position."""
     program_of, begin = launch.program_of, request.param
     left_out = 0
 
@@ -37,7 +37,7 @@ def without(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 def attend() -> None:
-    """Decode attention in bfloat16, of two splits."""
+    """Run decode attention in bfloat16 with two splits."""
     paged, kernels = make_paged((70,), 1, 16, 16, dtype=torch.bfloat16), TritonKernels()
     q = torch.randn(1, 2, 16).bfloat16()
     plan = kernels.plan_decode(paged.page_table, paged.lengths, 2, paged.k_cache, 0)
@@ -45,35 +45,35 @@ def attend() -> None:
 
 
 @pytest.mark.parametrize("without", ["bar.sync"], indirect=True)
-def test_a_race_between_warps_is_told(without: None):
-    """Without barriers a warp reads what another one has just written."""
+def test_a_race_between_warps_is_reported(without: None):
+    """Without barriers a warp reads bytes that another one has just written."""
     with pytest.raises(PtxError, match="race"):
         attend()
 
 
 @pytest.mark.parametrize("without", ["cp.async.wait_group"], indirect=True)
-def test_what_is_not_waited_for_is_not_there(without: None):
-    """Copies to shared memory that no thread waits for never come."""
+def test_a_copy_arrives_only_when_it_is_waited_for(without: None):
+    """Copies to shared memory that no thread waits for never arrive."""
     layer, x = DenseLinear(torch.ones(16, 512).bfloat16(), None), torch.ones(1, 512).bfloat16()
     assert not torch.equal(layer(x), torch.full((1, 16), 512.0).bfloat16())
 
 
 @pytest.mark.parametrize("without", ["griddepcontrol.wait"], indirect=True)
-def test_a_kernel_that_does_not_wait_for_its_turn_is_told(without: None):
-    """It would read what the kernel before it is still writing."""
-    with pytest.raises(PtxError, match="turn"):
+def test_a_kernel_that_does_not_wait_for_its_predecessor_is_reported(without: None):
+    """A kernel without griddepcontrol.wait would read data that its predecessor is still writing."""
+    with pytest.raises(PtxError, match="griddepcontrol"):
         attend()
 
 
-def test_reading_behind_a_tensor_is_told():
-    """A norm's weight has fewer numbers than a row."""
+def test_reading_past_the_end_of_a_tensor_is_reported():
+    """A norm's weight that is shorter than a row is reported."""
     x, weight = torch.ones(2, 64), torch.ones(60)
     with pytest.raises(PtxError, match="out of bounds in"):
         TritonKernels().rms_norm(x, weight, 1e-5)
 
 
-def test_writing_behind_a_tensor_is_told():
-    """A slot is on the page behind a cache's last."""
+def test_writing_past_the_end_of_a_tensor_is_reported():
+    """A slot on the page after a cache's last one is reported."""
     k, k_cache, v_cache = torch.ones(1, 1, 16), torch.zeros(3, 1, 4, 16), torch.zeros(3, 1, 4, 16)
     with pytest.raises(PtxError, match="out of bounds in"):
         TritonKernels().write_cache(k, k, torch.tensor([3 * 4]), k_cache, v_cache)

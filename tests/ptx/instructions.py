@@ -1,4 +1,4 @@
-"""Statements as instructions that can be executed."""
+"""Statements decoded into executable instructions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from functools import cache
 
 from tests.ptx import matrices, movement
 from tests.ptx.arithmetic import arithmetic
-from tests.ptx.operands import Make, Operands
+from tests.ptx.operands import Builder, Operands
 from tests.ptx.program import Program, PtxError, Statement
 from tests.ptx.state import Execute, Source
 
-OF_WARPS = {"shfl", "redux", "ldmatrix", "stmatrix", "mma", "wgmma", "bar"}
+WARP_WIDE_OPCODES = {"shfl", "redux", "ldmatrix", "stmatrix", "mma", "wgmma", "bar"}
 
 
 class Kind(Enum):
-    """What an instruction means to the order in which threads go on."""
+    """Kind of an instruction for the scheduling of threads."""
 
     ORDINARY = auto()
-    TOGETHER = auto()  # a warp's lanes execute it together
+    WARP_WIDE = auto()  # all lanes of a warp execute it together
     BRANCH = auto()
     RETURN = auto()
     BARRIER = auto()
@@ -28,7 +28,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Instruction:
-    """execute: what it does, if anything. guard: which threads do it, where it says so. target: of a branch."""
+    """One decoded instruction. `execute`: effect, or None. `guard`: predicate of the threads that execute it, or None.
+    `target`: index of the statement that a branch jumps to."""
 
     text: str
     kind: Kind
@@ -38,14 +39,14 @@ class Instruction:
 
 
 def decode(program: Program) -> tuple[list[Instruction], Operands]:
-    """All instructions of a program, and whose registers they use. Raises PtxError."""
+    """Decode all instructions of a program and its registers. Raises PtxError."""
     operands = Operands(program.threads)
     return [_decode(statement, program, operands) for statement in program.statements], operands
 
 
 def _decode(statement: Statement, program: Program, operands: Operands) -> Instruction:
-    kind = _meaning(statement)
-    executed = kind in (Kind.ORDINARY, Kind.TOGETHER)
+    kind = _kind(statement)
+    executed = kind in (Kind.ORDINARY, Kind.WARP_WIDE)
     return Instruction(
         statement.text,
         kind,
@@ -56,27 +57,27 @@ def _decode(statement: Statement, program: Program, operands: Operands) -> Instr
 
 
 def _effect(statement: Statement, operands: Operands) -> Execute:
-    make = _maker(".".join(statement.opcode))
+    build = _builder(".".join(statement.opcode))
     try:
-        return make(statement, operands)
-    except (PtxError, ValueError, LookupError) as error:  # of a form that is not known, or with other operands
+        return build(statement, operands)
+    except (PtxError, ValueError, LookupError) as error:  # unsupported form or operands
         raise PtxError(f"unknown: {statement.text} ({error})") from error
 
 
 @cache
-def _maker(opcode: str) -> Make:
-    made = movement.MADE | matrices.MADE
-    return next((make for form, make in made.items() if re.fullmatch(form, opcode)), arithmetic)
+def _builder(opcode: str) -> Builder:
+    builders = movement.BUILDERS | matrices.BUILDERS
+    return next((build for form, build in builders.items() if re.fullmatch(form, opcode)), arithmetic)
 
 
 def _guard(statement: Statement, operands: Operands) -> Source | None:
     if not statement.guard:
         return None
-    holds = operands.source(statement.guard, "pred")
-    return (lambda state: ~holds(state)) if statement.negated else holds
+    predicate = operands.source(statement.guard, "pred")
+    return (lambda state: ~predicate(state)) if statement.negated else predicate
 
 
-def _meaning(statement: Statement) -> Kind:
+def _kind(statement: Statement) -> Kind:
     match statement.opcode, statement.operands:
         case ("bra",) | ("bra", "uni"), _:
             return Kind.BRANCH
@@ -84,4 +85,4 @@ def _meaning(statement: Statement) -> Kind:
             return Kind.RETURN
         case ("bar", "sync"), ("0",):
             return Kind.BARRIER
-    return Kind.TOGETHER if statement.opcode[0] in OF_WARPS else Kind.ORDINARY
+    return Kind.WARP_WIDE if statement.opcode[0] in WARP_WIDE_OPCODES else Kind.ORDINARY

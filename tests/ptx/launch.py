@@ -1,4 +1,4 @@
-"""Launches of Triton's kernels as runs of their blocks, one after the other in any order."""
+"""Launches of Triton's kernels: blocks run one after another in random order."""
 
 from __future__ import annotations
 
@@ -20,15 +20,26 @@ from tests.ptx.operands import Operands
 from tests.ptx.program import Program, parse
 from tests.ptx.state import State
 
-LEAST_SHARED = 16  # bytes
-PACKED = {"i32": "<i", "i64": "<q", "fp32": "<f"}
-# Of the arguments of a kernel that begins early what it may read before its turn (`kernels.early`).
-KNOWN = {"gain", "norm", "q_norm", "k_norm", "cos_sin", "positions", "slots", "page_table", "tasks", "num_tasks"}
-SCRATCH = [bytes(8)] * 2  # null pointers behind a kernel's own parameters: memory for Triton's purposes, unused here
+MIN_SHARED_BYTES = 16  # bytes
+PACK_FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
+# Arguments that an early-launched kernel may read before griddepcontrol.wait (`kernels.early`).
+READABLE_EARLY = {
+    "gain",
+    "norm",
+    "q_norm",
+    "k_norm",
+    "cos_sin",
+    "positions",
+    "slots",
+    "page_table",
+    "tasks",
+    "num_tasks",
+}
+SCRATCH = [bytes(8)] * 2  # null pointers after a kernel's own parameters: Triton's scratch memory, unused here
 
 
 class Device:
-    """What Triton asks a driver: a Hopper chip, whose memory is the CPU's."""
+    """Triton driver of a Hopper chip that uses CPU memory."""
 
     def get_current_device(self) -> int:
         return 0
@@ -44,24 +55,26 @@ class Device:
 
 
 def program_of(compiled: CompiledKernel) -> Program:
-    """The statements of a kernel. Raises PtxError."""
-    return parse(compiled.asm["ptx"], max(compiled.metadata.shared, LEAST_SHARED))
+    """Parse the PTX of a kernel. Raises PtxError."""
+    return parse(compiled.asm["ptx"], max(compiled.metadata.shared, MIN_SHARED_BYTES))
 
 
 @cache
 def decoded(compiled: CompiledKernel) -> tuple[Program, list[Instruction], Operands]:
-    """The same as instructions, once. Raises PtxError."""
+    """Decode a kernel once. Raises PtxError."""
     program = program_of(compiled)
     return program, *decode(program)
 
 
 def launch(compiled: CompiledKernel, arguments: dict[str, Any], grid: tuple[int, ...]) -> None:
-    """All blocks of a grid. arguments: by name, tensors and numbers. Raises PtxError."""
+    """Run all blocks of a grid. `arguments`: tensors and numbers by name. Raises PtxError."""
     program, instructions, operands = decoded(compiled)
     kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     memory = GlobalMemory(value for value in arguments.values() if isinstance(value, Tensor))
-    known = GlobalMemory(value for name, value in arguments.items() if name in KNOWN and isinstance(value, Tensor))
-    parameters = [_packed(arguments[name], kind) for name, kind in kinds.items()] + SCRATCH
+    readable_early = GlobalMemory(
+        value for name, value in arguments.items() if name in READABLE_EARLY and isinstance(value, Tensor)
+    )
+    parameters = [_pack(arguments[name], kind) for name, kind in kinds.items()] + SCRATCH
     size = (*grid, 1, 1)[:3]
     blocks = [(x, y, z) for z in range(size[2]) for y in range(size[1]) for x in range(size[0])]
     random.Random(0).shuffle(blocks)
@@ -74,13 +87,13 @@ def launch(compiled: CompiledKernel, arguments: dict[str, Any], grid: tuple[int,
             memory,
             SharedMemory(program.shared, noise),
             early=bool(arguments.get("EARLY")),
-            known=known,
+            readable_early=readable_early,
         )
         Block(instructions, state).run()
 
 
-def _packed(value: Any, kind: str) -> bytes:
-    """An argument as a kernel finds it."""
+def _pack(value: Any, kind: str) -> bytes:
+    """Return an argument as bytes of parameter memory."""
     if isinstance(value, Tensor):
         return struct.pack("<Q", value.data_ptr())
-    return struct.pack(PACKED[kind], value)
+    return struct.pack(PACK_FORMATS[kind], value)

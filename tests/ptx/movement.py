@@ -1,7 +1,7 @@
-"""Instructions that move numbers: from and to memory, by copies that go on meanwhile, between the threads of a warp.
+"""Instructions that move data: memory accesses, asynchronous copies, and exchange between the threads of a warp.
 Sources: PTX ISA, "Data Movement and Conversion", "Parallel Synchronization and Communication".
 
-MADE has, for each form of an opcode, what makes an instruction of a statement.
+BUILDERS maps each form of an opcode to a function that builds an instruction from a statement.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import numpy as np
 
 from tests.ptx.memory import WARP, check_alignment
 from tests.ptx.numbers import TYPES, WORDS, Array, columns
-from tests.ptx.operands import Make, Operands
+from tests.ptx.operands import Builder, Operands
 from tests.ptx.program import Statement
 from tests.ptx.state import Copy, Execute, Mask, State
 
 LANES = np.arange(WARP)
-FETCHED_AT_ONCE = 16  # bytes
+PREFETCH_UNIT_BYTES = 16  # bytes
 
 
-def _nothing(statement: Statement, operands: Operands) -> Execute:
-    """Launches of what comes next, fences and groups of products, which are complete at once here."""
+def _no_op(statement: Statement, operands: Operands) -> Execute:
+    """Do nothing: launches of dependents, fences and commits of products, which are complete at once here."""
     return lambda state, mask: None
 
 
@@ -54,9 +54,9 @@ def _load(statement: Statement, operands: Operands) -> Execute:
         else:
             words = state.shared.read(addresses, size, threads, text)
         if mask is not None:
-            everyone = np.zeros(operands.threads, words.dtype)
-            everyone[threads] = words
-            words = everyone
+            scattered = np.zeros(operands.threads, words.dtype)
+            scattered[threads] = words
+            words = scattered
         for write, numbers in zip(writes, columns(words.view(kind).reshape(-1, len(writes))), strict=True):
             write(state, numbers, mask)
 
@@ -95,22 +95,22 @@ def _add_atomically(statement: Statement, operands: Operands) -> Execute:
 
 
 def _prefetch(statement: Statement, operands: Operands) -> Execute:
-    """Allowed before a kernel's turn: it changes nothing and gives it nothing."""
+    """Check a prefetch, which is allowed before griddepcontrol.wait because it neither changes nor returns data."""
     address, text = operands.address(statement.operands[0]), statement.text
     sizes = operands.source(statement.operands[1], "u32")
 
     def check(state: State, mask: Mask) -> None:
         threads = state.chosen(mask)
         begin, size = address(state)[threads], sizes(state)[threads]
-        check_alignment(begin | size, FETCHED_AT_ONCE, text)
-        state.memory.check(begin, FETCHED_AT_ONCE, text)
-        state.memory.check(begin + size - FETCHED_AT_ONCE, FETCHED_AT_ONCE, text)
+        check_alignment(begin | size, PREFETCH_UNIT_BYTES, text)
+        state.memory.check(begin, PREFETCH_UNIT_BYTES, text)
+        state.memory.check(begin + size - PREFETCH_UNIT_BYTES, PREFETCH_UNIT_BYTES, text)
 
     return check
 
 
 def _copy(statement: Statement, operands: Operands) -> Execute:
-    """Of 4, 8 or 16 bytes: those of global memory or, where the fourth operand is 0, zeros."""
+    """Copy 4, 8 or 16 bytes of global memory, or zeros if the fourth operand is 0."""
     target, source, size = statement.operands[:3]
     to, at, text = operands.address(target), operands.address(source), statement.text
     word = WORDS[int(size, 0)]
@@ -139,7 +139,7 @@ def _commit_copies(statement: Statement, operands: Operands) -> Execute:
 
 
 def _wait_for_copies(statement: Statement, operands: Operands) -> Execute:
-    """Not before this is there anything of a copy, so that a program that does not wait finds something else."""
+    """Wait for copies. Their data arrives only here, so a program that does not wait reads something else."""
     left = int(statement.operands[0])
 
     def wait(state: State, mask: Mask) -> None:
@@ -151,7 +151,7 @@ def _wait_for_copies(statement: Statement, operands: Operands) -> Execute:
 
 
 def _shuffle(statement: Statement, operands: Operands) -> Execute:
-    """Each lane has the number of another one, or its own where that is outside the warp."""
+    """Give each lane the value of another lane, or its own if that is outside the warp."""
     target, number, other = statement.operands[:3]
     write, source = operands.target(target), operands.source(number, "b32")
     offset, mode = operands.source(other, "s32"), statement.opcode[2]
@@ -172,7 +172,7 @@ def _shuffle(statement: Statement, operands: Operands) -> Execute:
 
 
 def _reduce(statement: Statement, operands: Operands) -> Execute:
-    """Over the lanes of a warp whose bits are set, for each of them."""
+    """Reduce over the lanes of a warp with set mask bits, for each of them."""
     target, number, members = statement.operands
     write, source, bits = operands.target(target), operands.source(number, "s32"), operands.source(members, "u32")
     reduce = {"add": np.add, "max": np.maximum, "min": np.minimum}[statement.opcode[2]].reduce
@@ -189,7 +189,7 @@ def _reduce(statement: Statement, operands: Operands) -> Execute:
 
 
 VECTOR = r"(v[24]\.)?[bs](8|16|32|64)"
-MADE: dict[str, Make] = {
+BUILDERS: dict[str, Builder] = {
     r"ld\.param\.[bs](32|64)": _parameter,
     rf"ld\.(global|global\.cg|shared)\.{VECTOR}": _load,
     rf"st\.(global|shared)\.{VECTOR}": _store,
@@ -201,8 +201,8 @@ MADE: dict[str, Make] = {
     r"shfl\.sync\.(bfly|up|idx)\.b32": _shuffle,
     r"redux\.sync\.(add|max|min)\.s32": _reduce,
     r"griddepcontrol\.wait": _wait_for_turn,
-    r"griddepcontrol\.launch_dependents": _nothing,
-    r"fence\.proxy\.async\.shared::cta": _nothing,
-    r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned": _nothing,
-    r"bar\.warp\.sync": _nothing,
+    r"griddepcontrol\.launch_dependents": _no_op,
+    r"fence\.proxy\.async\.shared::cta": _no_op,
+    r"wgmma\.(fence|commit_group|wait_group)\.sync\.aligned": _no_op,
+    r"bar\.warp\.sync": _no_op,
 }

@@ -1,4 +1,4 @@
-"""Operands of statements as functions of a block's state, made once for each program."""
+"""Operands of statements as functions of a block's state, built once per program."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.ptx.numbers import REGISTERS, TYPES, WORDS, Array, widened
+from tests.ptx.numbers import REGISTERS, TYPES, WORDS, Array, bf16_to_float32
 from tests.ptx.program import PtxError, Statement, parts
 from tests.ptx.state import Execute, Mask, Source, State, Target
 
 INDICES = [f"%{name}.{axis}" for name in ("ctaid", "nctaid") for axis in "xyz"]
-SHARED = "global_smem"  # where Triton's shared memory begins: at 0
+SHARED = "global_smem"  # start of Triton's shared memory: address 0
 
 
 class Operands:
-    """Gives each register of a program of `threads` threads a number; the first are the thread's and INDICES."""
+    """Register table of a program of `threads` threads. The first registers are the thread index and INDICES."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -27,18 +27,19 @@ class Operands:
         self._sources: dict[tuple[str, str], Source] = {}
 
     def registers(self, indices: list[int]) -> list[Array]:
-        """As a block begins: nobody writes into one, so that those of zeros are the same. indices: of INDICES."""
+        """Return the registers at the start of a block. They are never written in place, so zero registers share
+        memory. `indices`: values of INDICES."""
         first = [self._thread, *(np.full(self.threads, index, np.uint32) for index in indices)]
         return first + [self._zeros[kind] for kind in self.kinds[len(first) :]]
 
     def source(self, text: str, kind: str) -> Source:
-        """The numbers of a register or a constant as a type of PTX; bfloat16 as float32. Raises PtxError."""
+        """Return a reader of a register or constant as a PTX type; bfloat16 is read as float32. Raises PtxError."""
         if (text, kind) not in self._sources:
             self._sources[text, kind] = self._source(text, kind)
         return self._sources[text, kind]
 
     def target(self, text: str) -> Target:
-        """Where results are written: of the register's size, or integers of any. Raises PtxError."""
+        """Return a writer of a register: values of the register's size, or integers of any size. Raises PtxError."""
         if text == "_":
             return lambda state, value, mask: None
         number = self._number(text)
@@ -54,18 +55,18 @@ class Operands:
         return write
 
     def sources(self, text: str, kind: str) -> list[Source]:
-        """Those of a vector."""
+        """Return the readers of a vector."""
         return [self.source(part, kind) for part in parts(text)]
 
     def targets(self, text: str) -> list[Target]:
-        """Those of a vector."""
+        """Return the writers of a vector."""
         return [self.target(part) for part in parts(text)]
 
     def address(self, text: str) -> Source:
-        """That of [%rd1 + 8], [%r1] or [global_smem+8], as int64. Raises PtxError."""
+        """Return a reader of the address [%rd1 + 8], [%r1] or [global_smem+8], as int64. Raises PtxError."""
         found = re.fullmatch(r"\[\s*(%rd?\d+|global_smem)\s*(?:\+\s*(-?\d+))?\s*\]", text)
         if found is None:
-            raise PtxError(f"no address: {text}")
+            raise PtxError(f"unsupported address: {text}")
         base, offset = found[1], int(found[2] or 0)
         numbers = self.source(base, "s64" if base.startswith("%rd") else "u32")
         return lambda state: numbers(state).astype(np.int64) + offset
@@ -73,40 +74,40 @@ class Operands:
     def _source(self, text: str, kind: str) -> Source:
         if kind == "bf16":
             words = self.source(text, "u16")
-            return lambda state: widened(words(state))
-        wanted = TYPES[kind]
+            return lambda state: bf16_to_float32(words(state))
+        dtype = TYPES[kind]
         if not text.startswith("%"):
-            constant = np.full(self.threads, _constant(text, wanted))
+            constant = np.full(self.threads, _constant(text, dtype))
             return lambda state: constant
         number = self._number(text)
         stored = self.kinds[number]
-        if wanted == stored:
+        if dtype == stored:
             return lambda state: state.registers[number]
-        if wanted.itemsize == stored.itemsize:
-            return lambda state: state.registers[number].view(wanted)
-        if wanted.itemsize < stored.itemsize and stored.kind == "u":
-            low = WORDS[wanted.itemsize]
-            return lambda state: state.registers[number].astype(low).view(wanted)
-        raise PtxError(f"no {kind}: {text}")
+        if dtype.itemsize == stored.itemsize:
+            return lambda state: state.registers[number].view(dtype)
+        if dtype.itemsize < stored.itemsize and stored.kind == "u":
+            low = WORDS[dtype.itemsize]
+            return lambda state: state.registers[number].astype(low).view(dtype)
+        raise PtxError(f"operand cannot be read as {kind}: {text}")
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
             found = re.fullmatch(r"%(p|rs|rd|r)\d+", name)
             if found is None:
-                raise PtxError(f"no register: {name}")
+                raise PtxError(f"unknown register: {name}")
             self._numbers[name] = len(self.kinds)
             self.kinds.append(REGISTERS[found[1]])
         return self._numbers[name]
 
 
-Make = Callable[[Statement, Operands], Execute]  # raises PtxError
+Builder = Callable[[Statement, Operands], Execute]  # raises PtxError
 
 
-def _constant(text: str, wanted: np.dtype) -> Array:
-    """One of `wanted`: a float by its bits, 0f3F800000, an integer, or a place in shared memory."""
+def _constant(text: str, dtype: np.dtype) -> Array:
+    """Parse a constant of a dtype: a float by its bits (0f3F800000), an integer, or an address in shared memory."""
     if text[:2] in ("0f", "0d"):
-        return np.array(int(text[2:], 16), WORDS[wanted.itemsize]).view(wanted)
+        return np.array(int(text[2:], 16), WORDS[dtype.itemsize]).view(dtype)
     number = int(text.removeprefix(SHARED) or 0) if text.startswith(SHARED) else int(text, 0)
-    if wanted.kind == "b":
+    if dtype.kind == "b":
         return np.array(bool(number))
-    return np.array(number & (1 << 8 * wanted.itemsize) - 1, WORDS[wanted.itemsize]).view(wanted)
+    return np.array(number & (1 << 8 * dtype.itemsize) - 1, WORDS[dtype.itemsize]).view(dtype)

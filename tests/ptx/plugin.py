@@ -1,6 +1,5 @@
-"""`pytest -p tests.ptx.plugin`: every Triton kernel is compiled for compute capability 9.0 and run as PTX on the CPU.
-At the end it says which kernels were.
-"""
+"""`pytest -p tests.ptx.plugin`: compile every Triton kernel for compute capability 9.0 and run its PTX on the CPU. The
+names of these kernels are printed at the end."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ import pytest
 
 patching = pytest.MonkeyPatch()
 ran: set[str] = set()
-cache = tempfile.TemporaryDirectory()  # of kernels without machine code, which nobody else may find
+cache = tempfile.TemporaryDirectory()  # separate, because its kernels have no machine code
 
 
 def pytest_sessionstart() -> None:
-    """After tests/conftest.py has asked for Triton's interpreter, before a test module imports a kernel."""
+    """Replace launches after tests/conftest.py requests the interpreter and before a test imports a kernel."""
     os.environ.pop("TRITON_INTERPRET", None)
     patching.setenv("TRITON_CACHE_DIR", cache.name)
     from triton.backends.nvidia.compiler import CUDABackend
@@ -39,16 +38,16 @@ def pytest_sessionstart() -> None:
         return compiled
 
     patching.setattr(JITFunction, "run", run)
-    # Nothing here runs machine code, which takes long to assemble.
+    # Machine code is not run here, and takes long to assemble.
     patching.setattr(CUDABackend, "make_cubin", lambda *given: b"")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line."""
+    """Print the names of kernels that ran as PTX."""
     terminalreporter.write_line(f"ran as PTX: {' '.join(sorted(ran))}")
 
 
 def pytest_unconfigure() -> None:
-    """Triton is as it was, but for its driver."""
+    """Restore Triton, except for its driver."""
     patching.undo()
     cache.cleanup()

@@ -1,4 +1,4 @@
-"""The text of a PTX module as statements. Knows nothing of what they do."""
+"""Parser of a PTX module into statements, independent of their meaning."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 
 class PtxError(Exception):
-    """What a program did that it must not, or what is not known of PTX here; quotes the statement."""
+    """A program does something forbidden, or uses PTX that is not supported here; quotes the statement."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One instruction: `@%p1 ld.global.b32 {%r1}, [%rd1]` has the guard %p1, three parts of an opcode, two operands."""
+    """One instruction. `@%p1 ld.global.b32 {%r1}, [%rd1]` has the guard %p1, three opcode parts and two operands."""
 
     text: str
     guard: str
@@ -23,7 +23,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Program:
-    """One kernel. threads: of a block. shared: bytes of its memory. labels: name -> index of a statement."""
+    """One kernel. `threads`: of a block. `shared`: bytes of shared memory. `labels`: index of a statement by name."""
 
     statements: tuple[Statement, ...]
     labels: dict[str, int]
@@ -32,17 +32,18 @@ class Program:
 
 
 def parse(ptx: str, shared: int) -> Program:
-    """The one kernel of a module, whose size of shared memory a launch says. Raises PtxError."""
+    """Parse the only kernel of a module. `shared`: bytes of shared memory, which only the launch specifies. Raises
+    PtxError."""
     entry = ptx[ptx.index(".visible .entry") :]
     threads = re.search(r"\.reqntid (\d+)", entry)
     if threads is None:
-        raise PtxError("the kernel does not say how many threads it has")
+        raise PtxError("the kernel has no .reqntid (threads per block)")
     statements: list[Statement] = []
     labels: dict[str, int] = {}
     for line in entry[entry.index("\n{") + 2 :].splitlines():
         code = line.split("//")[0].strip()
         if line.startswith("}"):
-            break  # what is behind is for debuggers
+            break  # the rest is debug information
         if code.startswith(".") or code in ("{", "}"):
             continue
         if code.endswith(":"):
@@ -53,15 +54,15 @@ def parse(ptx: str, shared: int) -> Program:
 
 
 def parse_statement(text: str) -> Statement:
-    """Without the semicolon. Raises PtxError."""
+    """Parse a statement without its semicolon. Raises PtxError."""
     found = re.fullmatch(r"(?:@(!?)(%p\d+)\s+)?(\S+)\s*(.*)", text)
     if found is None:
-        raise PtxError(f"no statement: {text}")
+        raise PtxError(f"invalid statement: {text}")
     negated, guard, opcode, rest = found.groups()
     operands = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,\s])+", rest)
     return Statement(text, guard or "", bool(negated), tuple(opcode.split(".")), tuple(operands))
 
 
 def parts(operand: str) -> list[str]:
-    """Those of a vector {%r1, %r2}; an operand that is none is its own."""
+    """Return the elements of a vector {%r1, %r2}, or the operand itself if it is not a vector."""
     return [part.strip() for part in operand.strip("{} ").split(",")]

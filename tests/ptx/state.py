@@ -1,4 +1,4 @@
-"""What one block has while it runs. Instructions change it; which of its threads go on is none of their business."""
+"""State of one block while it runs. Instructions change it; the scheduling of threads is separate."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.ptx.memory import GlobalMemory, SharedMemory
 from tests.ptx.numbers import Array
 from tests.ptx.program import PtxError
 
-Mask = Array | None  # [threads] bool, those that execute an instruction; None: all of them
+Mask = Array | None  # [threads] bool, the executing threads; None: all
 Execute = Callable[["State", Mask], None]
-Source = Callable[["State"], Array]  # an operand's numbers, [threads]; nobody writes into them
+Source = Callable[["State"], Array]  # values of an operand, [threads]; read-only
 Target = Callable[["State", Array, Mask], None]
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Words on their way to shared memory: data[n] for addresses[n], asked for by threads[n]."""
+    """Words on their way to shared memory: data[n] for addresses[n], copied by threads[n]."""
 
     addresses: Array
     data: Array
@@ -29,10 +29,10 @@ class Copy:
 
 @dataclass
 class State:
-    """registers: by number, [threads] each. parameters: bytes of each argument. early: the kernel may run before its
-    turn and has to wait for that, as it `waited`; known: what it may read meanwhile. copies: those asked for, groups:
-    of those that were committed.
-    """
+    """State of one block. `registers`: by number, [threads] each. `parameters`: bytes of each argument. `early`: the
+    kernel may start before its predecessor ends and must execute griddepcontrol.wait, which sets `waited`.
+    `readable_early`: memory that it may read before. `copies`: copies not committed yet; `groups`: committed groups of
+    copies."""
 
     threads: int
     registers: list[Array]
@@ -40,7 +40,7 @@ class State:
     memory: GlobalMemory
     shared: SharedMemory
     early: bool
-    known: GlobalMemory
+    readable_early: GlobalMemory
     waited: bool = False
     copies: list[Copy] = field(default_factory=list)
     groups: list[list[Copy]] = field(default_factory=list)
@@ -49,26 +49,26 @@ class State:
         self._all = np.arange(self.threads)
 
     def chosen(self, mask: Mask) -> Array:
-        """The numbers of those threads."""
+        """Return the indices of the threads in a mask."""
         return self._all if mask is None else np.flatnonzero(mask)
 
     @property
-    def _has_its_turn(self) -> bool:
+    def _may_access_memory(self) -> bool:
         return self.waited or not self.early
 
     def readable(self, addresses: Array, size: int, text: str) -> GlobalMemory:
-        """Where there are words of `size` bytes at addresses[n]. Raises PtxError where it is not the kernel's turn yet
-        and they are not known before it."""
-        if not self._has_its_turn:
+        """Return the memory of words of `size` bytes at addresses[n]. Raises PtxError before griddepcontrol.wait,
+        unless the words may be read early."""
+        if not self._may_access_memory:
             self.memory.check(addresses, size, text)
             try:
-                self.known.check(addresses, size, text)
+                self.readable_early.check(addresses, size, text)
             except PtxError as error:
-                raise PtxError(f"reads memory before it has waited for its turn: {text}") from error
+                raise PtxError(f"reads memory before griddepcontrol.wait: {text}") from error
         return self.memory
 
     def writable(self, text: str) -> GlobalMemory:
-        """Raises PtxError where it is not the kernel's turn yet."""
-        if not self._has_its_turn:
-            raise PtxError(f"writes memory before it has waited for its turn: {text}")
+        """Return memory to write. Raises PtxError before griddepcontrol.wait."""
+        if not self._may_access_memory:
+            raise PtxError(f"writes memory before griddepcontrol.wait: {text}")
         return self.memory

@@ -1,4 +1,4 @@
-"""What the emulation of PTX promises, on programs of a few lines."""
+"""The PTX emulator is correct on programs of a few lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.ptx import block
 from tests.ptx.block import Block
 from tests.ptx.instructions import decode
 from tests.ptx.memory import GlobalMemory, SharedMemory
-from tests.ptx.numbers import narrowed, widened
+from tests.ptx.numbers import bf16_to_float32, float32_to_bf16
 from tests.ptx.program import PtxError, parse
 from tests.ptx.state import State
 
@@ -31,8 +31,8 @@ ret;
 
 
 def run(code: str, data: Tensor, shared: int = 512, threads: int = 64, early: bool = False) -> None:
-    """One block of a kernel. Its data begins at %rd1; each thread has four bytes of it at %rd2, four bytes of shared
-    memory at %r2, and its number in %r1."""
+    """Run one block of a kernel. Its data begins at %rd1. Each thread has four bytes of data at %rd2, four bytes of
+    shared memory at %r2, and its index in %r1."""
     program = parse(KERNEL % (threads, code), shared)
     instructions, operands = decode(program)
     state = State(
@@ -56,22 +56,22 @@ st.global.b32 [%rd2], %r4;
 """
 
 
-def test_warps_exchange_what_a_barrier_stands_behind():
-    """What another warp wrote is read after it."""
+def test_warps_exchange_data_across_a_barrier():
+    """A value that another warp wrote can be read after a barrier."""
     data = torch.zeros(64, dtype=torch.int32)
     run(EXCHANGE.format(barrier="bar.sync 0;"), data)
     assert data.tolist() == [*range(32, 64), *range(32)]
 
 
-def test_lanes_that_went_apart_meet_again():
-    """At the first place where both come by: there all of them are counted."""
-    apart = "setp.lt.u32 %p1, %r1, 10;\n@%p1 bra $L;\nmov.b32 %r3, 1;\nbra.uni $M;\n$L:\nmov.b32 %r3, 100;\n$M:\n"
+def test_diverged_lanes_reconverge():
+    """Diverged lanes reconverge at the first common instruction and are all counted there."""
+    diverge = "setp.lt.u32 %p1, %r1, 10;\n@%p1 bra $L;\nmov.b32 %r3, 1;\nbra.uni $M;\n$L:\nmov.b32 %r3, 100;\n$M:\n"
     data = torch.zeros(64, dtype=torch.int32)
-    run(f"{apart} redux.sync.add.s32 %r4, %r3, -1; st.global.b32 [%rd2], %r4;", data)
+    run(f"{diverge} redux.sync.add.s32 %r4, %r3, -1; st.global.b32 [%rd2], %r4;", data)
     assert data.tolist() == [1022] * 32 + [32] * 32
 
 
-APART = """
+DIVERGENT = """
 setp.lt.u32 %p1, %r1, 40;
 @%p1 bra $L;
 bar.sync 0;
@@ -83,49 +83,49 @@ $M:
 NEIGHBOUR = "xor.b32 %r3, %r2, 128;"
 WRONG = {
     "race: reads": (EXCHANGE.format(barrier=""), {}),
-    "what another warp read": (f"{NEIGHBOUR} ld.shared.b32 %r4, [%r3]; st.shared.b32 [%r2], %r1;", {}),
-    "what another warp wrote": (f"{NEIGHBOUR} st.shared.b32 [%r2], %r1; st.shared.b32 [%r3], 1;", {}),
+    "bytes that another warp read": (f"{NEIGHBOUR} ld.shared.b32 %r4, [%r3]; st.shared.b32 [%r2], %r1;", {}),
+    "bytes that another warp wrote": (f"{NEIGHBOUR} st.shared.b32 [%r2], %r1; st.shared.b32 [%r3], 1;", {}),
     "race: threads write": ("st.shared.b32 [global_smem], %r1;", {}),
     "out of bounds of 512": ("st.shared.b32 [%r2+260], %r1;", {}),
     "out of bounds in 1 threads": ("ld.global.b32 %r3, [%rd2 + 4];", {}),
     "misaligned": ("ld.global.b32 %r3, [%rd2 + -2];", {}),
     "reads memory before": ("ld.global.b32 %r3, [%rd2]; griddepcontrol.wait;", {"early": True}),
     "writes memory before": ("st.global.b32 [%rd2], %r1; griddepcontrol.wait;", {"early": True}),
-    "never waited": ("", {"early": True}),
-    "deadlock": (APART, {}),
+    "never executed": ("", {"early": True}),
+    "deadlock": (DIVERGENT, {}),
     "endless": ("$L:\nbra.uni $L;", {}),
     "unknown: sin.approx.f32 %r3, %r1": ("sin.approx.f32 %r3, %r1;", {}),
     "unknown: add.s32 %x1, %r1, 1": ("add.s32 %x1, %r1, 1;", {}),
 }
 
 
-@pytest.mark.parametrize("told", WRONG)
-def test_what_a_program_must_not_do_is_told(told: str, monkeypatch: pytest.MonkeyPatch):
-    """With the statement that does it."""
-    monkeypatch.setattr(block, "MOST_STEPS", 1000)
-    code, given = WRONG[told]
-    with pytest.raises(PtxError, match=told):
-        run(code, torch.zeros(64, dtype=torch.int32), **given)
+@pytest.mark.parametrize("message", WRONG)
+def test_a_forbidden_operation_is_reported(message: str, monkeypatch: pytest.MonkeyPatch):
+    """A forbidden operation raises an error that quotes its statement."""
+    monkeypatch.setattr(block, "MAX_STEPS", 1000)
+    code, options = WRONG[message]
+    with pytest.raises(PtxError, match=message):
+        run(code, torch.zeros(64, dtype=torch.int32), **options)
 
 
-def test_a_copy_is_there_when_it_was_waited_for_and_not_before():
-    """In the order in which copies were committed."""
+def test_a_copy_arrives_only_when_it_is_waited_for():
+    """Copies arrive in the order in which they were committed."""
     copies = "".join(
         f"cp.async.ca.shared.global [%r2+{at}], [%rd2 + 0], 0x4; cp.async.commit_group;" for at in (0, 256)
     )
-    for left, there in ((2, [False, False]), (1, [True, False]), (0, [True, True])):
+    for left, arrived in ((2, [False, False]), (1, [True, False]), (0, [True, True])):
         data = torch.arange(1000, 1192, dtype=torch.int32)
         reads = "ld.shared.b32 %r3, [%r2]; ld.shared.b32 %r4, [%r2+256];"
         stores = "st.global.b32 [%rd2 + 256], %r3; st.global.b32 [%rd2 + 512], %r4;"
         run(f"{copies} cp.async.wait_group {left}; {reads} {stores}", data)
-        assert [torch.equal(data[64 * part : 64 * part + 64], data[:64]) for part in (1, 2)] == there
+        assert [torch.equal(data[64 * part : 64 * part + 64], data[:64]) for part in (1, 2)] == arrived
 
 
 def test_bfloat16_is_rounded_as_torch_rounds():
-    """All of its numbers are what they are, and what lies between them is rounded to the nearest."""
+    """Every bfloat16 converts exactly, and numbers between two of them round to the nearest."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
-    numbers = widened(every.view(torch.int16).numpy().view(np.uint16))
+    numbers = bf16_to_float32(every.view(torch.int16).numpy().view(np.uint16))
     np.testing.assert_array_equal(numbers, every.float().numpy())
     between = torch.cat((every.float() * 1.001, every.float() * (1 + 2**-8)))
-    rounded = widened(narrowed(between.numpy()))
+    rounded = bf16_to_float32(float32_to_bf16(between.numpy()))
     np.testing.assert_array_equal(rounded, between.bfloat16().float().numpy())

@@ -1,4 +1,4 @@
-"""What a cache takes of the machine's memory before anybody uses it."""
+"""Memory that a cache takes from the machine before its pages are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages go to host memory and come back as they were."""
+"""Swapped pages return from host memory unchanged."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ SHUFFLED = st.permutations(range(PAGES))
 
 
 def filled_cache() -> KVCache:
-    """Each page is full of its own number; host pages of -1."""
+    """Return a cache in which each page is filled with its number and host pages with -1."""
     sizes = {"num_pages": PAGES, "page_size": 2, "layers": 2, "heads": 1, "dim": 4, "host_pages": PAGES}
     cache = KVCache.allocate(**sizes, dtype=torch.float32, device=torch.device("cpu"))
     cache.data[:] = torch.arange(float(PAGES)).view(-1, 1, 1, 1, 1, 1)
@@ -23,23 +23,23 @@ def filled_cache() -> KVCache:
 
 
 @given(SHUFFLED, SHUFFLED, SHUFFLED, st.integers(1, PAGES))
-def test_pages_come_back_as_they_were_wherever_they_lay_meanwhile(away, there, back, count):
-    """Nothing else is touched, here or there."""
+def test_swapped_pages_return_unchanged(source, host_slots, back, count):
+    """Other pages, on either side, are not modified."""
     cache = filled_cache()
     before, swap = cache.data.clone(), Swap(cache)
-    swap.out(list(zip(away[:count], there[:count], strict=True)))
-    assert [int(cache.host[page].unique()) for page in there] == [*away[:count], *[-1] * (PAGES - count)]
-    swap.back(list(zip(there[:count], back[:count], strict=True)))
+    swap.out(list(zip(source[:count], host_slots[:count], strict=True)))
+    assert [int(cache.host[page].unique()) for page in host_slots] == [*source[:count], *[-1] * (PAGES - count)]
+    swap.back(list(zip(host_slots[:count], back[:count], strict=True)))
     assert swap.is_under_way
     swap.land()
     expected = before.clone()
-    expected[list(back[:count])] = before[list(away[:count])]
+    expected[list(back[:count])] = before[list(source[:count])]
     assert torch.equal(cache.data, expected) and not swap.is_under_way
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, unique=True))
-def test_what_lies_together_is_one_copy(pages):
-    """And what does not is not."""
+def test_adjacent_pages_are_one_copy(pages):
+    """Pages that are not adjacent are separate copies."""
     runs = list(_runs(pages))
     assert [page for at, first, count in runs for page in range(first, first + count)] == pages
     assert [at for at, _, _ in runs] == [sum(count for _, _, count in runs[:i]) for i in range(len(runs))]
@@ -48,7 +48,7 @@ def test_what_lies_together_is_one_copy(pages):
 
 @given(st.integers(1, 1 << 30), st.integers(1, 10_000))
 def test_the_staging_buffer_does_not_exceed_its_size(page_bytes: int, host_pages: int):
-    """But for pages of which two are larger than that; and it holds no more than there are host pages."""
+    """Exceptions are pages of more than half that size; the buffer holds at most the host pages."""
     half = half_pages(page_bytes, host_pages)
     assert half == 1 or 2 * half * page_bytes <= STAGING_BYTES
     assert 1 <= half <= host_pages

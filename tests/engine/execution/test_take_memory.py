@@ -1,4 +1,4 @@
-"""Memory that the system is made to give before a step needs it."""
+"""Memory is requested from the system before a step needs it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from engine.execution import runner
 from engine.types import Request, SamplingParams
 
 
-def test_an_idle_engine_takes_memory_behind_what_was_ever_held(demo: Path, monkeypatch: pytest.MonkeyPatch):
-    """A piece at a time until enough is ready, more once pages were handed out, and never a page that anybody had."""
+def test_an_idle_engine_prefaults_memory_after_the_pages_ever_allocated(demo: Path, monkeypatch: pytest.MonkeyPatch):
+    """An idle engine touches memory piecewise until enough is ready, more after pages were allocated, and never an
+    allocated page."""
     engine = build_engine(EngineConfig(model=str(demo), device="cpu", num_pages=64, swap_space=0.0))
     cache: torch.Tensor = engine._runner._cache.data
     page = cache[0].nbytes

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints, written by transformers, and what transformers computes with them."""
+"""Tiny random checkpoints written by transformers, and transformers' results for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    # Large enough that the largest two logits of a position are never near each other.
+    # Large enough that the two largest logits of a position are never close.
     "initializer_range": 0.2,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -35,13 +35,13 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_f
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
 
-# name -> (transformers' name of the family, what differs from SMALL)
+# name -> (transformers' name of the family, differences from SMALL)
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied-mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
-    "llama-ragged": ("Llama", {"intermediate_size": 88}),  # no whole number of any panel
-    # Nor of any tile: rows of 80 and 112 numbers end in the middle of one.
+    "llama-ragged": ("Llama", {"intermediate_size": 88}),  # not a multiple of any panel size
+    # Not a multiple of any tile size either: rows of 80 and 112 numbers end within a tile.
     "llama-odd": (
         "Llama",
         {"hidden_size": 80, "intermediate_size": 112, "num_attention_heads": 5, "num_key_value_heads": 1},
@@ -57,7 +57,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-yarn": ("Qwen3", {"head_dim": 16, "attention_bias": True, "rope_parameters": YARN}),
 }
 
-# Families the decoder does not know, served through transformers.
+# Families that the decoder does not implement, served through transformers.
 FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "phi3-window": ("Phi3", {"sliding_window": 20}),
@@ -78,7 +78,7 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}),
 }
 
-# Families that must be refused, and a word of the reason.
+# Families that must be refused, and a part of the reason.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "sparse attention": ("GlmMoeDsa", {"head_dim": 16}, "not supported over a paged cache; choose a model"),
     "a bias of its own": (
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory and the model it was saved from."""
+    """Directory of a checkpoint and the model that it was saved from."""
 
     path: Path
     reference: Any
@@ -131,7 +131,7 @@ class Checkpoint:
         return load_model(self.path, dtype, torch.device("cpu"), lambda done, total: None)
 
     def logits(self, tokens: list[int]) -> Tensor:
-        """[len(tokens), V] float32, by transformers."""
+        """Return transformers' logits, [len(tokens), V] float32."""
         with torch.inference_mode():
             logits: Tensor = self.reference(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
         return logits.float()
@@ -154,7 +154,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Makes each checkpoint once."""
+    """Checkpoints by name, each created once."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -168,14 +168,14 @@ class Checkpoints:
 
 
 def save(path: Path, family: str, changes: dict[str, Any], **options: Any) -> Checkpoint:
-    """A random model of a family, the same every time. options: of save_pretrained."""
+    """Save a random model of a family, identical every time. `options`: passed to save_pretrained."""
     name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
     config = getattr(transformers, name)(**(SMALL | changes))
     torch.manual_seed(11)
     kinds = (getattr(transformers, f"{family}{suffix}", None) for suffix in ("ForCausalLM", "LMHeadModel"))
     model = next(kind for kind in kinds if kind is not None)(config).eval()
     with torch.no_grad():
-        # Biases and norms start as zeros and ones, which would hide that they are left out.
+        # Biases and norms start as zeros and ones, which would hide their omission.
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

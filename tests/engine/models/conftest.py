@@ -14,25 +14,25 @@ from tests.engine.models.checkpoints import Checkpoint, Checkpoints
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """Tiny random checkpoints by name, made when first asked for."""
+    """Tiny random checkpoints by name, created on first use."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.fixture(params=["auto", "torch"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """What serves float32 on a CPU: compiled, or where nothing can be compiled."""
+    """Kernels for float32 on a CPU: compiled, and the fallback without a compiler."""
     return load(torch.device("cpu"), torch.float32, request.param)
 
 
 @pytest.fixture
 def checkpoint(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Checkpoint:
-    """The checkpoint a test is parametrised with, by name."""
+    """Return the checkpoint with the name that the test is parametrised with."""
     return checkpoints[request.param]
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and spinning ones collapse where cores are shared."""
+    """Use one thread: tiny tensors gain nothing from more, and spinning threads are slow on shared cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""A tiny greedy engine for tests: page tables by hand, one forward at a time, any chunking."""
+"""Minimal greedy engine for tests with explicit page tables and arbitrary chunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.interface import Kernels
 
 @dataclass
 class Row:
-    """One sequence: its tokens, its pages, and how many tokens are in the cache."""
+    """One sequence: its tokens, its pages, and the number of tokens in the cache."""
 
     tokens: list[int]
     pages: list[int] = field(default_factory=list)
@@ -24,9 +24,8 @@ class Row:
 
 
 class Driver:
-    """Runs rows through a model. Pages are handed out in a scattered order, so that nothing relies on their being
-    consecutive.
-    """
+    """Runner of rows through a model. Pages are allocated in a scattered order, so that no code relies on consecutive
+    ones."""
 
     def __init__(
         self,
@@ -45,9 +44,8 @@ class Driver:
         self.free = torch.randperm(num_pages, generator=torch.Generator().manual_seed(1)).tolist()
 
     def step(self, decodes: list[Row], chunks: list[tuple[Row, int]]) -> Tensor:
-        """One forward: one token of each decode row, `n` tokens of each chunk's row -> logits of the last of each [R,
-        V].
-        """
+        """Run one forward pass with one token of each decode row and `n` tokens of each chunk's row. Return the logits
+        of each last token, [R, V]."""
         work = [(row, 1) for row in decodes] + chunks
         for row, count in work:
             while len(row.pages) * self.cache.page_size < row.computed + count:
@@ -92,14 +90,14 @@ class Driver:
         )
 
     def prefill(self, row: Row, chunk: int) -> Tensor:
-        """All tokens of `row` not yet computed, `chunk` at a time -> logits of the last [V]."""
+        """Compute all remaining tokens of `row`, `chunk` at a time. Return the logits of the last one, [V]."""
         logits = torch.empty(0)
         while row.computed < len(row.tokens):
             logits = self.step([], [(row, min(chunk, len(row.tokens) - row.computed))])[0]
         return logits
 
     def generate(self, prompt: list[int], count: int, chunk: int = 1000) -> list[int]:
-        """Greedy continuation of one prompt: `count` token ids."""
+        """Return a greedy continuation of one prompt: `count` token IDs."""
         row = Row(list(prompt))
         logits = self.prefill(row, chunk)
         for _ in range(count):

@@ -1,4 +1,5 @@
-"""Histories of steps for a runner: who comes, is read in pieces, speaks and goes, some with a NaN in their prompts."""
+"""Random histories of steps for a runner: sequences join, prefill in chunks, decode and leave, some with NaN in their
+prompts."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from engine.types import SamplingParams
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import VOCAB
 
-BAD = 7  # the token whose embedding is NaN
-SLOTS, MAX_LEN, PAGE_SIZE = 6, 320, 16  # attention takes another way from position 256 on
+NAN_TOKEN = 7  # the token whose embedding is NaN
+SLOTS, MAX_LEN, PAGE_SIZE = 6, 320, 16  # attention changes its algorithm at position 256
 PAGES = MAX_LEN // PAGE_SIZE
 PLAIN = (
     SamplingParams(max_tokens=40, temperature=0.0),
@@ -26,7 +27,7 @@ PLAIN = (
     SamplingParams(max_tokens=40, temperature=1.2, top_k=20, top_p=0.8, seed=5),
     SamplingParams(max_tokens=40, temperature=0.7, min_p=0.1, seed=6),
 )
-DEMANDING = (
+FULL_SAMPLER = (
     SamplingParams(max_tokens=40, temperature=0.8, seed=7, logprobs=2),
     SamplingParams(max_tokens=40, temperature=0.8, seed=8, repetition_penalty=1.5),
     SamplingParams(max_tokens=40, temperature=0.8, seed=9, logit_bias={3: 2.0}),
@@ -35,8 +36,8 @@ DEMANDING = (
 
 
 @dataclass
-class Speaker:
-    """Whoever has a slot: tokens it has, how many of them are computed, how many it will have, and its pages."""
+class Slot:
+    """Sequence in a slot: tokens so far and at the end, allocated pages, and computed tokens."""
 
     tokens: int
     end: int
@@ -45,53 +46,53 @@ class Speaker:
 
 
 class Histories:
-    """Steps of who comes, is read in pieces, speaks and goes, as the dice say."""
+    """Generator of random steps in which sequences join, prefill in chunks, decode and leave."""
 
-    def __init__(self, dice: random.Random, asked: tuple[SamplingParams, ...]) -> None:
-        self._dice, self._asked = dice, asked
-        self._pages = dice.sample(range(SLOTS * PAGES), SLOTS * PAGES)
-        self._speakers: dict[int, Speaker] = {}
+    def __init__(self, rng: random.Random, sampling_choices: tuple[SamplingParams, ...]) -> None:
+        self._rng, self._sampling = rng, sampling_choices
+        self._pages = rng.sample(range(SLOTS * PAGES), SLOTS * PAGES)
+        self._sequences: dict[int, Slot] = {}
 
     def next(self) -> Batch:
-        """Some join, most of those who are there do something, sometimes nobody does."""
+        """Return a step in which some sequences join and most others compute; it may be empty."""
         joins, grown, decodes, chunks = [], [], [], []
         for slot in range(SLOTS):
-            if slot not in self._speakers and self._dice.random() < 0.5:
+            if slot not in self._sequences and self._rng.random() < 0.5:
                 joins.append(self._join(slot))
-        for slot, speaker in self._dice.sample(list(self._speakers.items()), len(self._speakers)):
-            left = speaker.tokens - speaker.computed
-            if self._dice.random() < 0.2:
+        for slot, sequence in self._rng.sample(list(self._sequences.items()), len(self._sequences)):
+            left = sequence.tokens - sequence.computed
+            if self._rng.random() < 0.2:
                 continue
             if left == 1:
                 decodes.append(slot)
-                if speaker.tokens > speaker.pages * PAGE_SIZE:
-                    grown.append((slot, speaker.pages, self._pages_of(slot)[speaker.pages]))
-                    speaker.pages += 1
+                if sequence.tokens > sequence.pages * PAGE_SIZE:
+                    grown.append((slot, sequence.pages, self._pages_of(slot)[sequence.pages]))
+                    sequence.pages += 1
             else:
-                length = self._dice.choice((left, left, 1, min(left, self._dice.randint(1, 60))))
-                chunks.append(Chunk(slot, speaker.computed, length, length == left))
+                length = self._rng.choice((left, left, 1, min(left, self._rng.randint(1, 60))))
+                chunks.append(Chunk(slot, sequence.computed, length, length == left))
         return Batch(step=0, joins=tuple(joins), grown=tuple(grown), decodes=tuple(decodes), chunks=tuple(chunks))
 
     def take(self, batch: Batch, outcome: Outcome) -> None:
-        """Who has spoken, and who is gone."""
+        """Update sequences with the step's tokens, and remove ended ones."""
         for slot, length in [*((slot, 1) for slot in batch.decodes), *((c.slot, c.length) for c in batch.chunks)]:
-            self._speakers[slot].computed += length
+            self._sequences[slot].computed += length
         for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True):
-            speaker = self._speakers[slot]
-            speaker.tokens += 1
-            if sampled.token_id < 0 or speaker.tokens == speaker.end:
-                del self._speakers[slot]
+            sequence = self._sequences[slot]
+            sequence.tokens += 1
+            if sampled.token_id < 0 or sequence.tokens == sequence.end:
+                del self._sequences[slot]
 
     def _join(self, slot: int) -> Join:
-        length = self._dice.choice((1, 2, 16, 17, self._dice.randint(1, 300), MAX_LEN - self._dice.randint(1, 20)))
-        tokens = tuple(self._dice.choice([t for t in range(VOCAB) if t != BAD]) for _ in range(length))
-        if self._dice.random() < 0.1:
-            at = self._dice.randrange(length)
-            tokens = (*tokens[:at], BAD, *tokens[at + 1 :])
+        length = self._rng.choice((1, 2, 16, 17, self._rng.randint(1, 300), MAX_LEN - self._rng.randint(1, 20)))
+        tokens = tuple(self._rng.choice([t for t in range(VOCAB) if t != NAN_TOKEN]) for _ in range(length))
+        if self._rng.random() < 0.1:
+            at = self._rng.randrange(length)
+            tokens = (*tokens[:at], NAN_TOKEN, *tokens[at + 1 :])
         pages = -(-length // PAGE_SIZE)
-        self._speakers[slot] = Speaker(length, min(MAX_LEN, length + self._dice.randint(1, 30)), pages)
-        sampling, prompt_len = self._dice.choice(self._asked), self._dice.randint(1, length)
-        return Join(slot, tokens, prompt_len, self._dice.randrange(3), sampling, tuple(self._pages_of(slot)[:pages]))
+        self._sequences[slot] = Slot(length, min(MAX_LEN, length + self._rng.randint(1, 30)), pages)
+        sampling, prompt_len = self._rng.choice(self._sampling), self._rng.randint(1, length)
+        return Join(slot, tokens, prompt_len, self._rng.randrange(3), sampling, tuple(self._pages_of(slot)[:pages]))
 
     def _pages_of(self, slot: int) -> list[int]:
         return self._pages[slot * PAGES : (slot + 1) * PAGES]
@@ -103,6 +104,6 @@ def make_runner(model: Model, kernels: Kernels, dtype: torch.dtype, capture: Cap
     return ModelRunner(model, cache, kernels, SLOTS, MAX_LEN, capture)
 
 
-def words(tensor: torch.Tensor) -> np.ndarray:
-    """The bits, so that a NaN is equal to itself."""
+def to_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bytes, so that NaN is equal to itself."""
     return tensor.contiguous().view(torch.uint8).numpy()

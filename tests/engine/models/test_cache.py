@@ -1,4 +1,4 @@
-"""The cache's tensors: pages copied, moved to host memory and back, over all layers at once."""
+"""Cache tensors: pages are copied, moved to host memory and back, over all layers at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def filled(host_pages: int = 0) -> KVCache:
 
 
 def test_layers_are_views_of_one_tensor():
-    """k and v of a layer are [N, Hkv, S, D] with each page in one piece, and writing them writes the cache."""
+    """k and v of a layer are [N, Hkv, S, D] with contiguous pages, and writing them writes the cache."""
     cache = filled()
     assert len(cache.k) == len(cache.v) == 3
     for layer in range(3):
@@ -29,7 +29,7 @@ def test_layers_are_views_of_one_tensor():
 
 
 def test_the_size_of_a_page_is_known_before_the_cache():
-    """bytes_per_page times the pages is what the tensor takes."""
+    """The tensor's size is bytes_per_page times the pages."""
     cache = filled()
     assert KVCache.bytes_per_page(**SHAPE, dtype=torch.float32) * 6 == cache.data.nbytes
     assert KVCache.bytes_per_page(**SHAPE, dtype=torch.bfloat16) * 12 == cache.data.nbytes
@@ -44,8 +44,8 @@ def test_copies_read_everything_before_they_write():
         assert torch.equal(cache.data[destination], before[source])
 
 
-def test_pages_come_back_from_the_host_as_they_went():
-    """Out to host pages, the device pages reused, back to other device pages: the same contents in all layers."""
+def test_pages_return_from_the_host_unchanged():
+    """Pages keep their contents in all layers when they are swapped out, reused and swapped in elsewhere."""
     cache = filled(host_pages=4)
     before = cache.data.clone()
     swap = Swap(cache)

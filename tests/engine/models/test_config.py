@@ -35,7 +35,7 @@ SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 
 
 def test_old_and_new_rope_keys_mean_the_same():
-    """rope_theta and rope_scaling (transformers 4) read like rope_parameters (transformers 5)."""
+    """rope_theta and rope_scaling (transformers 4) are equivalent to rope_parameters (transformers 5)."""
     old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"} | SCALING}
     older = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3"} | SCALING}
     new = LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5} | SCALING}
@@ -44,7 +44,7 @@ def test_old_and_new_rope_keys_mean_the_same():
 
 
 def test_torch_dtype_and_dtype_mean_the_same():
-    """The older name of the key is read too; without either it is float32."""
+    """The older name of the key is read too; the default is float32."""
     for key in ("dtype", "torch_dtype"):
         assert DecoderConfig.from_hf(LLAMA | {key: "bfloat16"}).dtype == torch.bfloat16
     assert DecoderConfig.from_hf(LLAMA).dtype == torch.float32
@@ -69,7 +69,7 @@ def test_torch_dtype_and_dtype_mean_the_same():
     ],
 )
 def test_windows_by_layer(config: dict[str, Any], windows: tuple[int, ...]):
-    """A sliding window applies to the layers the family's rules give it."""
+    """A sliding window applies to the layers that the family's rules select."""
     assert DecoderConfig.from_hf(config).windows == windows
 
 
@@ -87,13 +87,13 @@ def test_windows_by_layer(config: dict[str, Any], windows: tuple[int, ...]):
 def test_biases_and_norms_by_family(
     config: dict[str, Any], qkv_bias: bool, out_bias: bool, mlp_bias: bool, qk_norm: bool
 ):
-    """Which projections have a bias, and whether heads are normalised, follows the family."""
+    """Biases of projections and normalisation of heads follow the family."""
     read = DecoderConfig.from_hf(config)
     assert (read.qkv_bias, read.out_bias, read.mlp_bias, read.qk_norm) == (qkv_bias, out_bias, mlp_bias, qk_norm)
 
 
 def test_missing_keys_that_have_a_meaning():
-    """Head size from the hidden size (128 for Qwen3), as many key as query heads for an old Llama."""
+    """The head size follows from the hidden size (128 for Qwen3), and an old Llama has as many key as query heads."""
     old = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     assert DecoderConfig.from_hf(old).num_kv_heads == 4
     assert DecoderConfig.from_hf(LLAMA).head_dim == 16
@@ -139,7 +139,7 @@ def test_missing_keys_that_have_a_meaning():
     ],
 )
 def test_errors_name_the_key_and_the_value(config: dict[str, Any], changes: dict[str, Any], key: str):
-    """What cannot be computed is refused with the line of config.json that is to blame."""
+    """A configuration that cannot be computed is refused with the responsible key of config.json."""
     with pytest.raises(ModelConfigError) as raised:
         DecoderConfig.from_hf(config | changes)
     assert raised.value.key == key
@@ -176,7 +176,7 @@ KEYS = (
     rope=st.none() | st.dictionaries(st.sampled_from(tuple(ROPE)), JSON, max_size=2),
 )
 def test_any_value_of_any_key_is_read_or_named(base, kind, changes: dict[str, Any], rope: dict[str, Any] | None):
-    """Within bounded memory, up to the tables that are made of the numbers."""
+    """Reading takes bounded memory, including the tables derived from the numbers."""
     scaling = {} if rope is None else {"rope_scaling": ROPE | {"rope_type": kind} | rope}
     try:
         read = DecoderConfig.from_hf(base | scaling | changes)
@@ -187,8 +187,8 @@ def test_any_value_of_any_key_is_read_or_named(base, kind, changes: dict[str, An
     inverse_frequencies(read.rope, read.head_dim)
 
 
-def test_a_table_beyond_the_memory_is_refused_before_it_is_made():
-    """The key, and what there is."""
+def test_a_table_larger_than_memory_is_refused_before_it_is_created():
+    """The error names the key and the free memory."""
     config = DecoderConfig.from_hf(LLAMA | {"max_position_embeddings": 2**31 - 1})
     with pytest.raises(ModelConfigError, match=r"max_position_embeddings = 2147483647: its table .* GiB are free"):
         check_rope_table(dataclasses.replace(config, head_dim=8192))
@@ -199,8 +199,10 @@ DEMO = json.loads((demo_model() / "config.json").read_text())
 
 @settings(max_examples=60)
 @given(changes=st.dictionaries(st.sampled_from(sorted(DEMO.keys() - {"architectures"})), JSON, min_size=1, max_size=2))
-def test_a_checkpoint_whose_configuration_has_any_value_is_loaded_or_refused(tmp_path_factory, changes: dict[str, Any]):
-    """Whatever is read, no tensor is made that the checkpoint does not have."""
+def test_a_checkpoint_with_any_value_in_its_configuration_is_loaded_or_refused(
+    tmp_path_factory, changes: dict[str, Any]
+):
+    """No tensor is created that the checkpoint does not contain."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "model.safetensors").symlink_to(demo_model() / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(DEMO | changes))

@@ -1,4 +1,4 @@
-"""The decoder against transformers: logits and greedy text of tiny random checkpoints of every family it computes."""
+"""The decoder agrees with transformers: logits and greedy text of tiny random checkpoints of every supported family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY = pytest.mark.parametrize("checkpoint", DECODERS, indirect=True)
 
 @EVERY
 def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels):
-    """After a prompt and at each of 30 decode steps behind another, the logits are transformers' to rounding."""
+    """After a prompt, and at each of 30 decode steps after another, logits equal transformers' up to rounding."""
     expected = checkpoint.logits(checkpoint.prompt)
     model = checkpoint.load()
     assert isinstance(model, Decoder)
@@ -37,7 +37,7 @@ def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels
 
 @EVERY
 def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Kernels):
-    """200 tokens, the prompt prefilled whole or in chunks of odd sizes: the same ids as generate's."""
+    """200 token IDs equal generate's, with the prompt prefilled whole or in chunks of odd sizes."""
     model = checkpoint.load()
     for chunk in (1000, 7):
         assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
@@ -45,9 +45,8 @@ def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Ke
 
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
 def test_pages_may_be_shared(checkpoint: Checkpoint, kernels: Kernels):
-    """A row that starts on another's full pages, as with a prefix cache, has the bits of one that computed them
-    itself.
-    """
+    """A row that starts on another's full pages, as with a prefix cache, is bitwise equal to one that computed them
+    itself."""
     driver = Driver(checkpoint.load(), kernels)
     first = Row(list(checkpoint.prompt))
     driver.prefill(first, 1000)
@@ -65,10 +64,9 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path, kernels: Kernels
     assert torch.equal(*results)
 
 
-def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path, kernels: Kernels):
-    """A bfloat16 checkpoint in float32 is exact; a float32 checkpoint in bfloat16 is close, and so
-    are its logits; None keeps what is stored.
-    """
+def test_weights_are_converted_to_the_requested_dtype(tmp_path: Path, kernels: Kernels):
+    """A bfloat16 checkpoint in float32 is exact, a float32 checkpoint in bfloat16 has close logits, and None keeps the
+    stored dtype."""
     save(tmp_path, "Llama", {}).reference.to(torch.bfloat16).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     checkpoint = Checkpoint(tmp_path, reference)

@@ -1,4 +1,4 @@
-"""Models served through transformers: the same text as transformers' own, and a refusal where that cannot be had."""
+"""Models served through transformers have transformers' text, or are refused where that is impossible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @EVERY
 def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels):
-    """After a prompt and at decode steps behind another, the logits are transformers' to rounding."""
+    """After a prompt, and at decode steps after another, logits equal transformers' up to rounding."""
     expected = checkpoint.logits(checkpoint.prompt)
     model = checkpoint.load()
     assert isinstance(model, TransformersModel)
@@ -43,22 +43,22 @@ def test_logits_agree_with_transformers(checkpoint: Checkpoint, kernels: Kernels
 
 @EVERY
 def test_greedy_text_is_that_of_transformers(checkpoint: Checkpoint, kernels: Kernels):
-    """200 tokens, the prompt prefilled whole or in chunks: the same ids as generate's."""
+    """200 token IDs equal generate's, with the prompt prefilled whole or in chunks."""
     model = checkpoint.load()
     for chunk in (1000, 30):
         assert Driver(model, kernels).generate(checkpoint.prompt, 200, chunk) == checkpoint.text
 
 
 @pytest.mark.parametrize("checkpoint", ["olmo2"], indirect=True)
-def test_batch_invariance_is_not_promised_for_what_others_compute(checkpoint: Checkpoint):
-    """Not on a CPU either, where it is seen for these but written down for our own decoder alone."""
+def test_batch_invariance_is_refused_for_models_of_transformers(checkpoint: Checkpoint):
+    """This includes CPUs, where it is observed for these models but specified for our own decoder alone."""
     with pytest.raises(ConfigError, match="batch_invariant"):
         build_engine(EngineConfig(model=str(checkpoint.path), device="cpu", num_pages=4, batch_invariant=True))
 
 
 @pytest.mark.parametrize("checkpoint", ["olmo2", "phi3-window"], indirect=True)
-def test_rows_of_a_batch_do_not_see_each_other(checkpoint: Checkpoint, kernels: Kernels):
-    """Decode rows and a chunk in one flat batch have the bits they have alone."""
+def test_rows_of_a_batch_are_independent(checkpoint: Checkpoint, kernels: Kernels):
+    """Decode rows and a chunk in one flat batch are bitwise equal to a run alone."""
     model = checkpoint.load()
     prompts = [checkpoint.prompt[:length] for length in (5, 40, 77)]
     alone = [Driver(model, kernels).prefill(Row(list(prompt)), 1000) for prompt in prompts]
@@ -72,8 +72,8 @@ def test_rows_of_a_batch_do_not_see_each_other(checkpoint: Checkpoint, kernels: 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
-    """A model whose attention or positions would come out differently is an error with the reason, not another text."""
+def test_an_unsupported_model_is_refused(tmp_path: Path, name: str):
+    """A model with other attention or positions is refused with the reason."""
     family, changes, reason = REFUSED[name]
     save(tmp_path, family, changes)
     with pytest.raises(ModelError, match=reason) as raised:
@@ -89,10 +89,10 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, name: str):
     ],
 )
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
-def test_a_model_that_transformers_does_not_know_is_refused_with_a_way_out(
+def test_a_model_that_transformers_does_not_support_is_refused_with_a_remedy(
     tmp_path: Path, checkpoints: Checkpoints, config: dict[str, Any], reason: str, load_format: str
 ):
-    """Options of transformers that do not exist here are not named."""
+    """The error does not name options of transformers that do not exist here."""
     shutil.copy(checkpoints["olmo2"].path / "model.safetensors", tmp_path)
     own = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
     (tmp_path / "config.json").write_text(json.dumps(own | config))
@@ -112,8 +112,8 @@ def test_a_model_that_transformers_does_not_know_is_refused_with_a_way_out(
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
-def test_a_refused_setting_is_found_wherever_it_stands(section: str, settings: dict[str, Any], key: str):
-    """At the top level or in the section of a model's text; the error names the whole path."""
+def test_a_refused_setting_is_found_in_every_section(section: str, settings: dict[str, Any], key: str):
+    """It is found at the top level and in the section of a model's text, and the error names the whole path."""
     with pytest.raises(ModelConfigError) as raised:
         refuse_config({section: settings} if section else settings)
     assert raised.value.key == (f"{section}.{key}" if section else key)
@@ -129,7 +129,7 @@ def test_a_refused_setting_is_found_wherever_it_stands(section: str, settings: d
 def test_a_configuration_that_does_not_fit_is_refused_in_one_line(
     tmp_path: Path, checkpoints: Checkpoints, change: dict[str, Any], reason: str
 ):
-    """Errors of a model's own code are put into a sentence that names the setting."""
+    """Errors of a model's own code become a sentence that names the setting."""
     path = Path(shutil.copytree(checkpoints["olmo2"].path, tmp_path / "unfit"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | change))
@@ -139,7 +139,7 @@ def test_a_configuration_that_does_not_fit_is_refused_in_one_line(
 
 
 def test_the_check_notices_a_difference(checkpoints: Checkpoints):
-    """A model whose paged logits are off, here by a factor, does not pass."""
+    """A model with other paged logits, here by a factor, is refused."""
     checkpoint = checkpoints["olmo2"]
     model = checkpoint.load()
     assert isinstance(model, TransformersModel)
@@ -150,7 +150,7 @@ def test_the_check_notices_a_difference(checkpoints: Checkpoints):
 
 
 def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):
-    """The files are looked at before transformers reads them."""
+    """Files are checked before transformers reads them."""
     path = Path(shutil.copytree(checkpoints["olmo2"].path, tmp_path / "broken"))
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
@@ -159,7 +159,7 @@ def test_damaged_weights_are_named(tmp_path: Path, checkpoints: Checkpoints):
 
 
 def test_dummy_weights_need_no_files(tmp_path: Path, checkpoints: Checkpoints, kernels: Kernels):
-    """The shapes of config.json are enough, and torch's global generator is left as it was."""
+    """The shapes of config.json suffice, and torch's global generator is not modified."""
     shutil.copy(checkpoints["olmo2"].path / "config.json", tmp_path)
     torch.manual_seed(5)
     expected = torch.rand(1)

@@ -1,4 +1,4 @@
-"""The comparison at load sees effects beyond the lengths that a configuration names."""
+"""The comparison at load detects effects beyond the lengths that a configuration names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WINDOW = 40
 
 @pytest.fixture
 def windowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Olmo2's own attention looks back over no more than `WINDOW` tokens, and keeps that to itself."""
+    """Limit Olmo2's own attention to the last `WINDOW` tokens, invisibly to the caller."""
     eager = modeling_olmo2.eager_attention_forward
 
     def forward(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Any:
@@ -38,25 +38,25 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def set_key(path: Path, key: str, value: Any) -> None:
-    """Change config.json."""
+    """Set a key of config.json."""
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {key: value}))
 
 
 @pytest.mark.parametrize("key", ["local_attention", "window_size"])
 @pytest.mark.usefixtures("windowed")
-def test_a_window_that_the_attention_function_never_gets_is_seen(checkpoint: Checkpoint, key: str):
-    """It is longer than the first comparison, and its length stands in config.json under some name."""
+def test_a_window_that_the_attention_function_never_receives_is_detected(checkpoint: Checkpoint, key: str):
+    """It is longer than the first comparison, and its length occurs in config.json under some name."""
     set_key(checkpoint.path, key, WINDOW)
     with pytest.raises(ModelError, match=r"after 48 tokens differ from its own"):
         checkpoint.load()
 
 
 @pytest.mark.usefixtures("windowed")
-def test_a_length_beyond_the_bound_of_a_probe_is_warned_of(
+def test_a_length_beyond_the_bound_of_a_probe_is_logged(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """The warning names the key, its value and how far the comparison went."""
+    """The warning names the key, its value and the length of the comparison."""
     set_key(checkpoint.path, "window_size", WINDOW)
     monkeypatch.setattr(fallback_lengths, "MAX_PROBE_TOKENS", 30)
     with caplog.at_level(logging.WARNING):
@@ -65,11 +65,11 @@ def test_a_length_beyond_the_bound_of_a_probe_is_warned_of(
 
 
 @pytest.mark.parametrize("threshold", [30, 100, 480])
-def test_frequencies_that_change_somewhere_in_the_context_are_seen(
+def test_frequencies_that_change_within_the_context_are_detected(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, threshold: int
 ):
-    """A rotary embedding that looks at the longest sequence of a batch is refused, whether its configuration names the
-    length or not."""
+    """A rotary embedding that depends on the longest sequence of a batch is refused, even if the configuration does not
+    name the length."""
     forward = modeling_olmo2.Olmo2RotaryEmbedding.forward
 
     def switching(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def test_frequencies_that_change_somewhere_in_the_context_are_seen(
 def test_a_model_that_fails_at_the_end_of_its_context_is_refused(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ):
-    """In one sentence, instead of with a traceback."""
+    """The error is one sentence without a traceback."""
     forward = modeling_olmo2.Olmo2RotaryEmbedding.forward
 
     def failing(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,10 +97,10 @@ def test_a_model_that_fails_at_the_end_of_its_context_is_refused(
         checkpoint.load()
 
 
-def test_a_window_that_the_attention_function_gets_is_no_reason_to_warn(
+def test_a_window_that_the_attention_function_receives_causes_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """Nor are positions, which are compared up to the end of the context."""
+    """Positions, which are compared up to the end of the context, cause no warning either."""
     monkeypatch.setattr(fallback_lengths, "MAX_PROBE_TOKENS", 30)
     family, changes = FALLBACKS["phi3-window"]
     made = save(tmp_path, family, changes | {"sliding_window": 50, "original_max_position_embeddings": 60})
@@ -110,7 +110,7 @@ def test_a_window_that_the_attention_function_gets_is_no_reason_to_warn(
 
 
 def test_every_number_that_may_be_a_length_is_found():
-    """At the top level, in the section of the text and in its RoPE parameters; not the context itself."""
+    """Top level, text section and RoPE parameters are searched; the context length itself is excluded."""
     config = {
         "max_position_embeddings": 512,
         "vocab_size": 300,
@@ -127,5 +127,5 @@ def test_every_number_that_may_be_a_length_is_found():
 
 
 def test_the_cost_of_a_probe_is_bounded():
-    """Fewer tokens for larger models."""
+    """Larger models get fewer tokens."""
     assert [longest_probe(size) for size in (0, 10**6, 10**9, 10**12)] == [2048, 2048, 125, 0]

@@ -1,5 +1,5 @@
-"""Every family in every layout in which its files come: transformers' tokens and log-probabilities, alone and eight at
-once."""
+"""Every family in every layout of its files gives transformers' tokens and log-probabilities, alone and in a batch of
+eight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEW_TOKENS = 6
 TOLERANCE = 2e-3  # of a log-probability in float32
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
-# Further families that transformers computes, in the layout in which it writes them.
+# Further families that transformers implements, in the layout that it writes.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}),
     "gpt-bigcode": ("GPTBigCode", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}),
@@ -55,14 +55,14 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-moe": ("GraniteMoe", EXPERTS),
 }
 FAMILIES = DECODERS | FALLBACKS | OTHERS
-TIED = [name for name in FAMILIES if name not in ("persimmon", "phi", "biogpt")]  # those have no tied form
+TIED = [name for name in FAMILIES if name not in ("persimmon", "phi", "biogpt")]  # the others have no tied form
 
 
 def compare_with_transformers(path: Path) -> None:
-    """Assert that eight greedy texts, each alone and all at once, are those of the model that transformers loads."""
+    """Assert that eight greedy texts, each alone and in one batch, are those of the model that transformers loads."""
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
-    wanted = [
+    greedy = [
         replace(
             one,
             sampling=replace(one.sampling, temperature=0.0, repetition_penalty=1.0, frequency_penalty=0.0, logprobs=0),
@@ -71,8 +71,8 @@ def compare_with_transformers(path: Path) -> None:
     ]
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     engine = make_engine(path, num_pages=120, kv_cache_dtype="float32")
-    for texts in (run(engine, wanted, of=token_and_logprob), alone(engine, wanted, of=token_and_logprob)):
-        for one in wanted:
+    for texts in (run(engine, greedy, value_of=token_and_logprob), alone(engine, greedy, value_of=token_and_logprob)):
+        for one in greedy:
             compare_text(reference, one, texts[one.id, 0])
 
 
@@ -82,7 +82,7 @@ def token_and_logprob(event: TokenEvent) -> tuple[int, float]:
 
 
 def compare_text(reference: Any, one: Request, text: list[tuple[int, float]]) -> None:
-    """Assert that each token is transformers' likeliest after the ones before it, with its log-probability."""
+    """Assert that each token is transformers' most probable one after its predecessors, with its log-probability."""
     assert len(text) == NEW_TOKENS
     ids = [*one.prompt, *(token_id for token_id, _ in text[:-1])]
     with torch.inference_mode():
@@ -111,7 +111,7 @@ def save_tied(path: Path, name: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_checkpoint_as_transformers_writes_it(tmp_path: Path, name: str):
-    """Single file for some families, shards for others."""
+    """Some families are saved as a single file, others as shards."""
     shards = {"max_shard_size": "60KB"} if len(name) % 2 else {}
     save(tmp_path, *FAMILIES[name], **shards)
     assert bool(shards) is (tmp_path / "model.safetensors.index.json").exists()
@@ -122,7 +122,7 @@ def test_a_checkpoint_as_transformers_writes_it(tmp_path: Path, name: str):
 def test_a_head_with_other_values_than_the_table_it_is_tied_to_is_used(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ):
-    """A stored output projection counts more than `tie_word_embeddings`, and a warning is logged."""
+    """A stored output projection takes precedence over `tie_word_embeddings`, and a warning is logged."""
     head, table = save_tied(tmp_path, name)
     change_tensors(tmp_path, lambda tensors: tensors.update({head: torch.randn_like(tensors[table])}))
     with caplog.at_level(logging.WARNING):
@@ -170,7 +170,7 @@ def use_old_rope_keys(config: dict[str, Any]) -> None:
     "name", ["llama", "llama-llama3", "llama-linear", "llama-yarn", "qwen3-yarn", "mistral", "gemma3-nested", "olmo2"]
 )
 def test_rope_parameters_in_the_keys_of_transformers_4(tmp_path: Path, name: str):
-    """A base and a scaling at the top level mean the same as one object, and as one for each type of layer."""
+    """A base and a scaling at the top level are equivalent to one object, and to one per type of layer."""
     family, changes = FAMILIES[name]
     save(tmp_path, family, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}} | changes)
     change_config(tmp_path, use_old_rope_keys)
@@ -179,7 +179,7 @@ def test_rope_parameters_in_the_keys_of_transformers_4(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("scaling", [LLAMA3 | {"original_max_position_embeddings": 64}, YARN])
 def test_rope_parameters_for_each_type_of_layer(tmp_path: Path, scaling: dict[str, Any]):
-    """Scaled frequencies in the layers with full attention, others in those with a window."""
+    """Layers with full attention have scaled frequencies, those with a window others."""
     family, changes = FALLBACKS["gemma3-nested"]
     local = {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0}
     nested = {"sliding_attention": local, "full_attention": scaling}
@@ -188,7 +188,7 @@ def test_rope_parameters_for_each_type_of_layer(tmp_path: Path, scaling: dict[st
 
 
 def test_a_model_of_several_modalities_keeps_its_text_in_a_section(tmp_path: Path):
-    """The configuration and the weights of Gemma 3's text are found beside those of its images."""
+    """The configuration and weights of Gemma 3's text are found beside those of its vision model."""
     text = SMALL | FALLBACKS["gemma3-nested"][1] | {"head_dim": 16}
     images = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     images |= {"image_size": 28, "patch_size": 14}
@@ -201,7 +201,7 @@ def test_a_model_of_several_modalities_keeps_its_text_in_a_section(tmp_path: Pat
 @pytest.mark.parametrize("name", ["llama", "qwen2", "olmo2", "gemma3", "mixtral"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_in_half_precision_are_computed_in_float32(tmp_path: Path, name: str, dtype: torch.dtype):
-    """The stored numbers count, not the dtype that config.json names."""
+    """The stored dtype counts, not the dtype in config.json."""
     save(tmp_path, *FAMILIES[name])
     change_tensors(tmp_path, lambda tensors: tensors.update({key: t.to(dtype) for key, t in tensors.items()}))
     change_config(tmp_path, lambda config: config.update(dtype=str(dtype).removeprefix("torch.")))

@@ -1,5 +1,5 @@
-"""Recorded steps beside the same steps operation by operation: the same tokens, slots, keys and values. Recording is
-left out: the functions are called again."""
+"""Recorded steps equal the same steps with single operations: tokens, slots, keys and values. Recording is replaced by
+calling the functions again."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from engine.types import SamplingParams
 from kernels.query_tiles import QUERIES
 from kernels.reference.backend import ReferenceKernels
 from tests.engine.models.checkpoints import Checkpoint
-from tests.engine.models.histories import BAD, DEMANDING, PLAIN, SLOTS, Histories, make_runner
+from tests.engine.models.histories import FULL_SAMPLER, NAN_TOKEN, PLAIN, SLOTS, Histories, make_runner
 
 
-@pytest.mark.parametrize("asked", [PLAIN, PLAIN * 4 + DEMANDING], ids=["plain", "demanding"])
+@pytest.mark.parametrize("sampling_choices", [PLAIN, PLAIN * 4 + FULL_SAMPLER], ids=["plain", "full sampler"])
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
-def test_a_recorded_step_is_its_operations_one_by_one(
-    checkpoint: Checkpoint, asked: tuple[SamplingParams, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_recorded_step_equals_its_single_operations(
+    checkpoint: Checkpoint, sampling_choices: tuple[SamplingParams, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """Rows that decode and pieces of prompts in any company, some too long for a recording, some with a NaN, some who
-    ask for more than filters; on the device's side of the slots too."""
+    """Decode rows and chunks in any batch, some too long for a recording, some with NaN, some with the full sampler;
+    slots on the device are equal too."""
     monkeypatch.setattr(graphs, "PROMPT_ROWS", 150)
     model = load_model(checkpoint.path, torch.float32, torch.device("cpu"), lambda *_: None, kernels=ReferenceKernels())
     with torch.inference_mode():
-        model._weights.embedding[BAD] = math.nan
-    recorded, one_by_one = (
+        model._weights.embedding[NAN_TOKEN] = math.nan
+    recorded, eager = (
         make_runner(model, ReferenceKernels(), torch.float32, capture) for capture in (lambda step: step, None)
     )
     recorded.record(lambda *_: None)
-    histories = Histories(random.Random(len(asked)), asked)
-    apart = broken = tokens = 0
+    histories = Histories(random.Random(len(sampling_choices)), sampling_choices)
+    eager_steps = broken = tokens = 0
     compute = recorded._compute
 
     def computed(batch, drawn, broken) -> None:
-        nonlocal apart
+        nonlocal eager_steps
         assert not batch.decodes
-        apart += 1
+        eager_steps += 1
         compute(batch, drawn, broken)
 
     recorded._compute = computed
     for _ in range(400):
         batch = histories.next()
-        outcome, expected = (runner.launch(batch)() for runner in (recorded, one_by_one))
+        outcome, expected = (runner.launch(batch)() for runner in (recorded, eager))
         assert repr(outcome.sampled) == repr(expected.sampled)  # a NaN is not equal to itself
-        without = {c.slot for c in batch.chunks if c.samples} & {
+        sampled_nan = {c.slot for c in batch.chunks if c.samples} & {
             slot for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True) if sampled.token_id < 0
         }
-        told, wanted = (
+        reported, expected_slots = (
             [c.slot for c, is_broken in zip(batch.chunks, one.broken, strict=bool(one.broken)) if is_broken]
             for one in (outcome, expected)
         )
-        assert {*told} | without == {*wanted} | without
+        assert {*reported} | sampled_nan == {*expected_slots} | sampled_nan
         slots = recorded._graphs.slots.tensors
-        there = np.array(batch.sampled, np.int64)
-        assert np.array_equal(recorded._slots.lengths, one_by_one._slots.lengths)
-        assert slots.lengths[there].tolist() == one_by_one._slots.lengths[there].tolist()
-        assert torch.equal(recorded._last_tokens[:SLOTS], one_by_one._last_tokens[:SLOTS])
-        one, other = recorded._cache.data, one_by_one._cache.data
-        assert bool(((one == other) | one.isnan() | other.isnan()).all())  # a NaN spoils what is computed with it
+        sampled_slots = np.array(batch.sampled, np.int64)
+        assert np.array_equal(recorded._slots.lengths, eager._slots.lengths)
+        assert slots.lengths[sampled_slots].tolist() == eager._slots.lengths[sampled_slots].tolist()
+        assert torch.equal(recorded._last_tokens[:SLOTS], eager._last_tokens[:SLOTS])
+        one, other = recorded._cache.data, eager._cache.data
+        assert bool(((one == other) | one.isnan() | other.isnan()).all())  # NaN propagates
         histories.take(batch, outcome)
         tokens += len(outcome.sampled)
-        broken += len(told) + len(without)
-    assert broken > 10 and tokens > 400 and 20 < apart < 200
+        broken += len(reported) + len(sampled_nan)
+    assert broken > 10 and tokens > 400 and 20 < eager_steps < 200
 
 
-def test_prompts_that_need_more_tiles_than_rows_are_in_a_larger_recording(checkpoints):
-    """Many short pieces: tiles are theirs alone. What does not fit into the largest one is read by itself."""
+def test_prompts_that_need_more_tiles_than_rows_use_a_larger_recording(checkpoints):
+    """Many short chunks do not share tiles. A batch that exceeds the largest recording runs outside of one."""
     kernels = ReferenceKernels()
     model = checkpoints["llama"].load()
     recorded = make_runner(model, kernels, torch.float32, lambda step: step)
@@ -85,11 +85,11 @@ def test_prompts_that_need_more_tiles_than_rows_are_in_a_larger_recording(checkp
     assert find(16, 100, False, 1).rows == 16
     assert find(16, 100, False, -(-largest // QUERIES) + SHORT_TILES + 1) is None
     assert find(largest + 1, 100, False, 1) is None
-    assert find(SLOTS + 1, 100, False, 0) is None, "without prompts there is a row for each slot at most"
+    assert find(SLOTS + 1, 100, False, 0) is None, "without prompts there is at most one row per slot"
 
 
-def test_a_last_token_alone_is_like_a_row_that_decodes(checkpoints):
-    """Whoever comes back with all but its last token in the cache needs no tiles."""
+def test_a_last_token_alone_is_computed_like_a_decode_row(checkpoints):
+    """A resumed request with all but its last token in the cache needs no tiles."""
     model = checkpoints["llama"].load()
     recorded = make_runner(model, ReferenceKernels(), torch.float32, lambda step: step)
     recorded.record(lambda *_: None)
@@ -103,23 +103,23 @@ def test_a_last_token_alone_is_like_a_row_that_decodes(checkpoints):
     assert len(outcome.sampled) == 1 and not any(outcome.broken)
 
 
-def test_pieces_of_one_prompt_are_read_one_after_the_other(checkpoints):
-    """Of one length and of one slot, so that nothing but their positions and tokens is another."""
+def test_chunks_of_one_prompt_run_one_after_another(checkpoints):
+    """The chunks have equal lengths and slots, so that only positions and tokens differ."""
     model = checkpoints["llama"].load()
-    recorded, one_by_one = (
+    recorded, eager = (
         make_runner(model, ReferenceKernels(), torch.float32, capture) for capture in (lambda step: step, None)
     )
     recorded.record(lambda *_: None)
     join = Join(0, tuple(range(10, 60)), 50, 0, PLAIN[0], (0, 1, 2, 3))
     for start in (0, 16, 32):
         batch = Batch(step=0, joins=(join,) if start == 0 else (), chunks=(Chunk(0, start, 16, False),))
-        for runner in (recorded, one_by_one):
+        for runner in (recorded, eager):
             runner.launch(batch)()
-    assert torch.equal(recorded._cache.data, one_by_one._cache.data)
+    assert torch.equal(recorded._cache.data, eager._cache.data)
 
 
-def test_recording_leaves_slots_and_pages_alone(checkpoints):
-    """Each step is made once before it is recorded: for nobody."""
+def test_recording_does_not_modify_slots_or_pages(checkpoints):
+    """Each step runs once, with padding only, before it is recorded."""
     runner = make_runner(checkpoints["llama"].load(), ReferenceKernels(), torch.float32, lambda step: (step(), step)[1])
     slots = runner._graphs.slots.tensors
     runner._cache.data.fill_(3.0)

@@ -1,4 +1,4 @@
-"""Rope tables against transformers' own, for every scaling."""
+"""RoPE tables equal transformers' for every scaling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCALINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(str(value) for value in scaling.values()))
 def test_tables_equal_those_of_transformers(scaling: dict[str, Any], head_dim: int, theta: float):
-    """Cosines and sines at every position are bit for bit transformers'."""
+    """Cosines and sines at every position are bitwise equal to transformers'."""
     given = dict(scaling) | {"rope_theta": theta}
     config = LlamaConfig(
         hidden_size=2 * head_dim,

@@ -1,4 +1,4 @@
-"""In float32 on a CPU a row's logits have the same bits whatever else the step computes. Every comparison is exact."""
+"""In float32 on a CPU a row's logits are bitwise independent of the rest of the step."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.driver import Driver, Row
 
 
-class OneByOne(CpuKernels):
-    """The same operations, each called by itself."""
+class SingleOperations(CpuKernels):
+    """Kernels without a fused decoder."""
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
         return None
 
 
-OTHERS = ["llama-biases", "llama-ragged", "llama-odd", "qwen2"]
+MORE_CHECKPOINTS = ["llama-biases", "llama-ragged", "llama-odd", "qwen2"]
 CHECKPOINTS = ["llama", "llama-tied-mha", "mistral-window", "qwen2-window", "qwen3", "llama-llama3"]
 
 
 def alone(model: Model, kernels: Kernels, tokens: list[int]) -> Tensor:
-    """Logits of the last of `tokens`, prefilled in one piece by an engine that does nothing else."""
+    """Return the logits of the last of `tokens`, prefilled in one chunk without other rows."""
     return Driver(model, kernels).prefill(Row(list(tokens)), 10_000)
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True)
-def test_chunk_sizes_and_decode_steps_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
-    """A prompt in chunks of any size, or fed token by token as decode rows: the same logits at its end."""
+def test_logits_do_not_depend_on_chunk_sizes_or_decode_steps(checkpoint: Checkpoint, kernels: Kernels):
+    """A prompt in chunks of any size, or as single decode steps, has the same logits at its end."""
     model = checkpoint.load()
     tokens = checkpoint.prompt * 4  # beyond one tile of 256 positions
     expected = alone(model, kernels, tokens)
@@ -47,8 +47,9 @@ def test_chunk_sizes_and_decode_steps_leave_no_trace(checkpoint: Checkpoint, ker
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, indirect=True)
-def test_neighbours_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
-    """A decode row beside 0 to 20 others of all lengths and beside prefill chunks, in wide and narrow page tables."""
+def test_logits_do_not_depend_on_other_rows(checkpoint: Checkpoint, kernels: Kernels):
+    """A decode row runs beside 0 to 20 others of all lengths and beside prefill chunks, with wide and narrow page
+    tables."""
     model = checkpoint.load()
     tokens = checkpoint.prompt * 4
     lengths = [1, 2, 15, 16, 17, 33, 64, 77, 100, 255, 256, 257, 300]
@@ -70,8 +71,8 @@ def test_neighbours_leave_no_trace(checkpoint: Checkpoint, kernels: Kernels):
 
 @needs.a_compiler
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
-def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkpoint):
-    """Rounded keys and values are what everybody attends to, the chunk that computed them too."""
+def test_logits_with_a_bfloat16_cache_do_not_depend_on_chunks(checkpoint: Checkpoint):
+    """Rounded keys and values are attended to by all rows, including the chunk that computed them."""
     model, tokens = checkpoint.load(), checkpoint.prompt * 4
     expected: Tensor | None = None
     for chunk in (10_000, 1, 3, 64, 257):
@@ -90,8 +91,8 @@ def test_a_cache_in_bfloat16_leaves_no_trace_of_chunks_either(checkpoint: Checkp
 @needs.a_compiler
 @pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "llama-odd", "qwen3"], indirect=True)
-def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Checkpoint, may_round: bool):
-    """What is rounded is a row, by itself."""
+def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Checkpoint, may_round: bool):
+    """Rounding applies to each row by itself."""
     model, kernels, tokens = checkpoint.load(torch.bfloat16), CpuKernels(may_round), checkpoint.prompt * 4
     assert (model.weights_dtype, model.dtype) == (torch.bfloat16, torch.float32)
     expected: Tensor | None = None
@@ -118,15 +119,15 @@ def test_bfloat16_leaves_no_trace_of_chunks_or_neighbours_either(checkpoint: Che
         (torch.bfloat16, torch.bfloat16, True),
     ],
 )
-@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, *OTHERS], indirect=True)
-def test_all_layers_in_one_go_are_the_operations_one_by_one(
+@pytest.mark.parametrize("checkpoint", [*CHECKPOINTS, *MORE_CHECKPOINTS], indirect=True)
+def test_the_fused_decoder_equals_its_single_operations(
     checkpoint: Checkpoint, dtype: torch.dtype, cache_dtype: torch.dtype, may_round: bool
 ):
-    """Decode rows and chunks through the whole decoder at once: the bits that the single operations give."""
+    """Decode rows and chunks through the fused decoder are bitwise equal to the single operations."""
     model = checkpoint.load(dtype)
     tokens = checkpoint.prompt * 4
     results = []
-    for kernels in (CpuKernels(may_round), OneByOne(may_round)):
+    for kernels in (CpuKernels(may_round), SingleOperations(may_round)):
         driver = Driver(model, kernels, cache_dtype=cache_dtype)
         rows = [Row(tokens[:40]), Row(tokens[3:290])]
         for row in rows:

@@ -1,4 +1,4 @@
-"""Whole steps in one go beside the same steps operation by operation: the same tokens, slots, keys and values."""
+"""Fused steps equal the same steps with single operations: tokens, slots, keys and values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kernels.decoder import DecoderShape, DecoderWeights, StepPass
 from kernels.slots import StepState
 from tests import needs
 from tests.engine.models.checkpoints import Checkpoint
-from tests.engine.models.histories import BAD, DEMANDING, PLAIN, Histories, make_runner, words
+from tests.engine.models.histories import FULL_SAMPLER, NAN_TOKEN, PLAIN, Histories, make_runner, to_bytes
 
 pytestmark = needs.a_compiler
 
 
-class OneByOne(CpuKernels):
-    """The same operations, each called by itself."""
+class SingleOperations(CpuKernels):
+    """Kernels without a fused step."""
 
     def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
         return None
@@ -33,19 +33,19 @@ class OneByOne(CpuKernels):
 @pytest.mark.parametrize(
     ("dtype", "may_round"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
-@pytest.mark.parametrize("asked", [PLAIN, PLAIN * 4 + DEMANDING], ids=["plain", "demanding"])
+@pytest.mark.parametrize("sampling_choices", [PLAIN, PLAIN * 4 + FULL_SAMPLER], ids=["plain", "full sampler"])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-odd", "mistral-window", "qwen3"], indirect=True)
-def test_a_step_in_one_go_is_its_operations_one_by_one(
-    checkpoint: Checkpoint, asked: tuple[SamplingParams, ...], dtype: torch.dtype, may_round: bool
+def test_a_fused_step_equals_its_single_operations(
+    checkpoint: Checkpoint, sampling_choices: tuple[SamplingParams, ...], dtype: torch.dtype, may_round: bool
 ):
-    """Rows that decode and pieces of prompts in any company, some with a NaN, some who ask for more than filters: what
-    is sampled, the slots' lengths and last tokens, and the bits of the cache."""
+    """Decode rows and chunks in any batch, some with NaN, some with the full sampler, have equal tokens, slot lengths,
+    last tokens and cache bits."""
     model = load_model(checkpoint.path, dtype, torch.device("cpu"), lambda *_: None, kernels=CpuKernels(may_round))
     with torch.inference_mode():
-        model._weights.embedding[BAD] = math.nan
-    runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(may_round), OneByOne(may_round))]
+        model._weights.embedding[NAN_TOKEN] = math.nan
+    runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(may_round), SingleOperations(may_round))]
     assert runners[0]._in_one_go and not runners[1]._in_one_go
-    histories = Histories(random.Random(len(asked)), asked)
+    histories = Histories(random.Random(len(sampling_choices)), sampling_choices)
     broken = tokens = 0
     for _ in range(500):
         batch = histories.next()
@@ -54,22 +54,23 @@ def test_a_step_in_one_go_is_its_operations_one_by_one(
         one, other = runners
         assert np.array_equal(one._slots.lengths, other._slots.lengths)
         assert torch.equal(one._last_tokens, other._last_tokens)
-        assert np.array_equal(words(one._cache.data), words(other._cache.data))
+        assert np.array_equal(to_bytes(one._cache.data), to_bytes(other._cache.data))
         histories.take(batch, outcome)
         tokens += len(outcome.sampled)
         broken += sum(outcome.broken) + sum(sampled.token_id < 0 for sampled in outcome.sampled)
     assert broken > 10 and tokens > 500
 
 
-def test_who_asks_for_more_than_filters_is_known_from_the_first_to_the_last_token(checkpoints):
-    """min_tokens until it has them, the rest for ever, and nothing of it is left for who has the slot next."""
+def test_requests_that_need_the_full_sampler_are_recognised_at_every_token(checkpoints):
+    """min_tokens needs the full sampler until it is reached, other parameters always, and the slot's next request does
+    not."""
     runner = make_runner(checkpoints["llama"].load(), CpuKernels(), torch.float32)
-    join = Join(0, (1, 2, 3, 4), 2, 0, PLAIN[0], (0,))  # two of the prompt, two that it said
-    demands = []
-    for sampling in (*DEMANDING, PLAIN[0]):
+    join = Join(0, (1, 2, 3, 4), 2, 0, PLAIN[0], (0,))  # two tokens of the prompt, two of output
+    needs_full_sampler = []
+    for sampling in (*FULL_SAMPLER, PLAIN[0]):
         runner._slots.apply(Batch(step=0, joins=(replace(join, sampling=sampling),)))
-        demands.append([])
+        needs_full_sampler.append([])
         for _ in range(3):
-            demands[-1].append(len(runner._slots.demanding((1, 0))) > 0)
+            needs_full_sampler[-1].append(len(runner._slots.demanding((1, 0))) > 0)
             runner._slots.advance(np.array([0]))
-    assert demands == [[True] * 3] * 3 + [[True, False, False], [False] * 3]
+    assert needs_full_sampler == [[True] * 3] * 3 + [[True, False, False], [False] * 3]

@@ -1,4 +1,4 @@
-"""Loading weights: damaged directories are refused by name, memory stays near the weights' own size."""
+"""Loading weights: damaged directories are refused by name, and memory stays near the weights' size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(path: Path) -> Model:
 
 @pytest.fixture
 def broken(tmp_path: Path, checkpoints: Checkpoints) -> Path:
-    """A copy of a good checkpoint, to be damaged."""
+    """Return a copy of a good checkpoint, to be damaged."""
     return Path(shutil.copytree(checkpoints["llama"].path, tmp_path / "broken"))
 
 
@@ -49,7 +49,7 @@ def test_no_weights_at_all(broken: Path):
 
 @pytest.mark.parametrize("size", [0, 7, 100, 5000, -1])
 def test_a_truncated_file_is_named(broken: Path, size: int):
-    """Cut anywhere, in the header or in the data, the file is refused as damaged."""
+    """A file cut anywhere, in the header or in the data, is refused as damaged."""
     data = (broken / FILE).read_bytes()
     (broken / FILE).write_bytes(data[:size])
     with pytest.raises(WeightsError, match=FILE):
@@ -68,34 +68,34 @@ def test_a_truncated_file_is_named(broken: Path, size: int):
     ],
 )
 def test_a_corrupt_header_is_named(broken: Path, header: bytes):
-    """Whatever the header says, the outcome is an error with the file's name."""
+    """Any invalid header gives an error with the file's name."""
     (broken / FILE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(256))
     with pytest.raises(WeightsError, match=FILE):
         load(broken)
 
 
 def test_a_missing_tensor_is_named(broken: Path):
-    """config.json asks for it, the file does not have it."""
+    """config.json requires it, and the file lacks it."""
     rewrite(broken, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(WeightsError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing"):
         load(broken)
 
 
 def test_an_unexpected_tensor_is_named(broken: Path):
-    """A tensor nobody reads means that something would be left out of the computation."""
+    """A tensor that is not read would be missing from the computation."""
     rewrite(broken, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))
     with pytest.raises(WeightsError, match=r"1 tensors.*model\.layers\.0\.self_attn\.q_proj\.bias"):
         load(broken)
 
 
 def test_leftovers_of_old_checkpoints_are_ignored(broken: Path):
-    """Rope tables that old versions of transformers saved are computed anew here."""
+    """Rope tables that old versions of transformers saved are computed again."""
     rewrite(broken, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
     load(broken)
 
 
 def test_a_misshapen_tensor_is_named(broken: Path):
-    """Both shapes stand in the message."""
+    """The message contains both shapes."""
     rewrite(broken, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(63)}))
     with pytest.raises(WeightsError, match=r"model\.norm\.weight has shape \(63,\), but config\.json requires \(64,\)"):
         load(broken)
@@ -107,7 +107,7 @@ def sharded(tmp_path: Path) -> Path:
 
 
 def test_a_missing_shard_is_named(sharded: Path):
-    """The index names a file that is not there."""
+    """The index names a file that does not exist."""
     missing = sorted(sharded.glob("*.safetensors"))[1]
     missing.unlink()
     with pytest.raises(WeightsError, match=missing.name):
@@ -116,14 +116,14 @@ def test_a_missing_shard_is_named(sharded: Path):
 
 @pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../a.safetensors"}}'])
 def test_a_bad_index_is_named(sharded: Path, index: str):
-    """An index that is not one, or that points out of the directory."""
+    """The index is invalid or points out of the directory."""
     (sharded / "model.safetensors.index.json").write_text(index)
     with pytest.raises(WeightsError, match=r"model\.safetensors\.index\.json"):
         load(sharded)
 
 
 def test_a_single_file_comes_before_an_index_beside_it(tmp_path: Path):
-    """As in transformers: a model saved again in one file into the folder of its older shards is the newer one."""
+    """As in transformers, a single file saved into the folder of older shards is the newer model."""
     save(tmp_path, "Llama", {}, max_shard_size="100KB")
     newer = save(tmp_path / "newer", "Llama", {"num_hidden_layers": 3}).path
     for name in ("model.safetensors", "config.json"):
@@ -142,7 +142,7 @@ def test_a_tensor_in_the_wrong_shard_is_named(sharded: Path):
 
 
 def test_a_directory_without_a_readable_config_is_named(tmp_path: Path):
-    """No config.json, or one that is not JSON."""
+    """config.json is missing or invalid JSON."""
     for content in (None, "{"):
         if content is not None:
             (tmp_path / "config.json").write_text(content)
@@ -172,8 +172,8 @@ def test_dummy_weights_need_no_files_and_are_the_same_every_time(
     assert first.isfinite().all() and float(first.std()) > 0
 
 
-def test_dummy_weights_are_drawn_where_they_are_to_lie():
-    """Not somewhere else and copied: here tensors that say nothing of a device would lie where there are no numbers."""
+def test_dummy_weights_are_created_on_their_device():
+    """They are not created elsewhere and copied: on the default device "meta", tensors would have no data."""
     out = torch.empty(3, 4, dtype=torch.bfloat16)
     with torch.device("meta"):
         DummySource(0, torch.bfloat16).read_into("some.weight", out)
@@ -181,7 +181,7 @@ def test_dummy_weights_are_drawn_where_they_are_to_lie():
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path):
-    """The message says which there are."""
+    """The message lists the supported formats."""
     with pytest.raises(ModelError, match="load_format must be one of safetensors, dummy, got 'gguf'"):
         load_model(tmp_path, None, CPU, lambda done, total: None, "gguf")
 
@@ -206,7 +206,7 @@ print(peak() - before, 4 * model.num_parameters)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
-    """A checkpoint of 200 MB, packed on the way: the peak is less than 1.35 times its size above where it began."""
+    """With a checkpoint of 200 MB, packed while loading, the peak rises by less than 1.35 times its size."""
     shape = {"hidden_size": 1024, "intermediate_size": 2752, "num_attention_heads": 16, "num_key_value_heads": 8}
     made: Checkpoint = save(tmp_path, "Llama", shape | {"num_hidden_layers": 4, "vocab_size": 3000})
     del made

@@ -1,4 +1,4 @@
-"""An engine on a made-up model, driven by hand through a history of its own; what every history must end in."""
+"""Engine on a fake model, driven step by step, and the checks that must hold at the end of every history."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from engine.types import EndEvent, FinishReason, Mechanism, Phase, Request, Samp
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
 
-SIZE = 4
-STEP = 0.01  # seconds
+PAGE_SIZE = 4
+STEP_SECONDS = 0.01  # seconds
 
 
 class History:
-    """Requests arrive, are aborted and paused, steps are made; `end` says whether all promises were kept."""
+    """Driver of one history: requests arrive, are aborted and preempted, and steps run. `end` checks all guarantees."""
 
     def __init__(
         self,
@@ -37,27 +37,27 @@ class History:
         nan_tokens: Collection[int] = (),
         **options,
     ) -> None:
-        options = {"max_num_batched_tokens": slots + 4, "page_size": SIZE, "min_share": 2} | options
+        options = {"max_num_batched_tokens": slots + 4, "page_size": PAGE_SIZE, "min_share": 2} | options
         self.config = EngineConfig(model="fake", max_num_seqs=slots, **options).validate()
         self.now = 0.0
-        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP, row_seconds))
+        policy = make_policy(self.config, Costs(swap_speed, 100.0, STEP_SECONDS, row_seconds))
         self.scheduler = Scheduler(self.config, policy, num_pages=pages, host_pages=host, max_len=64)
-        runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
+        runner = MemoryRunner(pages, host, PAGE_SIZE, runs_ahead=runs_ahead, nan_tokens=nan_tokens)
         self.engine = Engine(self.config, model_info(pages, slots), self.scheduler, runner, clock=lambda: self.now)
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.audits: dict[str, Audit] = {}
-        self.may_be_cut: set[tuple[str, int]] = set()
-        self.broken: set[tuple[str, int]] = set()  # whose context comes to a token that has no numbers
+        self.may_be_truncated: set[tuple[str, int]] = set()
+        self.broken: set[tuple[str, int]] = set()  # their context reaches a token without logits (NaN)
         self.nan_tokens = nan_tokens
-        self.told: dict[str, list[StatusEvent]] = defaultdict(list)
+        self.statuses: dict[str, list[StatusEvent]] = defaultdict(list)
         self.arrived = 0
 
     def arrive(
         self, prompt: list[int], tokens: int, *, stop: tuple[int, ...] = (), has_stop_strings: bool = False, **more
     ) -> str:
-        """A request comes; returns its id."""
+        """Submit a request and return its ID, or "" if it was refused."""
         self.arrived += 1
         name = f"r{self.arrived}"
         sampling = SamplingParams(max_tokens=tokens, stop_token_ids=stop, has_stop_strings=has_stop_strings)
@@ -65,7 +65,7 @@ class History:
         try:
             self.engine.submit(request)
         except RequestRefused:
-            assert len(prompt) + tokens > self.engine.info.num_pages * SIZE
+            assert len(prompt) + tokens > self.engine.info.num_pages * PAGE_SIZE
             return ""
         self.audits[name] = Audit(request.n, Intake(self.now), self.now)
         for choice in range(request.n):
@@ -74,30 +74,30 @@ class History:
             if len(text) < tokens and not (text and text[-1] in stop):
                 self.broken.add((name, choice))
             if request.deadline is not None:
-                self.may_be_cut.add((name, choice))
+                self.may_be_truncated.add((name, choice))
         return name
 
     def abort(self, name: str) -> None:
-        """Its caller is gone."""
-        self.may_be_cut |= {(name, sequence.choice) for sequence in self.scheduler.requests.get(name, ())}
+        """Abort a request, as after a disconnect."""
+        self.may_be_truncated |= {(name, sequence.choice) for sequence in self.scheduler.requests.get(name, ())}
         self.engine.abort(name)
 
     def pause(self, at: int, mechanism: Mechanism) -> None:
-        """Whoever runs in place `at` is paused."""
+        """Preempt the running sequence with index `at`."""
         sequence = self.scheduler.running[at]
         if mechanism is Mechanism.SWAP and len(sequence.page_table) > self.scheduler.memory.host.available:
             mechanism = Mechanism.RECOMPUTE
         self.scheduler.pause(sequence, self.now, mechanism=mechanism)
 
     def step(self) -> None:
-        """One step, and the books are held against everybody."""
-        self.now += STEP
+        """Run one step and check integrity."""
+        self.now += STEP_SECONDS
         for event in self.engine.step():
             key = (event.request_id, event.choice)
             assert key not in self.ends, "nothing follows a terminal event"
             if isinstance(event, StatusEvent):
                 self.audits[event.request_id].take(event)
-                self.told[event.request_id].append(event)
+                self.statuses[event.request_id].append(event)
             elif isinstance(event, TokenEvent):
                 self.texts[key].append(event.token_id)
             if isinstance(event, (TokenEvent, EndEvent)) and event.finish is not None:
@@ -105,8 +105,9 @@ class History:
         check_integrity(self.scheduler)
 
     def end(self) -> None:
-        """Arrivals stop: everybody finishes, with the text it would have had alone, and nothing is left behind."""
-        for _ in range(4000):  # every step computes at least one token, and there are not that many
+        """Run to completion: every request finishes with the text of a run without a batch, and no resource is left
+        allocated."""
+        for _ in range(4000):  # every step computes at least one token; 4,000 is more than enough
             if not self.engine.has_work:
                 break
             if self.scheduler.has_work:
@@ -116,7 +117,7 @@ class History:
         assert not self.engine.has_work, "no progress although arrivals stopped"
         assert self.ends.keys() == self.expected.keys()
         for key, expected in self.expected.items():
-            if key in self.may_be_cut:
+            if key in self.may_be_truncated:
                 assert expected[: len(self.texts[key])] == self.texts[key]
             else:
                 assert self.texts[key] == expected, key
@@ -127,6 +128,6 @@ class History:
                 assert all(a.ended == b.began for a, b in pairwise(intervals)), intervals
                 assert intervals[-1].ended is not None, intervals
                 waits = [i for i in intervals if i.phase in (Phase.QUEUED, Phase.PAUSED)]
-                assert all(i.cause is not None for i in waits), "who waits is told why"
+                assert all(i.cause is not None for i in waits), "every wait has a reported cause"
         assert self.scheduler.memory.pool.held == 0
         assert self.scheduler.memory.host.used == 0

@@ -1,4 +1,4 @@
-"""A deadline is kept, or given up as soon as it cannot be."""
+"""A deadline is met, or the request is cancelled as soon as it cannot be."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from engine.scheduling.sequence import Sequence
 from engine.types import Cause, EndEvent, FinishReason, Mechanism, ServiceClass
-from tests.engine.scheduling.history import STEP, History
+from tests.engine.scheduling.history import STEP_SECONDS, History
 
 
-def ends_of(history: History, monkeypatch: pytest.MonkeyPatch) -> list[EndEvent]:
-    """Every `EndEvent` from now on."""
+def collect_ends(history: History, monkeypatch: pytest.MonkeyPatch) -> list[EndEvent]:
+    """Return a list that collects every `EndEvent` from now on."""
     seen: list[EndEvent] = []
     step = history.engine.step
 
@@ -25,11 +25,11 @@ def ends_of(history: History, monkeypatch: pytest.MonkeyPatch) -> list[EndEvent]
     return seen
 
 
-def test_what_can_never_be_in_time_is_refused_in_the_next_step(monkeypatch):
-    """Thirty tokens in the time of two, with no luck allowed: nothing is computed for it."""
+def test_a_request_that_can_never_be_in_time_is_refused_in_the_next_step(monkeypatch):
+    """Thirty tokens in the time of two are refused before anything is computed."""
     history = History(slots=1, pages=16)
-    ends = ends_of(history, monkeypatch)
-    history.arrive([1, 2, 3], 30, deadline=history.now + 2 * STEP)
+    ends = collect_ends(history, monkeypatch)
+    history.arrive([1, 2, 3], 30, deadline=history.now + 2 * STEP_SECONDS)
     history.step()
     assert [(e.finish, e.code, e.param) for e in ends] == [(FinishReason.ERROR, "deadline_exceeded", "deadline_ms")]
     assert "cannot be met" in ends[0].message and "ms are left" in ends[0].message
@@ -37,29 +37,29 @@ def test_what_can_never_be_in_time_is_refused_in_the_next_step(monkeypatch):
     history.end()
 
 
-def test_who_waits_too_long_is_given_up_before_its_deadline(monkeypatch):
-    """Somebody else has the slot; the moment when too little time is left for it is foreseen."""
+def test_a_request_that_waits_too_long_is_cancelled_before_its_deadline(monkeypatch):
+    """While another request has the slot, the moment when too little time is left is predicted."""
     history = History(slots=1, pages=16)
-    ends = ends_of(history, monkeypatch)
+    ends = collect_ends(history, monkeypatch)
     history.arrive([1, 2, 3], 50)
     history.step()
-    deadline = history.now + 40 * STEP
+    deadline = history.now + 40 * STEP_SECONDS
     history.arrive([4, 5, 6], 30, deadline=deadline)
     while not ends:
         history.step()
-    assert deadline - 16 * STEP < history.now < deadline - 10 * STEP
+    assert deadline - 16 * STEP_SECONDS < history.now < deadline - 10 * STEP_SECONDS
     history.end()
 
 
-def test_who_runs_and_falls_behind_is_cancelled_and_the_others_go_on(monkeypatch):
-    """Its slot is free in that very step."""
+def test_a_running_request_that_falls_behind_is_cancelled_and_others_continue(monkeypatch):
+    """Its slot is free in the same step."""
     history = History(slots=1, pages=16)
-    ends = ends_of(history, monkeypatch)
-    late = history.arrive([1, 2, 3], 30, deadline=history.now + 25 * STEP)
+    ends = collect_ends(history, monkeypatch)
+    late = history.arrive([1, 2, 3], 30, deadline=history.now + 25 * STEP_SECONDS)
     other = history.arrive([4, 5, 6], 3)
     for _ in range(5):
         history.step()
-    history.now += 12 * STEP  # the machine was held up
+    history.now += 12 * STEP_SECONDS  # the machine was delayed
     history.step()
     assert [e.request_id for e in ends] == [late]
     assert 0 < len(history.texts[late, 0]) < 30
@@ -69,11 +69,11 @@ def test_who_runs_and_falls_behind_is_cancelled_and_the_others_go_on(monkeypatch
     history.end()
 
 
-def test_a_request_that_is_late_is_given_up_whole_and_counted_once(monkeypatch):
-    """However many answers it asked for: one that cannot be there in time is one too few."""
+def test_a_late_request_is_cancelled_whole_and_counted_once(monkeypatch):
+    """A request with several choices is cancelled whole if one of them would be late."""
     history = History(slots=1, pages=16)
-    ends = ends_of(history, monkeypatch)
-    name = history.arrive([1, 2, 3], 10, n=3, deadline=history.now + 12 * STEP)
+    ends = collect_ends(history, monkeypatch)
+    name = history.arrive([1, 2, 3], 10, n=3, deadline=history.now + 12 * STEP_SECONDS)
     for _ in range(11):
         history.step()
     assert [(e.request_id, e.choice) for e in ends] == [(name, choice) for choice in range(3)]
@@ -82,10 +82,10 @@ def test_a_request_that_is_late_is_given_up_whole_and_counted_once(monkeypatch):
 
 
 def test_a_deadline_that_is_met_changes_nothing(monkeypatch):
-    """Not a word."""
+    """No end event is sent."""
     history = History(slots=2, pages=16)
-    ends = ends_of(history, monkeypatch)
-    name = history.arrive([1, 2, 3], 10, deadline=history.now + 14 * STEP, n=2)
+    ends = collect_ends(history, monkeypatch)
+    name = history.arrive([1, 2, 3], 10, deadline=history.now + 14 * STEP_SECONDS, n=2)
     for _ in range(14):
         history.step()
     assert ends == []
@@ -93,18 +93,18 @@ def test_a_deadline_that_is_met_changes_nothing(monkeypatch):
     history.end()
 
 
-def test_a_machine_that_was_busy_when_it_was_measured_meets_what_it_can_meet_now(monkeypatch):
-    """A step was said to take ten times what steps have taken since."""
+def test_an_estimate_made_on_a_busy_machine_cancels_no_request_later(monkeypatch):
+    """The estimate at startup was ten times the step time measured since."""
     history = History(slots=1, pages=16)
-    ends = ends_of(history, monkeypatch)
+    ends = collect_ends(history, monkeypatch)
     launch = history.engine._runner.launch
 
     def launched(batch):
-        history.now += STEP / 10
+        history.now += STEP_SECONDS / 10
         return launch(batch)
 
     monkeypatch.setattr(history.engine._runner, "launch", launched)
-    for deadline in (None, None, 10 * STEP):
+    for deadline in (None, None, 10 * STEP_SECONDS):
         history.arrive([1, 2, 3], 40, deadline=deadline and history.now + deadline)
         while history.scheduler.has_work:
             history.engine.step()
@@ -113,10 +113,10 @@ def test_a_machine_that_was_busy_when_it_was_measured_meets_what_it_can_meet_now
 
 
 @pytest.mark.parametrize("ends", [{"stop": (1,)}, {"has_stop_strings": True}])
-def test_an_answer_that_may_stop_early_is_not_given_up_for_what_it_might_say(ends):
-    """With a stop token the next one may be the last; with a stop string too, though the engine knows none."""
+def test_an_answer_that_may_stop_early_is_not_cancelled_for_its_maximum_length(ends):
+    """With a stop token or stop string the next token may be the last, so the request may still be in time."""
     history = History(slots=1, pages=16)
-    name = history.arrive([1, 2, 3], 30, deadline=history.now + 5 * STEP, **ends)
+    name = history.arrive([1, 2, 3], 30, deadline=history.now + 5 * STEP_SECONDS, **ends)
     for _ in range(4):
         history.step()
     assert len(history.texts[name, 0]) == 4
@@ -124,7 +124,7 @@ def test_an_answer_that_may_stop_early_is_not_given_up_for_what_it_might_say(end
 
 
 def test_the_earliest_deadline_goes_first_within_a_class():
-    """Those without one come after, and hear why."""
+    """Requests without a deadline follow, and are notified of the cause."""
     history = History(slots=1, pages=16)
     history.arrive([9], 3)
     history.step()
@@ -133,14 +133,14 @@ def test_the_earliest_deadline_goes_first_within_a_class():
     sooner = history.arrive([3], 1, deadline=history.now + 50.0)
     history.now += 1.0
     history.step()
-    assert history.told[without][-1].cause is Cause.DEADLINE
+    assert history.statuses[without][-1].cause is Cause.DEADLINE
     history.end()
     order = [key[0] for key in history.texts]
     assert order[1:] == [sooner, later, without]
 
 
-def test_a_deadline_does_not_pass_a_higher_class():
-    """Classes first."""
+def test_a_deadline_does_not_overtake_a_higher_class():
+    """Service classes come before deadlines."""
     history = History(slots=1, pages=16)
     history.arrive([9], 3)
     history.step()
@@ -150,8 +150,8 @@ def test_a_deadline_does_not_pass_a_higher_class():
     assert list(history.texts)[1:] == [(standard, 0), (urgent, 0)]
 
 
-def test_who_has_ended_is_not_kept_until_its_deadline():
-    """It may be weeks away."""
+def test_an_ended_sequence_is_not_kept_until_its_deadline():
+    """Sequences are freed when they end, although their deadline may be weeks away."""
     history = History(slots=4, pages=64)
     for _ in range(20):
         for _ in range(20):
@@ -161,8 +161,8 @@ def test_who_has_ended_is_not_kept_until_its_deadline():
     assert kept < 150
 
 
-def test_who_was_paused_again_and_again_is_not_kept_until_its_deadline():
-    """Each pause looks anew at when it would be too late, and leaves one look at it behind."""
+def test_an_often_preempted_sequence_is_not_kept_until_its_deadline():
+    """Each preemption computes the latest start again; its old entry in the queue must not keep the sequence."""
     history = History(slots=1, pages=16)
     for _ in range(200):
         history.arrive([1, 2, 3], 4, deadline=1e9)

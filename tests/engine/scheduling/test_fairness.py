@@ -1,4 +1,4 @@
-"""Tenants of a class take turns by the service they had."""
+"""Tenants of a class take turns by the service that they received."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def sequence(number: int, tenant: str, *, weight: float = 1.0, deadline: float |
     return Sequence(request, 0, number, 0.0, 4, 64)
 
 
-def line() -> FairLine:
+def make_line() -> FairLine:
     return FairLine(lambda s: (s.request.deadline or 1e9, s.arrival), SLOTS)
 
 
 def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) -> dict[str, float]:
-    """Weighted tokens that each tenant had so far: the prompts of those that started, and all that was said."""
+    """Return each tenant's weighted tokens so far: prompts of started requests, and all output."""
     total = dict.fromkeys(tenant.values(), 0.0)
     for (name, _), tokens in history.texts.items():
         total[tenant[name]] += OUTPUT_WEIGHT * len(tokens) + PROMPT_WEIGHT * prompts[name]
@@ -51,41 +51,41 @@ def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) ->
     slack=st.sampled_from([0.0, 30.0, 100.0]),
 )
 def test_the_service_of_two_backlogged_tenants_differs_by_no_more_than_the_published_bound(seed, slots, weight, slack):
-    """Theorem 4.4 of VTC, whatever the lengths: twice the most that one admission can cost, by weight; and what we let
-    a tenant with few slots be ahead."""
+    """The bound is theorem 4.4 of VTC for any lengths: twice the maximum cost of one admission, by weight, plus the
+    slack for a tenant with few slots."""
     with patch.object(fairness, "SLACK", slack):
-        backlogged(seed, slots, weight, slack)
+        check_backlogged_tenants(seed, slots, weight, slack)
 
 
-def backlogged(seed: int, slots: int, weight: float, slack: float) -> None:
-    """Two tenants keep asking; their service is compared after every step."""
-    dice = random.Random(seed)
+def check_backlogged_tenants(seed: int, slots: int, weight: float, slack: float) -> None:
+    """Compare the service of two tenants with constant backlogs after every step."""
+    rng = random.Random(seed)
     history = History(slots=slots, pages=64, enable_prefix_caching=False, max_wait_batch=float("inf"))
     tenant: dict[str, str] = {}
     prompts: dict[str, int] = {}
     for number in range(60):
-        for whose in ("a", "b") if number % 2 else ("b", "a"):
-            prompt = [dice.randint(0, 9) for _ in range(dice.randint(1, 12 if whose == "a" else 5))]
+        for owner in ("a", "b") if number % 2 else ("b", "a"):
+            prompt = [rng.randint(0, 9) for _ in range(rng.randint(1, 12 if owner == "a" else 5))]
             weights = {"a": weight, "b": 1.0}
             name = history.arrive(
                 prompt,
-                dice.randint(1, 10 if whose == "a" else 16),
+                rng.randint(1, 10 if owner == "a" else 16),
                 service_class=B,
-                tenant=whose,
-                weight=weights[whose],
+                tenant=owner,
+                weight=weights[owner],
             )
-            tenant[name], prompts[name] = whose, len(prompt)
-    longest_prompt, most_running = 12, slots * (12 + 16)
-    bound = 2 * max(PROMPT_WEIGHT * longest_prompt, OUTPUT_WEIGHT * most_running) + slack
+            tenant[name], prompts[name] = owner, len(prompt)
+    longest_prompt, max_running_tokens = 12, slots * (12 + 16)
+    bound = 2 * max(PROMPT_WEIGHT * longest_prompt, OUTPUT_WEIGHT * max_running_tokens) + slack
     while all(sum(tenant[s.request.id] == w for s in history.scheduler.policy.in_order()) > slots for w in "ab"):
         history.step()
-        had = served(history, tenant, prompts)
-        assert abs(had["a"] / weight - had["b"]) <= bound
+        service = served(history, tenant, prompts)
+        assert abs(service["a"] / weight - service["b"]) <= bound
     history.end()
 
 
 def test_a_flood_does_not_keep_another_tenant_waiting():
-    """A hundred requests of one tenant stand before the only one of another; it is next, also for a lone slot."""
+    """A hundred requests of one tenant are queued before the only one of another, which is next even with one slot."""
     history = History(slots=1, pages=16)
     for _ in range(100):
         history.arrive([1, 2, 3], 4, tenant="flood")
@@ -98,8 +98,8 @@ def test_a_flood_does_not_keep_another_tenant_waiting():
     history.end()
 
 
-def test_a_tenant_that_has_less_than_its_share_of_slots_does_not_wait_for_another_s_to_become_free():
-    """One of the flood's is paused in the very next step, until each tenant has its two of four slots, and no more."""
+def test_a_tenant_below_its_share_of_slots_does_not_wait_for_a_free_slot():
+    """A request of the flood is preempted in the next step, until each tenant has exactly two of four slots."""
     history = History(slots=4, pages=64, max_num_batched_tokens=200)
     for number in range(8):
         history.arrive([number], 40, tenant="flood")
@@ -107,7 +107,7 @@ def test_a_tenant_that_has_less_than_its_share_of_slots_does_not_wait_for_anothe
     calm = [history.arrive([50 + number], 40, tenant="calm") for number in range(3)]
     history.step()
     assert len(history.texts[calm[0], 0]) == 1
-    paused = [e for told in history.told.values() for e in told if e.phase is Phase.PAUSED]
+    paused = [e for statuses in history.statuses.values() for e in statuses if e.phase is Phase.PAUSED]
     assert {(e.by, "more slots than its share" in e.why) for e in paused} == {(ServiceClass.STANDARD, True)}
     for _ in range(20):
         history.step()
@@ -118,7 +118,7 @@ def test_a_tenant_that_has_less_than_its_share_of_slots_does_not_wait_for_anothe
 
 @pytest.mark.parametrize(("weight", "slots"), [(1.0, 2), (3.0, 3), (1 / 3, 1)])
 def test_a_share_of_the_slots_is_by_weight_and_at_least_one(weight: float, slots: int):
-    """Four slots in all."""
+    """The share is of four slots in all."""
     history = History(slots=4, pages=64, max_num_batched_tokens=200)
     for number in range(8):
         history.arrive([number], 40, tenant="flood")
@@ -131,8 +131,8 @@ def test_a_share_of_the_slots_is_by_weight_and_at_least_one(weight: float, slots
     history.end()
 
 
-def test_who_waits_for_others_turns_is_told_so():
-    """It came first, and its tenant had more."""
+def test_a_request_that_waits_for_other_tenants_reports_fairness():
+    """The status names fairness: the request came first, but its tenant had more service."""
     history = History(slots=1, pages=16)
     flood = [history.arrive([1, 2, 3], 4, tenant="flood") for _ in range(4)]
     history.step()
@@ -140,13 +140,13 @@ def test_who_waits_for_others_turns_is_told_so():
     history.arrive([4, 5], 2, tenant="calm")
     history.now += 1.0
     history.step()
-    assert history.told[flood[2]][-1].cause is Cause.FAIRNESS
+    assert history.statuses[flood[2]][-1].cause is Cause.FAIRNESS
     history.end()
 
 
-def test_what_was_not_asked_for_is_not_saved_up():
-    """Who comes back after a while starts level with those who waited all along."""
-    fair = line()
+def test_unused_service_is_not_saved_up():
+    """A tenant that returns after a while starts level with tenants that waited all along."""
+    fair = make_line()
     first = fair.push(sequence(0, "old"))
     fair.push(sequence(1, "busy")).charge(10_000.0)
     fair.remove(fair.head())
@@ -155,8 +155,8 @@ def test_what_was_not_asked_for_is_not_saved_up():
 
 
 def test_a_tenant_of_twice_the_weight_gets_twice_the_turns():
-    """Its service counts half."""
-    fair, turns = line(), []
+    """Service of a tenant with weight 2 counts half."""
+    fair, turns = make_line(), []
     for number in range(60):
         fair.push(sequence(2 * number, "heavy", weight=2.0))
         fair.push(sequence(2 * number + 1, "light"))
@@ -170,17 +170,17 @@ def test_a_tenant_of_twice_the_weight_gets_twice_the_turns():
 
 @pytest.mark.parametrize(("ahead", "first"), [(SLACK, "urgent"), (SLACK + 1, "calm")])
 def test_a_deadline_goes_first_only_while_its_tenant_is_not_far_ahead(ahead: float, first: str):
-    """Else it would be a lever against others."""
-    fair = line()
+    """Otherwise deadlines could be used against other tenants."""
+    fair = make_line()
     fair.push(sequence(0, "calm"))
     fair.push(sequence(1, "urgent", deadline=5.0)).charge(ahead)
     assert fair.head().request.tenant == first
 
 
 @pytest.mark.parametrize(("ahead", "first"), [(SLACK, "calm"), (SLACK + 1, "flood")])
-def test_who_has_fewer_slots_than_its_share_goes_first_only_while_it_is_not_far_ahead(ahead: float, first: str):
-    """It need not wait until a flood has caught up with its last request, nor may it live on that."""
-    fair = line()
+def test_a_tenant_below_its_share_goes_first_only_while_it_is_not_far_ahead(ahead: float, first: str):
+    """A tenant below its share need not wait for a flood to catch up with its last request, within the slack only."""
+    fair = make_line()
     for number in range(SLOTS):
         running = sequence(number, "flood")
         running.account = fair.push(running)
@@ -191,9 +191,9 @@ def test_who_has_fewer_slots_than_its_share_goes_first_only_while_it_is_not_far_
     assert fair.head().request.tenant == first
 
 
-def test_a_tenant_s_burst_does_not_wait_until_a_flood_has_caught_up_with_it():
-    """Two requests of its share of two slots: the second starts in the step after the first, not when the flood has had
-    as much."""
+def test_a_tenant_s_burst_does_not_wait_for_a_flood_to_catch_up():
+    """With a share of two slots, the second of two requests starts in the step after the first, before the flood has
+    had as much service."""
     history = History(slots=4, pages=64, max_num_batched_tokens=200)
     for number in range(12):
         history.arrive([number], 40, tenant="flood")
@@ -206,28 +206,29 @@ def test_a_tenant_s_burst_does_not_wait_until_a_flood_has_caught_up_with_it():
     history.end()
 
 
-ACTS = st.tuples(st.sampled_from("ppprsvc"), st.integers(0, 5), st.integers(1, 50))
+ACTIONS = st.tuples(st.sampled_from("ppprsvc"), st.integers(0, 5), st.integers(1, 50))
 
 
 @settings(max_examples=300)
-@given(acts=st.lists(ACTS, max_size=80), slack=st.sampled_from([0.0, 20.0, 200.0]))
-def test_the_line_s_head_is_of_whom_the_rules_name(acts, slack):
-    """Held against looking at everybody: least service first, but whoever lacks slots within the slack."""
-    fair, waiting, running, serial = line(), [], [], 0
-    for act, tenant, amount in acts:
-        if act == "p":
+@given(actions=st.lists(ACTIONS, max_size=80), slack=st.sampled_from([0.0, 20.0, 200.0]))
+def test_the_head_of_the_line_follows_the_rules(actions, slack):
+    """The head equals that of a brute-force search: least service first, except for tenants with too few slots, within
+    the slack."""
+    fair, waiting, running, serial = make_line(), [], [], 0
+    for action, tenant, amount in actions:
+        if action == "p":
             serial += 1
             waiting.append(sequence(serial, str(tenant), weight=1.0 + tenant % 2))
             waiting[-1].account = fair.push(waiting[-1])
-        elif act == "c" and waiting:
+        elif action == "c" and waiting:
             waiting[amount % len(waiting)].account.charge(float(amount))
-        elif act in "rs" and waiting:
+        elif action in "rs" and waiting:
             fair.remove(waiting[amount % len(waiting)])
             gone = waiting.pop(amount % len(waiting))
-            if act == "s" and len(running) < SLOTS:
+            if action == "s" and len(running) < SLOTS:
                 running.append(gone)
                 fair.started(gone)
-        elif act == "v" and running:
+        elif action == "v" and running:
             fair.vacated(running.pop(amount % len(running)))
         with patch.object(fairness, "SLACK", slack):
             head = fair.head()
@@ -240,19 +241,21 @@ def test_the_line_s_head_is_of_whom_the_rules_name(acts, slack):
         weights = {s.request.tenant: s.request.weight for s in [*waiting, *running]}
         least = min(s.account.served for s in waiting)
 
-        def lacks(tenant: str, running=tuple(running), weights=weights) -> bool:
+        def is_below_share(tenant: str, running=tuple(running), weights=weights) -> bool:
             has = sum(s.request.tenant == tenant for s in running)
             return has + 1 <= max(1.0, SLOTS * weights[tenant] / sum(weights.values()))
 
-        lacking = [s.account.served for s in waiting if s.account.served <= least + slack and lacks(s.request.tenant)]
-        assert head.account.served == (min(lacking) if lacking else least)
-        assert lacks(head.request.tenant) or not lacking
+        below_share = [
+            s.account.served for s in waiting if s.account.served <= least + slack and is_below_share(s.request.tenant)
+        ]
+        assert head.account.served == (min(below_share) if below_share else least)
+        assert is_below_share(head.request.tenant) or not below_share
         assert head.arrival == min(s.arrival for s in waiting if s.request.tenant == head.request.tenant)
 
 
-def test_weights_that_no_sum_can_hold_give_every_tenant_a_slot():
-    """A float forgets one beside 1e17."""
-    fair = line()
+def test_weights_that_exceed_float_precision_give_every_tenant_a_slot():
+    """A float cannot represent 1e17 + 1."""
+    fair = make_line()
     heavy = sequence(0, "heavy", weight=1e17)
     heavy.account = fair.push(heavy)
     light = sequence(1, "light")
@@ -262,9 +265,9 @@ def test_weights_that_no_sum_can_hold_give_every_tenant_a_slot():
     assert fair.head() is light
 
 
-def test_of_very_many_tenants_only_the_first_few_are_looked_at_for_one_that_lacks_slots():
-    """The cost of a step does not grow with the tenants that wait; whose turn it is by service is never in doubt."""
-    fair = line()
+def test_only_the_first_few_of_many_tenants_are_searched_for_one_below_its_share():
+    """The cost of a step does not grow with waiting tenants; the order by service is always exact."""
+    fair = make_line()
     for number in range(SEEN + 1):
         for kind in ("runs", "waits"):
             one = sequence(2 * number + (kind == "waits"), f"t{number}")
@@ -278,8 +281,8 @@ def test_of_very_many_tenants_only_the_first_few_are_looked_at_for_one_that_lack
 
 
 def test_accounts_of_idle_tenants_are_dropped_and_active_ones_are_kept():
-    """A server without keys has a tenant for each address; accounts of those that wait or run keep their counts."""
-    waiting_line = line()
+    """A server without keys has one tenant per address; accounts of waiting or running requests keep their counts."""
+    waiting_line = make_line()
     running, waiting = sequence(0, "running"), sequence(1, "waiting")
     for each in (running, waiting):
         each.account = waiting_line.push(each)

@@ -43,24 +43,24 @@ def sequence(prompt: int, now: float = 0.0, service_class: ServiceClass = STANDA
     return Sequence(request, 0, 0, now, 32, 8192)
 
 
-def ask(name: str, prompt: int, tokens: int, **more) -> Request:
-    token = random.Random(name).randrange(1 << 20)  # so that no prompt is in the prefix cache
+def make_request(name: str, prompt: int, tokens: int, **more) -> Request:
+    token = random.Random(name).randrange(1 << 20)  # unique, so that no prompt is in the prefix cache
     return Request(id=name, prompt=(token,) * prompt, sampling=SamplingParams(max_tokens=tokens), **more)
 
 
 def latencies(arrivals: Iterable[tuple[float, Request]], cost: StepCost = TWO_CORES, **options) -> Latencies:
     arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
-    came = {request.id: at for at, request in arrivals}
+    arrival_times = {request.id: at for at, request in arrivals}
     times: Latencies = defaultdict(list)
 
-    def take(events: list[Event], now: float) -> None:
+    def collect(events: list[Event], now: float) -> None:
         for event in events:
             if isinstance(event, TokenEvent):
-                times[event.request_id].append(now - came[event.request_id])
+                times[event.request_id].append(now - arrival_times[event.request_id])
 
     config = EngineConfig(model="none", **options).validate()
-    simulate(config, cost, arrivals, take, num_pages=4000, max_len=8192)
-    assert times.keys() == came.keys()
+    simulate(config, cost, arrivals, collect, num_pages=4000, max_len=8192)
+    assert times.keys() == arrival_times.keys()
     return times
 
 
@@ -78,17 +78,17 @@ def quantile(values: list[float], share: float) -> float:
 
 def lognormal_requests(seed: int, count: int) -> list[Request]:
     """Requests with lognormal lengths, means 220 tokens in and 180 out."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
 
     def length(mean: float, sigma: float) -> int:
-        return max(1, min(1500, round(dice.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))))
+        return max(1, min(1500, round(rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))))
 
-    return [ask(f"r{number}", length(220, 1.2), length(180, 0.9)) for number in range(count)]
+    return [make_request(f"r{number}", length(220, 1.2), length(180, 0.9)) for number in range(count)]
 
 
 @pytest.fixture
 def fixed_budget(monkeypatch):
-    """Return a context in which prompts are read in order of arrival with the budget of decision 0011."""
+    """Return a context in which prompts are computed in order of arrival with the budget of decision 0011."""
 
     def without_targets(arrivals: Iterable[tuple[float, Request]], cost: StepCost = TWO_CORES) -> Latencies:
         with monkeypatch.context() as patch:
@@ -101,7 +101,7 @@ def fixed_budget(monkeypatch):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_first_tokens_of_a_burst_come_in_half_the_time_and_gaps_stay_within_the_target(seed: int, fixed_budget):
-    """32 requests at once, against the fixed budget."""
+    """32 requests arrive at once; the reference is the fixed budget."""
     burst = [(0.0, request) for request in lognormal_requests(seed, 32)]
     before, now = fixed_budget(burst), latencies(burst)
     assert quantile(first_tokens(now), 0.5) <= 0.5 * quantile(first_tokens(before), 0.5)
@@ -110,10 +110,10 @@ def test_first_tokens_of_a_burst_come_in_half_the_time_and_gaps_stay_within_the_
 
 @pytest.mark.parametrize("rate", [0.5, 1.5, 2.5])
 def test_first_tokens_come_earlier_at_any_rate_and_gaps_stay_within_the_target(rate: float, fixed_budget):
-    """Poisson arrivals, from a fifth of the capacity to all of it; the longest prompts wait hardly longer."""
-    dice, at, arrivals = random.Random(4), 0.0, []
+    """Poisson arrivals, from a fifth of the capacity to all of it; the longest prompts hardly wait longer."""
+    rng, at, arrivals = random.Random(4), 0.0, []
     for request in lognormal_requests(4, 100):
-        at += dice.expovariate(rate)
+        at += rng.expovariate(rate)
         arrivals.append((at, request))
     before, now = fixed_budget(arrivals), latencies(arrivals)
     assert quantile(first_tokens(now), 0.5) < quantile(first_tokens(before), 0.5)
@@ -126,10 +126,10 @@ def test_first_tokens_come_earlier_at_any_rate_and_gaps_stay_within_the_target(r
 def test_a_long_prompt_keeps_the_gaps_of_streams_within_their_target(
     service_class: ServiceClass, target: float | None, fixed_budget
 ):
-    """6,000 tokens beside 8 streams, for which a step takes two thirds of the target; the prompt is read sooner than
+    """6,000 tokens beside 8 streams, whose steps take two thirds of the target; the prompt is computed sooner than
     with the fixed budget."""
-    streams = [(0.0, ask(f"s{number}", 20, 800, service_class=service_class)) for number in range(8)]
-    arrivals = [*streams, (1.0, ask("long", 6000, 2, service_class=service_class))]
+    streams = [(0.0, make_request(f"s{number}", 20, 800, service_class=service_class)) for number in range(8)]
+    arrivals = [*streams, (1.0, make_request("long", 6000, 2, service_class=service_class))]
     name = f"target_itl_{service_class.name.lower()}"
     before, now = fixed_budget(arrivals), latencies(arrivals, **{name: target})
     assert quantile(gaps(now), 0.99) <= LONE_PROMPT_SHARE * (target or DEFAULT_TARGET_ITL_SECONDS[name])
@@ -137,7 +137,7 @@ def test_a_long_prompt_keeps_the_gaps_of_streams_within_their_target(
 
 
 def test_more_prompts_get_more_of_the_target():
-    """Two thirds for one, all of it from four on."""
+    """Two thirds for one prompt, all of it from four on."""
     targets, stream = ItlTargets(EngineConfig(model="none", target_itl_standard=0.1)), sequence(5)
     longest = [
         targets.step_seconds([stream], [sequence(5) for _ in range(count)], TOKEN_SECONDS, 0.0)[0]
@@ -149,24 +149,24 @@ def test_more_prompts_get_more_of_the_target():
 
 def test_one_short_prompt_leaves_the_gaps_of_a_stream_as_they_are(fixed_budget):
     """A prompt of 128 tokens that takes 13 ms in all is not urgent."""
-    arrivals = [(0.0, ask("stream", 20, 100)), (0.1, ask("short", 128, 5))]
+    arrivals = [(0.0, make_request("stream", 20, 100)), (0.1, make_request("short", 128, 5))]
     cost = StepCost(step=0.002, decode=0.0001, prompt=0.0001)
     assert latencies(arrivals, cost) == fixed_budget(arrivals, cost)
 
 
-def test_short_prompts_are_read_before_a_long_one_that_came_a_moment_earlier():
-    """Shortest remaining prefill first, beside a stream."""
-    arrivals = [(0.0, ask("stream", 20, 900)), (0.5, ask("long", 3000, 2))]
-    arrivals += [(0.6, ask(f"short{number}", 50, 2)) for number in range(5)]
+def test_short_prompts_are_computed_before_a_slightly_earlier_long_one():
+    """Shortest remaining prefill comes first beside a stream."""
+    arrivals = [(0.0, make_request("stream", 20, 900)), (0.5, make_request("long", 3000, 2))]
+    arrivals += [(0.6, make_request(f"short{number}", 50, 2)) for number in range(5)]
     times = latencies(arrivals)
     assert max(times[f"short{number}"][0] for number in range(5)) < 1.0
     assert times["long"][0] > 2.0
 
 
 def test_a_flood_of_short_prompts_does_not_starve_a_long_one():
-    """The flood takes more than the machine can do; the long prompt is overtaken for its ageing bound only."""
-    prompt, flood = 1000, [(number * 0.1, ask(f"short{number}", 120, 2)) for number in range(400)]
-    times = latencies([*flood, (1.01, ask("long", prompt, 2))])
+    """The flood exceeds the machine's capacity; the long prompt is overtaken only within its ageing bound."""
+    prompt, flood = 1000, [(number * 0.1, make_request(f"short{number}", 120, 2)) for number in range(400)]
+    times = latencies([*flood, (1.01, make_request("long", prompt, 2))])
     alone = prompt * TOKEN_SECONDS
     overtaken = sum(0.1 * n + times[f"short{n}"][0] < 1.01 + times["long"][0] and 0.1 * n > 1.01 for n in range(400))
     assert 0 < overtaken <= AGEING * alone / 0.1 + 1
@@ -174,9 +174,9 @@ def test_a_flood_of_short_prompts_does_not_starve_a_long_one():
 
 
 def test_a_tenant_with_long_prompts_takes_turns_with_one_that_has_short_ones():
-    """Service received goes before the length of a prompt."""
-    flood = [(0.0, ask(f"short{number}", 100, 2, tenant="flood")) for number in range(30)]
-    times = latencies([*flood, (0.0, ask("long", 400, 2, tenant="calm"))])
+    """Service received takes precedence over the length of a prompt."""
+    flood = [(0.0, make_request(f"short{number}", 100, 2, tenant="flood")) for number in range(30)]
+    times = latencies([*flood, (0.0, make_request("long", 400, 2, tenant="calm"))])
     earlier = sum(times[f"short{number}"][0] < times["long"][0] for number in range(30))
     assert earlier < 15
 
@@ -187,7 +187,7 @@ def test_a_tenant_with_long_prompts_takes_turns_with_one_that_has_short_ones():
     prompts=st.lists(st.integers(2, 2000), max_size=4),
 )
 def test_a_step_never_exceeds_the_strictest_target_and_urgency_is_a_share(running, acts, prompts):
-    """Any history of steps and tokens."""
+    """This holds for any history of steps and tokens."""
     targets, now = ItlTargets(EngineConfig(model="none")), 0.0
     streams, waiting = [sequence(5, 0.0, c) for c in running], [sequence(n) for n in prompts]
     strictest = min(DEFAULT_TARGET_ITL_SECONDS[f"target_itl_{c.name.lower()}"] for c in running)
@@ -200,8 +200,8 @@ def test_a_step_never_exceeds_the_strictest_target_and_urgency_is_a_share(runnin
         assert 0.0 <= urgency <= 1.0
 
 
-def test_a_stream_behind_its_pace_gets_no_longer_steps_until_it_has_caught_up():
-    """Its lag is bounded, and tokens that come early make up for it."""
+def test_a_late_stream_gets_no_longer_steps_until_it_has_caught_up():
+    """The lag is bounded, and early tokens make up for it."""
     targets, stream = ItlTargets(EngineConfig(model="none", target_itl_standard=0.1)), sequence(5)
     many = [sequence(5) for _ in range(MANY_PROMPTS)]
 
@@ -230,7 +230,7 @@ def test_urgency_grows_with_the_wait_and_with_the_tokens_left(prompts: list[int]
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(2, 5000)), min_size=2, max_size=10))
 def test_a_prompt_is_overtaken_only_by_prompts_within_its_ageing_bound(prompts: list[tuple[float, int]]):
-    """Shorter ones, and of these only the ones that arrive less than `AGEING` times its prefill time later."""
+    """Only shorter prompts that arrive within `AGEING` times its prefill time overtake it."""
     ranked = sorted((sequence(n, at) for at, n in prompts), key=lambda s: prefill_rank(s, TOKEN_SECONDS))
     for number, later in enumerate(ranked):
         for earlier in ranked[:number]:
@@ -241,7 +241,7 @@ def test_a_prompt_is_overtaken_only_by_prompts_within_its_ageing_bound(prompts: 
 
 
 def test_priority_and_deadline_go_before_the_length_of_a_prompt():
-    """As in the order of admission."""
+    """The order is that of admission."""
     urgent, dated, short = sequence(900, priority=-1), sequence(500, deadline=9.0), sequence(5)
     ranked = sorted([short, dated, urgent], key=lambda s: prefill_rank(s, TOKEN_SECONDS))
     assert ranked == [urgent, dated, short]
@@ -264,6 +264,6 @@ def test_a_target_beside_an_option_that_makes_it_void_is_refused(fixed: dict):
 
 
 def test_a_configured_step_time_fixes_the_budget():
-    """A long prompt beside a stream gets no more than it."""
-    arrivals = [(0.0, ask("stream", 20, 200)), (0.1, ask("long", 1000, 2))]
+    """A long prompt beside a stream gets no more than the configured time."""
+    arrivals = [(0.0, make_request("stream", 20, 200)), (0.1, make_request("long", 1000, 2))]
     assert max(gaps(latencies(arrivals, step_time=0.01))) < 0.045

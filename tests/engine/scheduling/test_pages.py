@@ -1,4 +1,4 @@
-"""The page pool against a model of it that is obviously right."""
+"""The page pool agrees with a simple model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from engine.scheduling.pages import HostPool, PagePool, chain_next, chain_start
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders allocate, share, publish and release in any order."""
+    """State machine in which holders allocate, share, publish and release in any order."""
 
     @initialize(total=st.integers(1, 8))
     def build(self, total):
         self.pool = PagePool(total)
         self.tables: list[list[int]] = []
         self.ever_held: set[int] = set()
-        self.content: dict[int, bytes] = {}  # what was published about a page that has not been given out since
+        self.content: dict[int, bytes] = {}  # published digests of pages that have not been allocated since
         self.serial = 0
 
     @precondition(lambda self: self.pool.available)
@@ -36,10 +36,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.ever_held.add(page)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), fresh=st.booleans())
-    def publish(self, data, fresh):
+    @rule(data=st.data(), is_new=st.booleans())
+    def publish(self, data, is_new):
         page = data.draw(st.sampled_from(sorted({p for table in self.tables for p in table})))
-        self.serial += fresh
+        self.serial += is_new
         digest = str(self.serial).encode()
         known = digest in self.content.values()
         if page not in self.content and not known:
@@ -84,8 +84,8 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=40)
 
 
-def test_the_least_recently_released_page_is_forgotten_first():
-    """And within a sequence its tail before its beginning, when it is released tail first."""
+def test_the_least_recently_released_page_is_evicted_first():
+    """Within a sequence the tail is evicted before the beginning, because it is released tail first."""
     pool = PagePool(3)
     pages = [pool.allocate() for _ in range(3)]
     for page in pages:
@@ -96,7 +96,7 @@ def test_the_least_recently_released_page_is_forgotten_first():
 
 
 def test_digests_depend_on_salt_prefix_and_tokens():
-    """Equal tokens behind another prefix, or under another owner, are other pages."""
+    """Equal tokens after another prefix, or with another salt, are other pages."""
     a, b = chain_start("a"), chain_start("b")
     assert len({a, b, chain_next(a, [1, 2]), chain_next(b, [1, 2]), chain_next(a, [2, 1])}) == 5
     assert chain_next(chain_next(a, [1]), [2]) != chain_next(chain_next(a, [2]), [2])
@@ -105,7 +105,7 @@ def test_digests_depend_on_salt_prefix_and_tokens():
 
 @pytest.mark.parametrize("mistake", ["double release", "release free", "acquire free", "publish free", "run dry"])
 def test_a_mistake_is_an_integrity_error(mistake: str):
-    """Our own bugs are loud, with numbers."""
+    """Misuse raises an error with numbers."""
     pool = PagePool(2)
     page = pool.allocate()
     with pytest.raises(IntegrityError, match=r"\d"):
@@ -124,15 +124,15 @@ def test_a_mistake_is_an_integrity_error(mistake: str):
 
 
 def test_a_leaked_page_is_found():
-    """The books are held against the page tables."""
+    """Reference counts are compared with the page tables."""
     pool = PagePool(2)
     pool.allocate()
     with pytest.raises(IntegrityError, match="has 1 references, but occurs 0 times in the page tables"):
         pool.check_integrity([])
 
 
-def test_host_pages_go_out_and_come_back():
-    """A host page has one holder or none."""
+def test_host_pages_are_allocated_and_released():
+    """A host page has at most one holder."""
     host = HostPool(4)
     pages = host.allocate(3)
     assert (host.used, host.available) == (3, 1)

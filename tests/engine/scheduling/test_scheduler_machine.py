@@ -1,4 +1,4 @@
-"""The scheduler under arbitrary histories: books balance after every step, and every text is the text alone."""
+"""Random histories of the scheduler: integrity holds after every step, and every text equals that of a run alone."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from engine.types import (
 )
 from tests.fakes import MemoryRunner, text_alone
 
-SIZE = 4
+PAGE_SIZE = 4
 
 
-def model_info(num_pages: int, slots: int, page_size: int = SIZE, max_model_len: int = 64) -> ModelInfo:
+def model_info(num_pages: int, slots: int, page_size: int = PAGE_SIZE, max_model_len: int = 64) -> ModelInfo:
     return ModelInfo(
         name="fake",
         vocab_size=1000,
@@ -52,7 +52,7 @@ def model_info(num_pages: int, slots: int, page_size: int = SIZE, max_model_len:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests arrive, are aborted, paused and stepped in any order, and engines die."""
+    """State machine in which requests arrive, are aborted, preempted and stepped in any order, and engines crash."""
 
     @initialize(
         slots=st.integers(1, 4),
@@ -63,21 +63,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         batching=st.sampled_from(["continuous", "continuous", "static"]),
         swap_speed=st.sampled_from([1.0, 1e9]),
-        patience=st.sampled_from([0.02, 2.0, 20.0]),
+        max_wait=st.sampled_from([0.02, 2.0, 20.0]),
         min_share=st.sampled_from([2, 3, 8]),
         runs_ahead=st.booleans(),
     )
-    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed, patience, min_share, runs_ahead):
+    def build(self, slots, pages, host, chunk, budget, caching, batching, swap_speed, max_wait, min_share, runs_ahead):
         config = EngineConfig(
             model="fake",
             max_num_seqs=slots,
             max_num_batched_tokens=slots + budget,
             prefill_chunk=chunk,
-            page_size=SIZE,
+            page_size=PAGE_SIZE,
             enable_prefix_caching=caching,
             batching=batching,
-            max_wait_standard=patience,
-            max_wait_batch=2 * patience,
+            max_wait_standard=max_wait,
+            max_wait_batch=2 * max_wait,
             min_share=min_share,
         ).validate()
         self.now = 0.0
@@ -95,12 +95,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _start_engine(self, config, pages, host, swap_speed, runs_ahead):
         policy = make_policy(config, Costs(swap_speed, 100.0))
         scheduler = Scheduler(config, policy, num_pages=pages, host_pages=host, max_len=64)
-        self.runner = MemoryRunner(pages, host, SIZE, runs_ahead=runs_ahead)
+        self.runner = MemoryRunner(pages, host, PAGE_SIZE, runs_ahead=runs_ahead)
         info = model_info(pages, config.max_num_seqs)
         self.engine = Engine(config, info, scheduler, self.runner, clock=lambda: self.now)
 
     @rule(
-        shared=st.integers(0, 18),  # how much of a prompt is the same for all, so that classes share pages
+        shared=st.integers(0, 18),  # tokens that all prompts share, so that classes share pages
         own=st.lists(st.integers(0, 2), min_size=1, max_size=8),
         max_tokens=st.integers(1, 12),
         service_class=st.sampled_from(ServiceClass),
@@ -125,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.engine.submit(request)
         except RequestRefused:
-            assert len(prompt) + max_tokens > self.engine.info.num_pages * SIZE
+            assert len(prompt) + max_tokens > self.engine.info.num_pages * PAGE_SIZE
             return
         self.requests[request.id] = request
         self.audits[request.id] = Audit(n, Intake(self.now), self.now)
@@ -156,9 +156,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.abort(request_id, choice)
 
     @rule()
-    def die(self):
-        """The engine is gone with all that it had not told; another one goes on from what it had."""
-        for request_id, choice in self.aborted - self.ended.keys():  # which it may not have told
+    def crash(self):
+        """Replace the engine; the next one resumes from the output delivered so far."""
+        for request_id, choice in self.aborted - self.ended.keys():  # ends that may not have been delivered
             self._end(request_id, choice)
         self.start_engine()
         for request in self.requests.values():
@@ -188,7 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if isinstance(event, TokenEvent):
                     self.texts[key].append(event.token_id)
                 if event.finish is not None:
-                    assert self.last_phase[key] is Phase.ENDED, "its time is accounted for before it ends"
+                    assert self.last_phase[key] is Phase.ENDED, "the ENDED status comes before the terminal event"
                     self.ended[key] = event.finish
         assert self.runner.most_tokens <= self.engine.scheduler.config.max_num_batched_tokens
 
@@ -206,7 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "engine"):
             return
-        for _ in range(4000):  # every step computes at least one token, and there are not that many
+        for _ in range(4000):  # every step computes at least one token; 4,000 is more than enough
             if not self.engine.has_work:
                 break
             self._step()
@@ -219,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert all(a.ended == b.began for a, b in pairwise(intervals)), intervals
                 assert intervals[-1].ended is not None, intervals
                 assert all(i.cause is not None for i in intervals if i.phase in (Phase.QUEUED, Phase.PAUSED)), (
-                    "who waits is told why"
+                    "every wait has a reported cause"
                 )
         for key, expected in self.expected.items():
             if key in self.aborted:
