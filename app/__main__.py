@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from app import __version__
-from app.bench.options import Options, check
-from app.bench.options import add_arguments as add_bench_arguments
+from app.cli.bench.options import Options, check
+from app.cli.bench.options import add_arguments as add_bench_arguments
 from app.settings import Settings, SettingsError, add_arguments, read_again, resolve
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
@@ -38,12 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage = commands.add_parser("usage", help="sum up recorded usage from the file of `serve --metering`")
     argv = sys.argv[1:] if arguments is None else arguments
     if "usage" in argv[:1]:  # imported only for this command, so that a server starts faster
-        from app.usage import add_arguments as add_usage_arguments
+        from app.cli.usage import add_arguments as add_usage_arguments
 
         add_usage_arguments(usage)
     keys = commands.add_parser("keys", help="add, list and revoke API keys, in the file of `serve --keys-file`")
     if "keys" in argv[:1]:
-        from app.keys_command import add_arguments as add_keys_arguments
+        from app.cli.keys_command import add_arguments as add_keys_arguments
 
         add_keys_arguments(keys)
     add_bench_arguments(commands.add_parser("bench", help="measure a running server under a load, or compare two"))
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: Settings, flags: dict[str, Any]) -> int:
-    from app.launch import run  # imported after the options are checked, because it imports the whole server
+    from app.cli.serve import run  # imported after the options are checked, because it imports the whole server
 
     logs = start_logging(settings.log_level, settings.log_format)
     try:
@@ -83,8 +83,8 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from app.bench.client import NoServer  # imported late, as for `bench`
-    from app.explain import explain
+    from app.cli.bench.client import NoServer  # imported late, as for `bench`
+    from app.cli.explain import explain
 
     try:
         text = explain(options.url, options.id, options.api_key)
@@ -96,8 +96,8 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _usage(options: argparse.Namespace) -> int:
-    from app.metering import MeteringRefused
-    from app.usage import report
+    from app.cli.usage import report
+    from app.observe.metering import MeteringRefused
 
     try:
         text = report(options)
@@ -114,8 +114,8 @@ def _usage(options: argparse.Namespace) -> int:
 
 
 def _keys(options: argparse.Namespace) -> int:
-    from app.keys_command import run
-    from app.keys_file import KeysFileError
+    from app.admission.keys_file import KeysFileError
+    from app.cli.keys_command import run
 
     try:
         text, remark = run(options)
@@ -130,8 +130,8 @@ def _keys(options: argparse.Namespace) -> int:
 
 
 def _bench(options: Options) -> int:
-    from app.bench.client import NoServer  # imported late: numpy and others would slow down the start of a server
-    from app.bench.command import bench
+    from app.cli.bench.client import NoServer  # imported late: numpy and others would slow down the start of a server
+    from app.cli.bench.command import bench
 
     try:
         text, status = bench(options)

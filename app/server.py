@@ -18,11 +18,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from app.addresses import client_network
-from app.admission import Admission
-from app.assets import Assets
-from app.client import EngineClient
-from app.collectors import (
+from app.admission.addresses import client_network
+from app.admission.connection_limits import ConnectionLimits
+from app.admission.queues import Admission
+from app.engine_client.client import EngineClient
+from app.errors import ApiError, KeyRefused, error_body
+from app.generation.registry import StreamRegistry
+from app.http.assets import Assets
+from app.http.root_path import Prefix
+from app.http.security import HostGuard, cross_origin, machine_names
+from app.observe.collectors import (
     AdmissionCollector,
     ConnectionCollector,
     EnergyCollector,
@@ -30,23 +35,18 @@ from app.collectors import (
     MeteringCollector,
     RefusedKeysCollector,
 )
-from app.connection_limits import ConnectionLimits
-from app.energy import Energy
-from app.errors import ApiError, KeyRefused, error_body
-from app.loop_lag import LoopLag
-from app.metrics import Metrics
-from app.prefix import Prefix
-from app.registry import StreamRegistry
-from app.request_log import REQUEST_ID, RequestLog
+from app.observe.energy import Energy
+from app.observe.loop_lag import LoopLag
+from app.observe.metrics import Metrics
+from app.observe.request_log import REQUEST_ID, RequestLog
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
-from app.security import HostGuard, cross_origin, machine_names
 from app.service import Service
 from app.settings import Settings
-from app.text import TextModel
+from app.text.text_model import TextModel
 from engine.log_queue import LogWriter
 
 if TYPE_CHECKING:
-    from app.metering import Metering
+    from app.observe.metering import Metering
 
 log = logging.getLogger("carousel.server")
 
@@ -150,7 +150,7 @@ class _Unrouted:
 def _metering(settings: Settings) -> Metering | None:
     if not settings.metering:
         return None
-    from app.metering import Metering  # imported only if used: SQLite
+    from app.observe.metering import Metering  # imported only if used: SQLite
 
     return Metering(Path(settings.metering))
 

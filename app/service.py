@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.admission import Admission
-from app.audit import Intake
-from app.chat_template import TemplateRefused, VariableTaken
-from app.client import EngineClient, EngineUnavailable, Phase
-from app.encoding import Encoding
-from app.energy import Energy
+from app.admission.event_pacer import EventPacer
+from app.admission.queues import Admission
+from app.admission.rate_limits import RateLimits
+from app.admission.refused_keys import RefusedKeys
+from app.admission.tenants import LIMITS, Tenant
+from app.admission.thread_queue import Turnstile
+from app.admission.websocket_limits import WebSocketLimits
+from app.engine_client.client import EngineClient, EngineUnavailable, Phase
 from app.errors import ApiError
-from app.event_pacer import EventPacer
-from app.generation import Generation
-from app.json_body import MAX_INLINE_BYTES, check_structure
-from app.live_feed import LiveFeed
-from app.metrics import Metrics
-from app.rate_limits import RateLimits
-from app.refused_keys import RefusedKeys
-from app.registry import StreamRegistry
-from app.schemas.common import SamplingFields, Schema, parse
+from app.generation.generation import Generation
+from app.generation.registry import StreamRegistry
+from app.http.json_body import MAX_INLINE_BYTES, check_structure
+from app.observe.energy import Energy
+from app.observe.live_feed import LiveFeed
+from app.observe.metrics import Metrics
+from app.protocols.common import SamplingFields, Schema, parse
 from app.settings import Settings, SettingsError, check_keys
-from app.streams import Encoder, StreamLog
-from app.tenants import LIMITS, Tenant
-from app.text import TextModel
-from app.turnstile import Turnstile
-from app.websocket_limits import WebSocketLimits
+from app.streams.stream_log import Encoder, StreamLog
+from app.streams.timeline import Intake
+from app.text.chat_template import TemplateRefused, VariableTaken
+from app.text.text_model import TextModel
+from app.text.tokenize_queue import Encoding
 from engine.errors import ContextExceeded, RequestRefused
 from engine.host import cores
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
 if TYPE_CHECKING:
-    from app.metering import Metering
+    from app.observe.metering import Metering
 
 ENGINE_GONE = "the engine is not available; see the server log"
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn

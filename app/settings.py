@@ -20,13 +20,13 @@ from typing import Any
 
 import msgspec
 
-from app.generation_config import AUTO, FILE, NONE, config_file
-from app.keys_file import KeysFileError, read_keys_file
-from app.model_folder import ModelNotFound, find_folder
+from app.admission.keys_file import KeysFileError, read_keys_file
+from app.admission.tenant_tables import TenantError, read_tables, tenants_of
+from app.admission.tenants import LIMITS, SENT, Tenant, can_be_sent, key_digest, of_key
 from app.options import OPTIONS, Option
 from app.resources import demo_model
-from app.tenant_tables import TenantError, read_tables, tenants_of
-from app.tenants import LIMITS, SENT, Tenant, can_be_sent, key_digest, of_key
+from app.text.generation_config import AUTO, FILE, NONE, config_file
+from app.text.model_folder import ModelNotFound, find_folder
 from engine.config import EngineConfig
 
 # Pattern of list entries, and their description for error messages.

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.results import save, spread
 from benchmarks.timing import milliseconds
 from kernels.cpu.backend import CpuKernels
-from kernels.memory import own_pages
+from kernels.huge_pages import own_pages
 
 LAYERS, HEADS, KV_HEADS, DIM, PAGE = 30, 9, 3, 64, 32
 SECONDS = 0.3  # per measurement

@@ -14,7 +14,7 @@ from benchmarks.shapes import Shape
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from kernels import early
+from kernels.triton import pdl
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Engines:
         plain = replace(build, early_launch=False)
         for attempt in dict.fromkeys((build, plain, replace(plain, recorded=False))):
             name = f"engine {attempt}"
-            early.SWITCH.is_on = attempt.early_launch
-            self.early_launch = early.starts_early(self._on.device)
+            pdl.SWITCH.is_on = attempt.early_launch
+            self.early_launch = pdl.starts_early(self._on.device)
             self._at_fault = "early launch" if self.early_launch else name
             try:
                 for feature in (name, self._at_fault):
@@ -92,7 +92,7 @@ class Engines:
         raise GivenUp(f"{name} is no longer used: {self._sections.given_up[name]}")
 
     def _free(self) -> None:
-        early.SWITCH.is_on = True
+        pdl.SWITCH.is_on = True
         gc.unfreeze()
         gc.collect()
         self._on.release()

@@ -43,7 +43,7 @@ from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.results import save, spread
 from benchmarks.sections import DEVICE_FAILED, Sections, in_processes
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, QWEN_06B, TINY, Shape
-from kernels import early
+from kernels.triton import pdl
 
 # Rows and tokens in the context of each; sizes with more than MAX_KV_BYTES of keys and values are skipped.
 Sizes = tuple[tuple[int, int], ...]
@@ -346,7 +346,7 @@ def main() -> int:
     kept = partial(keep, device, options.also_in, options.only) if device.on_gpu else lambda sections: None
     sections = Sections(kept, options.seconds, works=device.works, record=options.record)
     marks = Marks(device, sections)
-    early.SWITCH.is_on = not options.no_early_launch
+    pdl.SWITCH.is_on = not options.no_early_launch
     if device.on_gpu:
         on_gpu(marks, not options.no_early_launch, not options.no_transformers)
     else:

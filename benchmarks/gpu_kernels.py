@@ -15,7 +15,8 @@ from benchmarks.device import Device
 from benchmarks.results import microseconds
 from benchmarks.shapes import Shape
 from engine.execution.cache import KVCache
-from kernels import decode_attention, decode_tasks, prefill_attention, query_tiles
+from kernels import query_tiles
+from kernels.triton import decode_attention, decode_tasks, prefill_attention
 
 CALLS = 20  # calls with separate inputs, for short kernels
 

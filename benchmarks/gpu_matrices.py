@@ -1,9 +1,9 @@
 """Skinny matrix products on a device: fused kernels against torch's product with separate kernels, and tile tuning.
 
-The best tiles of each matrix are stored in `kernels/tile_table.py`.
+The best tiles of each matrix are stored in `kernels/triton/tile_table.py`.
 
     python -m benchmarks.gpu_matrices                        # every tile for every matrix: results/gpu_matrices.json
-    python -m benchmarks.gpu_matrices --write                # also write the best ones to kernels/tile_table.py
+    python -m benchmarks.gpu_matrices --write                # also write the best ones to kernels/triton/tile_table.py
     python -m benchmarks.gpu_matrices --also-in some/folder  # copy the results there
     python -m benchmarks.gpu_matrices --device cpu           # run the code on a tiny shape; nothing is saved
 """
@@ -28,10 +28,10 @@ from benchmarks.device import Call, Device
 from benchmarks.results import microseconds, save
 from benchmarks.sections import Sections
 from benchmarks.shapes import LLAMA_1B, QWEN_06B, TINY, Matrix, Shape
-from kernels import few_rows, tile_table
-from kernels.few_rows import DenseLinear, Tile
-from kernels.rms_norm import rms_norm
-from kernels.silu_mul import silu_mul
+from kernels.triton import skinny_gemm, tile_table
+from kernels.triton.rms_norm import rms_norm
+from kernels.triton.silu_mul import silu_mul
+from kernels.triton.skinny_gemm import DenseLinear, Tile
 
 MAX_LAYERS = 20  # layers with separate weights, so that no weights are cached when they are read
 MIN_CALLS = 10  # calls per recording
@@ -41,11 +41,11 @@ TOLERANCE = 0.02  # relative to the largest output; larger than the error of rou
 
 OUTPUTS, INPUTS, WARPS, STAGES = (16, 32, 64), (256, 512), (4, 8), (3, 4, 6, 8)
 SHARED = 220 << 10  # bytes of all blocks in flight: the shared memory of a multiprocessor
-ROWS = (1, few_rows.MAX_ROWS)  # row counts to tune for: a single stream, and the kernel's maximum
+ROWS = (1, skinny_gemm.MAX_ROWS)  # row counts to tune for: a single stream, and the kernel's maximum
 
 Found = dict[tuple[int, int, bool, int], Tile]  # by outputs, inputs, gated, and columns
 
-MODULE = '''"""Tuned tiles of skinny products (`kernels.few_rows.Tile`), keyed by (outputs, inputs, gated, rows).
+MODULE = '''"""Tuned tiles of skinny products (`kernels.triton.skinny_gemm.Tile`), keyed by (outputs, inputs, gated, rows).
 
 For gated layers, outputs are those of the gate. rows is 8 or 16, the upper bound; without a tile for 16, products of 9
 to 16 rows use torch. Written by `python -m benchmarks.gpu_matrices --write`: the fastest tiles for 1 and 16 rows on
@@ -126,13 +126,13 @@ class MatrixMarks:
         A tile that fails or differs from torch gets a row of its own and is skipped. None: torch is faster, with more
         than FEW rows. Raises RuntimeError if no tile computes the matrix.
         """
-        layers, columns = self._layers(matrix, rows), few_rows.columns_for(rows)
+        layers, columns = self._layers(matrix, rows), skinny_gemm.columns_for(rows)
         key = matrix.outputs, matrix.inputs, matrix.gated, columns
         sizes = dict(zip(("outputs", "inputs", "gated", "columns"), key, strict=True)) | {"rows": rows}
         found: list[tuple[float, Tile]] = []
         for tile in candidates(matrix.gated, columns):
             try:
-                with patch.dict(few_rows.TILES, {key: tile}):
+                with patch.dict(skinny_gemm.TILES, {key: tile}):
                     error = layers[0].error()
                     times = self._times([layer.by_one_kernel for layer in layers])
             except Exception as failure:
@@ -147,7 +147,7 @@ class MatrixMarks:
         if not found:
             raise RuntimeError(f"No tile computes {matrix} correctly.")
         seconds, best = min(found, key=lambda one: one[0])
-        if rows <= few_rows.FEW:
+        if rows <= skinny_gemm.FEW:
             return best
         times = self._times([layer.by_the_library for layer in layers])
         rate = self._of_copy_rate(matrix, times)
@@ -181,7 +181,7 @@ def candidates(gated: bool, columns: int) -> Iterator[Tile]:
 
 
 def as_module(device: str, found: Found) -> str:
-    """Return the new content of kernels/tile_table.py: the found tiles, and its current tiles of other matrices."""
+    """Return the new content of kernels/triton/tile_table.py: the found tiles, and its current tiles of other matrices."""
     table = tile_table.FOUND | {matrix: astuple(tile) for matrix, tile in found.items()}
     return MODULE.format(device=device, rows="".join(f"    {matrix}: {tile},\n" for matrix, tile in table.items()))
 
@@ -218,7 +218,7 @@ def main() -> None:
     def choose(matrix: Matrix, rows: int) -> None:
         tile = marks.tiles(matrix, rows)
         if tile is not None:
-            best[matrix.outputs, matrix.inputs, matrix.gated, few_rows.columns_for(rows)] = tile
+            best[matrix.outputs, matrix.inputs, matrix.gated, skinny_gemm.columns_for(rows)] = tile
 
     for shape, rows in product((LLAMA_1B, QWEN_06B) if device.on_gpu else (TINY,), ROWS):
         for matrix in shape.matrices:

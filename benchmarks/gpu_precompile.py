@@ -35,10 +35,10 @@ from engine.config import EngineConfig
 from engine.execution.cache import KVCache
 from engine.execution.models import load_model
 from engine.execution.runner import ModelRunner
-from kernels import decode_attention, early, prefill_attention
-from kernels.backend import TritonKernels
-from kernels.chip import SHARED_BYTES
-from kernels.invariant import InvariantKernels
+from kernels.triton import decode_attention, pdl, prefill_attention
+from kernels.triton.backend import TritonKernels
+from kernels.triton.device_limits import SHARED_BYTES
+from kernels.triton.invariant import InvariantKernels
 
 CAPABILITY = 90  # compute capability times ten
 EARLY_CAPABILITIES = (90, 100)
@@ -83,7 +83,7 @@ def compiling(capability: int, early_launch: bool) -> Iterator[dict[str, Any]]:
 
     with ExitStack() as stack:
         for target, name, value in (
-            (early, "can_start_early", lambda device: early_launch),
+            (pdl, "can_start_early", lambda device: early_launch),
             (JITFunction, "run", compile_only),
             (torch.nn.functional, "linear", product),
             (torch, "addmm", lambda residual, x, weight, out=None: out),

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from engine.execution.graphs import record
-from kernels import early
-from kernels.backend import TritonKernels
-from kernels.few_rows import DenseLinear
 from kernels.plans import DecodeTasks
+from kernels.triton import pdl
+from kernels.triton.backend import TritonKernels
+from kernels.triton.skinny_gemm import DenseLinear
 
 EPS = 1e-5
 LAYERS = 8  # layers per recording
@@ -127,7 +127,7 @@ class Smoke:
             return y
 
         size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
-        with nullcontext() if begins_early else patch.object(early, "SWITCH", early.Switch(is_on=False)):
+        with nullcontext() if begins_early else patch.object(pdl, "SWITCH", pdl.Switch(is_on=False)):
             eager = step()
             if not self.on_gpu:
                 return eager, eager, 0.0, size

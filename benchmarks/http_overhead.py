@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.life import ENGINE_ENVIRONMENT
+from app.engine_client.engine_process import ENGINE_ENVIRONMENT
 from app.resources import demo_model
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving

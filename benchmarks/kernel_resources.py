@@ -22,7 +22,7 @@ from triton import knobs
 from benchmarks.gpu_precompile import compile_shape
 from benchmarks.results import save
 from benchmarks.shapes import SHAPES
-from kernels.chip import SHARED_BYTES
+from kernels.triton.device_limits import SHARED_BYTES
 
 REGISTERS = 65_536  # per multiprocessor
 MAX_PROGRAMS, MAX_WARPS = {80: 32, 89: 24, 90: 32}, {80: 64, 89: 48, 90: 64}  # per multiprocessor, by capability

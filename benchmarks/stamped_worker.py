@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from engine import worker
-from engine.frames import EngineChannel, Stepped
+from engine.ipc import EngineChannel, Stepped
 from engine.types import TokenEvent
 
 

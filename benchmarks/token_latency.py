@@ -29,9 +29,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from app.http.websocket import WebSocketProtocol
 from app.resources import demo_model
-from app.text import TextModel
-from app.websocket import WebSocketProtocol
+from app.text.text_model import TextModel
 from benchmarks import realtime_client, sse_client
 from benchmarks.http_overhead import make_model
 from benchmarks.results import save, spread
@@ -48,8 +48,8 @@ WORD = str(TextModel.load(demo_model()).encode(" the", add_special_tokens=False)
 
 def serve(options: list[str], stamps: str) -> None:
     """Run `carousel serve` with the timestamping engine process, recording socket writes."""
-    import app.connection
-    import app.life
+    import app.engine_client.engine_process
+    import app.http.connection
     from app.__main__ import main as command
 
     original = subprocess.Popen
@@ -59,9 +59,9 @@ def serve(options: list[str], stamps: str) -> None:
             arguments = [arguments[0], "-m", "benchmarks.stamped_worker", arguments[3], stamps]
         return original(arguments, **kwargs)
 
-    app.life.subprocess.Popen = spawn  # type: ignore[assignment, misc]
+    app.engine_client.engine_process.subprocess.Popen = spawn  # type: ignore[assignment, misc]
     written: list[tuple[float, bytes]] = []
-    send, write = RequestResponseCycle.send, app.connection.write
+    send, write = RequestResponseCycle.send, app.http.connection.write
     websocket_send, websocket_write = WebSocketProtocol.send, WebSocketProtocol.write
 
     def record(transport: Any, body: bytes) -> None:
@@ -91,7 +91,7 @@ def serve(options: list[str], stamps: str) -> None:
         return done
 
     RequestResponseCycle.send = recording_send  # type: ignore[method-assign]
-    app.connection.write = recording_write
+    app.http.connection.write = recording_write
     WebSocketProtocol.send = recording_websocket_send  # type: ignore[method-assign]
     WebSocketProtocol.write = recording_websocket_write  # type: ignore[method-assign]
     sys.argv = ["carousel", "serve", *options]

@@ -16,8 +16,8 @@ from engine.config import DEFAULT_GPU_PAGE_SIZE, DEFAULT_PAGE_SIZE, EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.execution.cache import KVCache
-from engine.execution.edits import LogitEdits
 from engine.execution.graphs import Capture, CudaCapture
+from engine.execution.logit_edits import LogitEdits
 from engine.execution.models import load_model
 from engine.execution.models.errors import ModelError
 from engine.execution.models.interface import Model

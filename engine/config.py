@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kernels: Literal["auto", "torch"] = "auto"
     batch_invariant: bool = False  # output has the same bits in every batch; compiled CPU kernels always guarantee that
     enforce_eager: bool = False  # on a GPU: launch decode steps operation by operation, not as CUDA graphs
-    early_launch: bool = True  # on a GPU that can: a kernel begins while its predecessor ends (`kernels.early`)
+    early_launch: bool = True  # on a GPU that can: a kernel begins while its predecessor ends (`kernels.triton.pdl`)
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     max_model_len: int | None = None  # tokens; None = the checkpoint's
     max_num_seqs: int = 32  # slots

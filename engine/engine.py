@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.lead import Lead
+from engine.launch_lead import Lead
 from engine.scheduling.batch import Batch, Outcome
 from engine.scheduling.scheduler import Scheduler
 from engine.types import Event, Load, ModelInfo, Request

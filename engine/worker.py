@@ -1,6 +1,6 @@
 """Main loop of the engine process: messages -> steps -> events. One thread, no event loop; it sleeps when idle.
 
-Started by `app.life` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket pair and a heartbeat;
+Started by `app.engine_client.engine_process` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket pair and a heartbeat;
 tests run `serve` on a thread.
 """
 
@@ -18,7 +18,8 @@ from functools import partial
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineError, RequestRefused
-from engine.frames import (
+from engine.heartbeat import Heartbeat
+from engine.ipc import (
     Abort,
     ChannelClosed,
     Echo,
@@ -32,11 +33,10 @@ from engine.frames import (
     ToEngine,
     Watch,
 )
-from engine.heartbeat import Heartbeat
 from engine.log_queue import start_logging
 from engine.request_logging import log_request
+from engine.snapshot import snapshot
 from engine.types import EndEvent, Event, FinishReason, Request, Snapshot
-from engine.view import snapshot
 
 log = logging.getLogger("carousel.engine")
 

@@ -43,7 +43,7 @@ class Kernels(Protocol):
         """
 
     def use_early_launch(self, allowed: bool) -> bool:
-        """Permit or forbid early launch (`kernels.early`); return whether kernels use it from now on.
+        """Permit or forbid early launch (`kernels.triton.pdl`); return whether kernels use it from now on.
 
         Kernels that are already recorded do not change.
         """

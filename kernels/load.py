@@ -35,10 +35,10 @@ def load(
         if choice == "torch":
             return ReferenceKernels()
         if batch_invariant:
-            from kernels.invariant import InvariantKernels
+            from kernels.triton.invariant import InvariantKernels
 
             return InvariantKernels()
-        from kernels.backend import TritonKernels
+        from kernels.triton.backend import TritonKernels
 
         return TritonKernels()
     if choice != "torch" and dtype in (torch.float32, torch.bfloat16):

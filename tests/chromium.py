@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.needs import is_strict
+from tests.requirements import is_strict
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from app.life import ENGINE_ENVIRONMENT
+from app.engine_client.engine_process import ENGINE_ENVIRONMENT
 from app.resources import demo_model
-from tests import chromium, needs
+from tests import chromium, requirements
 
 # Match the engine process; the variables must be set before torch is loaded.
 os.environ.update(ENGINE_ENVIRONMENT)
@@ -121,7 +121,7 @@ def browser():
     The scope is one module, since Playwright's event loop must not run beside asyncio's tests.
     """
     if not chromium.is_usable():
-        if needs.is_strict():
+        if requirements.is_strict():
             pytest.fail("no usable Chromium, and CAROUSEL_STRICT forbids skipping tests")
         pytest.skip("no usable Chromium: browser tests are skipped")
     from playwright.sync_api import sync_playwright

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from engine.frames import ChannelClosed
+from engine.ipc import ChannelClosed
 from engine.scheduling.batch import Batch, Join, Outcome, Sampled
 
 NAN_MARK = -9  # stored in a page instead of a token

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.other_pytest import ROOT
+from tests.subprocess_pytest import ROOT
 
 SUITE = """
 import os, time

@@ -16,7 +16,7 @@ FORBIDDEN = {
     "engine/scheduling": ("torch", "numpy", "time", "random", "kernels", "engine.execution", "engine.engine"),
     "engine/execution": ("engine.scheduling.scheduler", "engine.scheduling.policy", "engine.scheduling.queue"),
     "app": ("torch", "kernels", "engine.execution", "engine.build", "engine.scheduling", "requests"),
-    "app/schemas": ("starlette", "app.routes", "app.client", "app.service"),
+    "app/schemas": ("starlette", "app.routes", "app.engine_client.client", "app.service"),
 }
 
 
@@ -52,7 +52,7 @@ def test_the_api_process_never_loads_torch():
     import subprocess
     import sys
 
-    code = "import sys, app.launch; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, app.cli.serve; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
 
 

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from app.security import authenticate
+from app.admission.tenants import Tenant
+from app.http.security import authenticate
 from app.service import Service
-from app.tenants import Tenant
 
 MAX_INLINE_ITEMS = 4096  # of an answer that is encoded on the event loop
 

@@ -7,14 +7,14 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.audit import Intake
-from app.presence import done_for
-from app.request_log import client_request_id
+from app.admission.tenants import TIER_OF_CLASS
+from app.http.disconnect import done_for
+from app.http.security import read_json_body
+from app.observe.request_log import client_request_id
+from app.protocols import completions
 from app.routes import service_of, tenant_of
-from app.routes.answers import format_for, resume_grace, stream, whole
-from app.schemas import completions
-from app.security import read_json_body
-from app.tenants import TIER_OF_CLASS
+from app.routes.responses import format_for, resume_grace, stream, whole
+from app.streams.timeline import Intake
 
 
 async def text_completions(request: Request) -> Response:

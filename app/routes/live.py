@@ -6,7 +6,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import sse
+from app.http import sse
 from app.routes import service_of, tenant_of
 
 SHUTDOWN_GRACE_SECONDS = 2.0

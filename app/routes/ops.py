@@ -9,15 +9,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.client import Phase
+from app.admission.tenants import TIER_OF_CLASS, Tenant
+from app.engine_client.client import Phase
 from app.errors import error_body
-from app.presence import done_for
+from app.http.disconnect import done_for
+from app.http.security import authenticate_metrics, authenticate_operator, read_json_body
+from app.protocols.chat import turns
+from app.protocols.tokens import DetokenizeRequest, TokenizeRequest
 from app.routes import json_response, service_of, tenant_of
-from app.schemas.chat import turns
-from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from app.security import authenticate_metrics, authenticate_operator, read_json_body
 from app.service import ENGINE_GONE, Service
-from app.tenants import TIER_OF_CLASS, Tenant
 
 STALLED_TEXT = "the engine makes no progress; it is replaced if it does not recover"
 LOADING_TEXTS = {

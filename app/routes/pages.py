@@ -7,10 +7,10 @@ from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
-from app.assets import bundled, version
+from app.http.assets import bundled, version
+from app.protocols.common import effective_defaults
 from app.resources import static_dir, templates_dir
 from app.routes import service_of
-from app.schemas.common import effective_defaults
 from app.service import MAX_GRACE
 
 SECURITY_HEADERS = {

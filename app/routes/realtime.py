@@ -9,16 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from app.addresses import client_network
+from app.admission.addresses import client_network
+from app.admission.tenants import Tenant
 from app.errors import ApiError
-from app.following import write_of
-from app.realtime import Session
-from app.request_log import REQUEST_ID
+from app.http.security import authenticate
+from app.http.websocket import FLOOD, REFUSED
+from app.observe.request_log import REQUEST_ID
 from app.routes import service_of
-from app.security import authenticate
+from app.routes.realtime_session import Session
 from app.service import Service
-from app.tenants import Tenant
-from app.websocket import FLOOD, REFUSED
+from app.streams.tail import write_of
 
 MAX_SLEEP_SECONDS = 3600.0  # an event loop accepts no infinite delay
 KEY_PROTOCOL = "openai-insecure-api-key."

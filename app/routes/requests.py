@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ApiError
-from app.generation import Generation
+from app.generation.generation import Generation
 from app.routes import service_of, stream_id_of, tenant_of
-from app.streams import CursorRefused
+from app.streams.stream_log import CursorRefused
 
 
 async def account_of(request: Request) -> Response:

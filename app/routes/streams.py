@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.routes import service_of, stream_id_of, tenant_of
-from app.routes.answers import stream
-from app.streams import CursorRefused
+from app.routes.responses import stream
+from app.streams.stream_log import CursorRefused
 
 
 async def stream_of(request: Request) -> Response:

@@ -19,7 +19,7 @@ import argparse
 import shlex
 import signal
 
-from app.bench.workloads import WORKLOADS
+from app.cli.bench.workloads import WORKLOADS
 from benchmarks.peers.model import SHAPES
 from benchmarks.scheduling.check import CHECK_SCALE, CHECKED, check
 from benchmarks.scheduling.device import device

@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from typing import Any
 from unittest import mock
 
-from app.bench.workloads import Scale, prompt_ids, workload
-from app.tenants import TIERS
+from app.admission.tenants import TIERS
+from app.cli.bench.workloads import Scale, prompt_ids, workload
 from benchmarks.results import save, spread
 from benchmarks.scheduling.load import CONTEXT, SLOTS, model
 from benchmarks.tally import Tally

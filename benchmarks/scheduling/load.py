@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from app.bench.workloads import Asked, prompt_ids
+from app.cli.bench.workloads import Asked, prompt_ids
 from benchmarks.peers.model import make_model
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream

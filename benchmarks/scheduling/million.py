@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from app.bench.workloads import Scale, prompt_ids, workload
-from app.tenants import TIERS
+from app.admission.tenants import TIERS
+from app.cli.bench.workloads import Scale, prompt_ids, workload
 from benchmarks.results import FOLDER, save
 from benchmarks.tally import Tally
 from engine.config import EngineConfig

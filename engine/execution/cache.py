@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.transfer import to_device
-from kernels.memory import own_pages
+from kernels.huge_pages import own_pages
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _prepare(self, batch: Batch) -> None:
-        """Move pages in the order explained in `engine.scheduling.moves`, and set up joining sequences."""
+        """Move pages in the order explained in `engine.scheduling.batch_builder`, and set up joining sequences."""
         self._swap.land()
         if batch.swap_out:
             self._swap.out(batch.swap_out)

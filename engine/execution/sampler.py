@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.edits import LogitEdits, Wanted
+from engine.execution.logit_edits import LogitEdits, Wanted
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled

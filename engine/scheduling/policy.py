@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
-from engine.scheduling.pace import Pace
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_time_model import Pace
 from engine.types import Cause, Mechanism
 
 # Time for prompts in a step: a few decode steps, within limits that people perceive as even.

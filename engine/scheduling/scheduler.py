@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.request_logging import log_request
 from engine.scheduling.batch import Batch, Chunk, Join, Outcome
-from engine.scheduling.books import ByClass, Totals
+from engine.scheduling.batch_builder import Moves
 from engine.scheduling.budget import share_tokens
+from engine.scheduling.counters import ByClass, Totals
 from engine.scheduling.deadlines import Deadlines
-from engine.scheduling.memory import Memory
-from engine.scheduling.moves import Moves
-from engine.scheduling.news import News
+from engine.scheduling.events import News
+from engine.scheduling.kv_manager import Memory
 from engine.scheduling.policy import Movable, Policy, Pressure, nobody
 from engine.scheduling.sequence import Sequence, State
-from engine.scheduling.waiting import Waiting
+from engine.scheduling.wait_queue import Waiting
 from engine.types import Cause, Event, FinishReason, Load, Mechanism, PageCounts, Phase, Request, TokenEvent
 
 log = logging.getLogger("carousel.engine")

@@ -14,7 +14,7 @@ from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
-from kernels.memory import own_pages
+from kernels.huge_pages import own_pages
 from kernels.slots import PromptChunk, StepState
 
 CACHES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.cpu import structs
 from kernels.cpu.library import load
 from kernels.cpu.structs import Layout, address
-from kernels.memory import Arena
+from kernels.huge_pages import Arena
 
 ALL_PARTS = 3  # bfloat16 values that represent a float32 exactly
 WEIGHTS = Arena()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.composed import Composed
 from kernels.decoder import Linear
 from kernels.linear import pack_linear
 from kernels.plans import DecodePlan, RopePlan
@@ -18,6 +17,7 @@ from kernels.reference.rope_and_cache import plan_rope, rope_and_cache, write_ca
 from kernels.reference.sample import sample
 from kernels.reference.silu_mul import silu_mul
 from kernels.slots import SlotTensors
+from kernels.unfused import Composed
 
 
 class ReferenceKernels(Composed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app import convert_tokenizer, tokenizer_files
+from app.text import convert_tokenizer, tokenizer_files
 
 
 @pytest.fixture

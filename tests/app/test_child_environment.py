@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from app import life, tokenizer_files
 from app.child_environment import SECRETS
+from app.engine_client import engine_process
 from app.settings import OPTIONS
+from app.text import tokenizer_files
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 def test_no_child_process_is_given_a_key(environments):
     """Neither the engine nor the tokenizer conversion gets one, and other variables are passed on."""
     descriptor = SimpleNamespace(fileno=lambda: 0)
-    life._spawn(descriptor, descriptor, "text")
+    engine_process._spawn(descriptor, descriptor, "text")
     tokenizer_files.run_conversion(Path("folder"))
     assert len(environments) == 2
     for environment in environments:

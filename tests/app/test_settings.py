@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.admission.tenants import of_key
 from app.settings import OPTIONS, SettingsError, add_arguments, parse, resolve
-from app.tenants import of_key
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from app.text import TextModel
+from app.text.text_model import TextModel
 
 
 def byte_level() -> TextModel:

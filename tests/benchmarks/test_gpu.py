@@ -24,7 +24,7 @@ from benchmarks.gpu_transformers import Measured
 from benchmarks.sections import DEVICE_FAILED, Sections
 from benchmarks.shapes import TINY
 from engine.execution.runner import ModelRunner
-from kernels import early
+from kernels.triton import pdl
 from tests.benchmarks.conftest import BUILD, endless
 
 
@@ -95,7 +95,7 @@ def test_attention_is_measured_as_in_a_recorded_step(device: Device, monkeypatch
 
 def test_rows_of_an_engine_report_early_launch(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Profiles are measured without early launch, because kernel times would overlap, and steps with and without."""
-    monkeypatch.setattr(early, "can_start_early", lambda device: True)
+    monkeypatch.setattr(pdl, "can_start_early", lambda device: True)
     sections = endless()
     marks = gpu.Marks(device, sections)
     marks.engine(BUILD, marks.of_engines.decode_step, 3, 20, 4)
@@ -105,7 +105,7 @@ def test_rows_of_an_engine_report_early_launch(device: Device, monkeypatch: pyte
     assert [(row["what"], row["early_launch"]) for row in sections.rows if row["what"] != "kernel"] == [
         ("engine", True), ("decode step", True), ("engine", False), ("profile", False),
     ]  # fmt: skip
-    assert early.can_start_early(device.device)  # the state is restored for later users
+    assert pdl.can_start_early(device.device)  # the state is restored for later users
 
 
 def test_rows_that_end_during_a_measurement_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch):

@@ -14,8 +14,8 @@ from benchmarks import gpu_matrices
 from benchmarks.device import Device
 from benchmarks.gpu_matrices import MatrixMarks
 from benchmarks.shapes import TINY, Matrix
-from kernels import few_rows, tile_table
-from kernels.few_rows import DenseLinear, Tile
+from kernels.triton import skinny_gemm, tile_table
+from kernels.triton.skinny_gemm import DenseLinear, Tile
 from tests.benchmarks.conftest import CPU
 
 
@@ -33,10 +33,10 @@ def test_a_tile_that_fails_loses_only_its_row_and_the_fastest_one_is_chosen(
 
     monkeypatch.setattr(device, "times", times)
     rows: list[str] = []
-    marks, before = MatrixMarks(device, lambda what, **row: rows.append(what)), dict(few_rows.TILES)
+    marks, before = MatrixMarks(device, lambda what, **row: rows.append(what)), dict(skinny_gemm.TILES)
     assert marks.tiles(Matrix("down", 40, 64), 1) == fast
     assert rows == ["tile", "tile that fails", "tile"]
-    assert before == few_rows.TILES
+    assert before == skinny_gemm.TILES
 
 
 @pytest.mark.parametrize("wrong_by", [1000.0, float("nan")])
@@ -47,14 +47,14 @@ def test_an_incorrect_tile_is_not_chosen(device: Device, monkeypatch: pytest.Mon
 
     def multiplied(layer: DenseLinear, *given: Any) -> torch.Tensor:
         y = multiply(layer, *given)
-        if few_rows.TILES[40, 64, False, 8] == wrong:
+        if skinny_gemm.TILES[40, 64, False, 8] == wrong:
             y[-1, -1] += wrong_by
         return y
 
     monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((wrong, right)))
     monkeypatch.setattr(DenseLinear, "multiply_few", multiplied)
     monkeypatch.setattr(
-        device, "times", lambda *calls, share: [0.1 if few_rows.TILES[40, 64, False, 8] == wrong else 0.3]
+        device, "times", lambda *calls, share: [0.1 if skinny_gemm.TILES[40, 64, False, 8] == wrong else 0.3]
     )
     rows: list[str] = []
     assert MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64), 1) == right
@@ -71,7 +71,9 @@ def test_more_rows_have_a_tile_where_it_is_faster_than_the_library(
     seconds = iter((0.1, library_seconds))
     monkeypatch.setattr(device, "times", lambda *calls, share: [next(seconds)])
     rows: list[str] = []
-    chosen = MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(Matrix("qkv", 40, 64), few_rows.MAX_ROWS)
+    chosen = MatrixMarks(device, lambda what, **row: rows.append(what)).tiles(
+        Matrix("qkv", 40, 64), skinny_gemm.MAX_ROWS
+    )
     assert chosen == (tile if library_seconds > 0.1 else None)
     assert rows == ["tile", "library"]
 

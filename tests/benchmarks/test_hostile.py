@@ -11,9 +11,9 @@ from websockets.frames import Frame, Opcode
 from websockets.streams import StreamReader
 
 from app.errors import ApiError
-from app.json_body import check_structure
-from app.schemas.common import parse
-from app.schemas.tokens import DetokenizeRequest
+from app.http.json_body import check_structure
+from app.protocols.common import parse
+from app.protocols.tokens import DetokenizeRequest
 from benchmarks import hostile_clients as clients
 from benchmarks.hostile import lag_bucket, lag_counts, measure, misses, ratio
 

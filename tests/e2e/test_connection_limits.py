@@ -14,8 +14,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from app.connection_limits import RESERVED_FILES
-from app.websocket_limits import MAX_FLOODS
+from app.admission.connection_limits import RESERVED_FILES
+from app.admission.websocket_limits import MAX_FLOODS
 from benchmarks.hostile_clients import CYCLE_BYTES, PING, frame, handshake
 from tests.conftest import ROOT, Server
 from tests.e2e.raw import open_socket, read_all, wait_until

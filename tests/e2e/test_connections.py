@@ -11,7 +11,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from app.connection import MAX_HEAD
+from app.http.connection import MAX_HEAD
 from tests.conftest import Server
 from tests.e2e.raw import open_socket, read_all
 

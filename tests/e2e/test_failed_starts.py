@@ -16,14 +16,14 @@ from tests.conftest import ROOT, Server
 # Serves with one real engine; every further engine process fails at once.
 PROGRAM = """
 import subprocess, sys
-import app.life, app.lives
+import app.engine_client.engine_process, app.engine_client.restart_policy
 from app.__main__ import main
-app.lives.BACKOFF = 0.01
-spawn, spawned = app.life._spawn, []
+app.engine_client.restart_policy.BACKOFF = 0.01
+spawn, spawned = app.engine_client.engine_process._spawn, []
 def spawn_once(*arguments):
     spawned.append(1)
     return spawn(*arguments) if len(spawned) == 1 else subprocess.Popen([sys.executable, "-c", "exit(3)"])
-app.life._spawn = spawn_once
+app.engine_client.engine_process._spawn = spawn_once
 sys.exit(main(["serve", "--port", "0", "--kernels", "torch", *sys.argv[1:]]))
 """
 LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True, "max_tokens": 500}

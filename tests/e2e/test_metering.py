@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from app.usage import read
+from app.cli.usage import read
 from tests.conftest import Server
 
 BODY = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 8, "ignore_eos": True}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import needs
+from tests import requirements
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -26,7 +26,7 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-@needs.curl
+@requirements.curl
 def test_the_curl_example_streams_and_ends(server):
     """The output has events, then [DONE]."""
     (command,) = [code for code in blocks("sh", server) if code.startswith("curl")]

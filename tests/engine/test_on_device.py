@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from app.text import TextModel
+from app.text.text_model import TextModel
 from engine.engine import Engine
 from engine.execution import swap
 from engine.execution.runner import ModelRunner

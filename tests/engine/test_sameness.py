@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from app.text import TextModel
+from app.text.text_model import TextModel
 from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
 from engine.scheduling.sequence import Sequence

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from app.bench.workloads import Scale, workload
-from app.tenants import TIERS
+from app.admission.tenants import TIERS
+from app.cli.bench.workloads import Scale, workload
 from engine.config import EngineConfig
 from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK
 from engine.scheduling.integrity import check_integrity

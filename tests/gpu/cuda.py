@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.chip import SHARED_BYTES
 from kernels.cpu.library import COMPILERS
+from kernels.triton.device_limits import SHARED_BYTES
 from tests.gpu import machine as machinery
 from tests.gpu.machine import Machine, Mark
 from tests.gpu.tensors import DEVICE, DeviceMode, launch, pinned

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests import needs
+from tests import requirements
 from tests.gpu.cuda import emulated_gpu
 from tests.gpu.machine import Machine, Pace, Refused
 
 GPU = torch.device("cuda", 0)
 
-pytestmark = [needs.a_compiler, pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")]
+pytestmark = [requirements.a_compiler, pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU is present")]
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def test_an_operation_on_the_device_refuses_a_tensor_of_the_host():
 
 
 def test_a_kernel_refuses_a_tensor_of_the_host():
-    from kernels.rms_norm import rms_norm
+    from kernels.triton.rms_norm import rms_norm
 
     x, weight = torch.zeros(1, 8, device=GPU), torch.ones(8)
     with pytest.raises(Refused, match="kernel"):

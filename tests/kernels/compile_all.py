@@ -21,21 +21,21 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import (
+from kernels import query_tiles
+from kernels.triton import (
     decode_attention,
     decode_step,
     decode_tasks,
-    few_rows,
     filters,
     invariant,
     prefill_attention,
-    query_tiles,
     rms_norm,
     rope_and_cache,
     sample,
     silu_mul,
+    skinny_gemm,
 )
-from kernels.chip import SHARED_BYTES
+from kernels.triton.device_limits import SHARED_BYTES
 
 MODEL, FLOAT, INT, LONG = "model", "*fp32", "*i32", "*i64"  # MODEL: a pointer to the compiled dtype
 CACHES = {"k_cache": MODEL, "v_cache": MODEL}
@@ -72,13 +72,13 @@ def _launch_options(warps: int, stages: int = STAGES) -> dict[str, Any]:
 
 
 def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) -> Case:
-    tile = few_rows.tile_for(outputs, inputs, gated, columns, 4 if dtype == FLOAT else 2)
+    tile = skinny_gemm.tile_for(outputs, inputs, gated, columns, 4 if dtype == FLOAT else 2)
     return (
-        few_rows._few_rows_kernel,
+        skinny_gemm._few_rows_kernel,
         {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
-        | {"EARLY": True, "FETCHED": few_rows.fetched_early(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2)}
+        | {"EARLY": True, "FETCHED": skinny_gemm.fetched_early(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2)}
         | {"FEW": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         _launch_options(tile.warps, tile.stages),
     )
@@ -135,8 +135,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {"H": 576, "BLOCK": 1024, "EARLY": True},
             _launch_options(rms_norm.NUM_WARPS),
         ),
-        *(_few_rows(dtype, few_rows.FEW, *matrix) for matrix in MATRICES),
-        *(_few_rows(dtype, few_rows.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
+        *(_few_rows(dtype, skinny_gemm.FEW, *matrix) for matrix in MATRICES),
+        *(_few_rows(dtype, skinny_gemm.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
         (
             silu_mul._silu_mul_kernel,
             {"gate_up": MODEL, "out": MODEL},

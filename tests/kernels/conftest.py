@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.interface import Kernels
-from tests.needs import is_strict
+from tests.requirements import is_strict
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -71,7 +71,7 @@ def attention_rounds() -> bool:
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Return each back end in turn."""
     if request.param == "triton":
-        from kernels.backend import TritonKernels
+        from kernels.triton.backend import TritonKernels
 
         return TritonKernels()
     if request.param == "cpu":
@@ -85,7 +85,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 @pytest.fixture
 def triton_kernels() -> Kernels:
-    from kernels.backend import TritonKernels
+    from kernels.triton.backend import TritonKernels
 
     return TritonKernels()
 

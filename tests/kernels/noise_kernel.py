@@ -1,4 +1,4 @@
-"""Kernels that expose the device functions of kernels/noise.py to tests."""
+"""Kernels that expose the device functions of kernels/triton/noise.py to tests."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import noise
+from kernels.triton import noise
 
 
 @triton.jit

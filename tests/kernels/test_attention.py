@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import decode_attention, decode_tasks
-from kernels.few_rows import FEW
 from kernels.interface import Kernels
 from kernels.plans import DecodeTasks
 from kernels.query_tiles import QUERIES, query_tiles
+from kernels.triton import decode_attention, decode_tasks
+from kernels.triton.skinny_gemm import FEW
 from tests.kernels.conftest import DEVICE, half_precision
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kernels import decode_attention
-from kernels.chip import SHARED_BYTES
-from tests.other_pytest import run
+from kernels.triton import decode_attention
+from kernels.triton.device_limits import SHARED_BYTES
+from tests.subprocess_pytest import run
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = [

@@ -25,7 +25,7 @@ from kernels.cpu.structs import Layout
 from tests.kernels.conftest import attention_rounds, cpu_kernels
 from tests.kernels.paged import make_paged
 from tests.kernels.test_norm_and_gate import naive_norm
-from tests.other_pytest import run_pytest
+from tests.subprocess_pytest import run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(64, 80), (96, 64), (256, 1376), (576, 960), (1536, 576), (100, 61), (1, 1), (2048, 512), (33, 33)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kernels.load import load
-from tests import needs
+from tests import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +22,7 @@ def run(code: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@needs.a_compiler
+@requirements.a_compiler
 def test_compiled_kernels_serve_a_cpu_and_the_references_all_else():
     """C++ serves float32 and bfloat16 on a CPU; torch serves other dtypes, and is used on request."""
     from kernels.cpu.backend import CpuKernels
@@ -44,19 +44,19 @@ def test_triton_is_imported_for_its_back_end_only():
         "from kernels.load import load\n"
         "load(torch.device('cpu')), load(torch.device('cpu'), torch.float32)\n"
         "after = {name for name in sys.modules if name.split('.')[0] == 'triton'}\n"
-        "assert after == before and 'kernels.backend' not in sys.modules\n"
+        "assert after == before and 'kernels.triton.backend' not in sys.modules\n"
     )
 
 
-@needs.a_compiler
+@requirements.a_compiler
 def test_all_back_ends_have_the_same_operations():
     """Every operation of the protocol exists in all back ends, with the same parameters in the same order."""
     import inspect
 
-    from kernels.backend import TritonKernels
     from kernels.cpu.backend import CpuKernels
     from kernels.interface import Kernels
     from kernels.reference.backend import ReferenceKernels
+    from kernels.triton.backend import TritonKernels
 
     names = [name for name in vars(Kernels) if not name.startswith("_")]
     assert len(names) == 27

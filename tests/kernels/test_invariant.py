@@ -9,9 +9,9 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from kernels import invariant
-from kernels.invariant import InvariantKernels, InvariantLinear
 from kernels.load import load
+from kernels.triton import invariant
+from kernels.triton.invariant import InvariantKernels, InvariantLinear
 from tests.kernels.conftest import half_precision
 from tests.kernels.paged import make_paged
 

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 from tests.kernels.test_compile import KERNELS
-from tests.other_pytest import count_passed, run_pytest
+from tests.subprocess_pytest import count_passed, run_pytest
 
 # Some tests of each file, which together cover every kernel and branch. One process runs all files of a group.
 SELECTED = {

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import filters
 from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
 from kernels.reference.sample import BROKEN, filter_threshold
+from kernels.triton import filters
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.threshold_kernel import searched, threshold
 

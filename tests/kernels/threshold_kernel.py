@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import filters, sample
+from kernels.triton import filters, sample
 
 
 @triton.jit

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.backend import TritonKernels
-from kernels.few_rows import DenseLinear
+from kernels.triton.backend import TritonKernels
+from kernels.triton.skinny_gemm import DenseLinear
 from tests.kernels.paged import make_paged
 from tests.ptx import launch
 from tests.ptx.program import Program, PtxError

@@ -22,7 +22,7 @@ from tests.ptx.state import State
 
 MIN_SHARED_BYTES = 16  # bytes
 PACK_FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
-# Arguments that an early-launched kernel may read before griddepcontrol.wait (`kernels.early`).
+# Arguments that an early-launched kernel may read before griddepcontrol.wait (`kernels.triton.pdl`).
 READABLE_EARLY = {
     "gain",
     "norm",

@@ -22,11 +22,11 @@ def pytest_sessionstart() -> None:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from kernels import early
+    from kernels.triton import pdl
     from tests.ptx.launch import Device, launch
 
     driver.set_active(Device())
-    patching.setattr(early, "can_start_early", lambda device: True)
+    patching.setattr(pdl, "can_start_early", lambda device: True)
     compile_only = JITFunction.run
 
     def run(self: JITFunction, *given: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:

@@ -16,8 +16,8 @@ from engine.execution.models.config import DecoderConfig
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
 from kernels.decoder import DecoderLayer, DecoderWeights, Linear
+from kernels.huge_pages import own_pages
 from kernels.interface import Kernels
-from kernels.memory import own_pages
 
 log = logging.getLogger("carousel.engine")
 

@@ -10,7 +10,7 @@ from engine.execution.models import Model
 from kernels.cpu.backend import CpuKernels
 from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass
 from kernels.interface import Kernels
-from tests import needs
+from tests import requirements
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.driver import Driver, Row
 
@@ -69,7 +69,7 @@ def test_logits_do_not_depend_on_other_rows(checkpoint: Checkpoint, kernels: Ker
         assert torch.equal(driver.step([], [(chunked[0], 224)])[0], expected[257])
 
 
-@needs.a_compiler
+@requirements.a_compiler
 @pytest.mark.parametrize("checkpoint", ["llama", "mistral-window", "qwen3"], indirect=True)
 def test_logits_with_a_bfloat16_cache_do_not_depend_on_chunks(checkpoint: Checkpoint):
     """Rounded keys and values are attended to by all rows, including the chunk that computed them."""
@@ -88,7 +88,7 @@ def test_logits_with_a_bfloat16_cache_do_not_depend_on_chunks(checkpoint: Checkp
     torch.testing.assert_close(logits, exact, atol=0.1, rtol=0.05)
 
 
-@needs.a_compiler
+@requirements.a_compiler
 @pytest.mark.parametrize("may_round", [False, True])
 @pytest.mark.parametrize("checkpoint", ["llama", "llama-ragged", "llama-odd", "qwen3"], indirect=True)
 def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Checkpoint, may_round: bool):
@@ -109,7 +109,7 @@ def test_bfloat16_logits_do_not_depend_on_chunks_or_other_rows(checkpoint: Check
     assert torch.equal(driver.step(rows, [(Row(tokens[5:]), 33)])[2], expected)
 
 
-@needs.a_compiler
+@requirements.a_compiler
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype", "may_round"),
     [

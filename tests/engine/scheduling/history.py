@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from itertools import pairwise
 
-from app.audit import Audit, Intake
+from app.streams.timeline import Audit, Intake
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from app.audit import Audit, Intake
+from app.streams.timeline import Audit, Intake
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused

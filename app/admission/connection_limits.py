@@ -1,0 +1,83 @@
+"""Limits of open connections, in total and per client address. Checked before a request is read or a key is known."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Container
+
+from app.admission.addresses import client_network
+from app.errors import ApiError
+
+RESERVED_FILES = 64  # open files for the engine, logs, static files, and connections that are being refused
+DEFAULT_PER_ADDRESS = 256
+MAX_LINGERING = 16  # refused connections that stay open until the client has read the answer
+RETRY_SECONDS = 5  # it is unknown when another connection ends
+TOTAL, PER_ADDRESS = "max_connections", "max_connections_per_address"
+
+Release = Callable[[], None]
+
+
+class ConnectionLimits:
+    """Open connections by client address, WebSockets included. Memory is bounded by the number of open connections."""
+
+    def __init__(
+        self, total: int = sys.maxsize, per_address: int | None = 0, proxies: Container[str] = frozenset()
+    ) -> None:
+        """per_address: 0: no limit; None: the default, which does not apply to loopback addresses and to `proxies`, as
+        each of their connections may be of another client.
+        """
+        self.open = 0
+        self.refused = {TOTAL: 0, PER_ADDRESS: 0}
+        self._total = total
+        self._per_address = per_address
+        self._proxies = proxies
+        self._lingering = 0
+        self._by_network: Counter[str] = Counter()
+
+    def enter(self, client: tuple[str, int] | None) -> Release:
+        """Count a connection. Return a function to call once when it is lost. Raises `ApiError` (429, 503)."""
+        network = client_network(client)
+        limit = self._limit(client, network)
+        if limit and self._by_network[network] >= limit:
+            self.refused[PER_ADDRESS] += 1
+            raise _refusal(429, PER_ADDRESS, f"This address has {limit:,} connections open, which is the limit")
+        if self.open >= self._total:
+            self.refused[TOTAL] += 1
+            raise _refusal(503, TOTAL, f"The server has {self._total:,} connections open, which is the limit")
+        self.open += 1
+        self._by_network[network] += 1
+
+        def release() -> None:
+            self.open -= 1
+            self._by_network[network] -= 1
+            if not self._by_network[network]:
+                del self._by_network[network]
+
+        return release
+
+    def linger(self) -> Release | None:
+        """Return a function to call when a refused connection is lost, or None if too many of them are open."""
+        if self._lingering >= MAX_LINGERING:
+            return None
+        self._lingering += 1
+
+        def release() -> None:
+            self._lingering -= 1
+
+        return release
+
+    def _limit(self, client: tuple[str, int] | None, network: str) -> int:
+        if self._per_address is not None:
+            return self._per_address
+        is_exempt = not network or (client is not None and client[0] in self._proxies)
+        return 0 if is_exempt else DEFAULT_PER_ADDRESS
+
+
+def _refusal(status: int, name: str, message: str) -> ApiError:
+    return ApiError(
+        status,
+        f"{message} ({name}). Close one, or retry in {RETRY_SECONDS} s.",
+        code=f"{name}_exceeded",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+    )

@@ -1,0 +1,191 @@
+"""Admission control: bounded queues per class and per tenant, in requests and in prompt tokens.
+
+A request beyond a bound is refused at once, before it costs anything. Its Retry-After is estimated from the observed
+drain rate of its queue.
+
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.admission.tenants import Tenant
+from app.errors import ApiError
+from engine.types import ServiceClass
+
+RATE_DECAY_SECONDS = 30.0  # time constant of the exponential decay of observed drain rates
+DRAIN_TARGET_SHARE = 0.75  # of a bound: Retry-After is the time until a queue has drained to this share
+UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # Retry-After while no rate is known, and its maximum
+
+
+# Tenants without waiting requests whose drain rate is remembered.
+MAX_IDLE_TENANTS = 1024
+
+
+@dataclass(slots=True)
+class Queue:
+    """Waiting requests of one queue, and its drain rate."""
+
+    requests: int = 0
+    tokens: int = 0
+    # requests and tokens that left, decayed exponentially
+    _drained: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    _seen_at: float = 0.0
+    _since: float | None = None
+
+    def enter(self, tokens: int) -> None:
+        """Count a request that starts to wait."""
+        self.requests += 1
+        self.tokens += tokens
+
+    def leave(self, tokens: int, now: float) -> None:
+        """Count a request that stops waiting."""
+        self.requests -= 1
+        self.tokens -= tokens
+        self._fade(now)
+        self._drained[0] += 1
+        self._drained[1] += tokens
+        if self._since is None:
+            self._since = now
+
+    def seconds_until(self, requests: float, tokens: float, now: float) -> float:
+        """Return the seconds until at most `requests` and `tokens` wait, at the current drain rate; infinity if
+        unknown.
+        """
+        seconds = 0.0
+        over = (self.requests - requests, self.tokens - tokens)
+        for excess, rate in zip(over, self.rates(now), strict=True):
+            if excess > 0:
+                seconds = max(seconds, excess / rate if rate > 0 else math.inf)
+        return seconds
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Return the recent drain rates, in requests and tokens per second; 0 before the first request leaves."""
+        self._fade(now)
+        window = (
+            RATE_DECAY_SECONDS * (1 - math.exp(-(now - self._since) / RATE_DECAY_SECONDS))
+            if self._since is not None
+            else 0.0
+        )
+        requests, tokens = self._drained
+        return requests / max(window, 1.0), tokens / max(window, 1.0)
+
+    def _fade(self, now: float) -> None:
+        factor = math.exp(-max(0.0, now - self._seen_at) / RATE_DECAY_SECONDS)
+        self._drained = [factor * amount for amount in self._drained]
+        self._seen_at = now
+
+
+@dataclass(slots=True)
+class TenantQueues:
+    """Waiting requests of one tenant: in total and per class."""
+
+    all: Queue = field(default_factory=Queue)
+    classes: dict[ServiceClass, Queue] = field(default_factory=lambda: {c: Queue() for c in ServiceClass})
+
+
+EMPTY_QUEUES = TenantQueues()  # for tenants without waiting requests; never modified
+
+
+class Admission:
+    """Queues of one server. A request counts from its arrival until it has a slot or has ended."""
+
+    def __init__(
+        self, max_requests: int, max_tokens: int, clock: Callable[[], float], tenant_share: float = 1.0
+    ) -> None:
+        """tenant_share: share of both limits that one tenant may use in a class."""
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._classes = {service_class: Queue() for service_class in ServiceClass}
+        self._tenant_share = tenant_share
+        self._tenants: OrderedDict[str, TenantQueues] = OrderedDict()  # the least recently active first
+
+    def check(
+        self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0, slots: int = 0
+    ) -> None:
+        """Raise `ApiError` if the tenant's queue (429) or the queue of its class (503) is full.
+
+        coming: requests that are about to join the queue of the class. slots: free slots; as many waiting requests do
+        not count, because they only wait for the next step.
+        """
+        queues = self._tenants.get(tenant.id, EMPTY_QUEUES)
+        self._check(
+            queues.all, tenant.max_queue or math.inf, tenant.max_queue_tokens or math.inf, tokens, -slots,
+            429, "of this key", "queue_quota_exceeded",
+        )  # fmt: skip
+        self._check(
+            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming - slots,
+            503, f"of class {service_class.label}", "server_full",
+        )  # fmt: skip
+        if self._tenant_share < 1:
+            self._check(
+                queues.classes[service_class],
+                math.ceil(self._tenant_share * self._max_requests),
+                math.ceil(self._tenant_share * self._max_tokens), tokens, -slots,
+                429, f"of one client in class {service_class.label}", "queue_share_exceeded",
+            )  # fmt: skip
+
+    def enter(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+        """Count a request that starts to wait."""
+        queues = self._tenants.get(tenant_id)
+        if queues is None:
+            self._forget_idle()
+            queues = self._tenants[tenant_id] = TenantQueues()
+        self._tenants.move_to_end(tenant_id)
+        for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
+            queue.enter(tokens)
+
+    def leave(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+        """Count a request that has received a slot or has ended."""
+        now = self._clock()
+        queues = self._tenants[tenant_id]
+        for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
+            queue.leave(tokens, now)
+
+    def waiting(self, service_class: ServiceClass) -> Queue:
+        """Return the queue of a class."""
+        return self._classes[service_class]
+
+    def _forget_idle(self) -> None:
+        """Evict idle tenants to make room for another one. At most two tenants are examined, which bounds the cost;
+        tenants with waiting requests move to the end.
+        """
+        for _ in range(2):
+            if len(self._tenants) < MAX_IDLE_TENANTS:
+                return
+            tenant_id, queues = self._tenants.popitem(last=False)
+            if queues.all.requests:
+                self._tenants[tenant_id] = queues
+
+    def _check(
+        self,
+        queue: Queue,
+        max_requests: float,
+        max_tokens: float,
+        tokens: int,
+        extra: int,
+        status: int,
+        scope: str,
+        code: str,
+    ) -> None:
+        requests = max(0, queue.requests + extra)
+        # An empty queue accepts anything that the engine can serve; otherwise a long prompt could never enter.
+        too_long = queue.tokens + tokens > max_tokens and queue.requests > 0
+        if requests < max_requests and not too_long:
+            return
+        seconds = queue.seconds_until(
+            DRAIN_TARGET_SHARE * max_requests, max(0.0, DRAIN_TARGET_SHARE * max_tokens - tokens), self._clock()
+        )
+        retry_seconds = UNKNOWN_SECONDS if seconds == math.inf else min(MOST_SECONDS, max(1, math.ceil(seconds)))
+        waiting = f"{queue.tokens:,}" if too_long else f"{requests:,}"
+        limit = f"{max_tokens:,} prompt tokens" if too_long else f"{max_requests:,} requests"
+        raise ApiError(
+            status,
+            f"The queue {scope} is full ({waiting} of {limit} waiting). Retry in {retry_seconds} s.",
+            code=code,
+            headers={"Retry-After": str(retry_seconds)},
+        )

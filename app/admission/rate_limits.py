@@ -1,0 +1,133 @@
+"""Rate limits of each tenant: requests and tokens per minute, and concurrent choices.
+
+Token buckets: a limit's worth may come at once, and is replenished over a minute. The tokens of an answer are known
+only when it ends, so a bucket may go below zero; its tenant is then refused until it is above zero again. (The library
+`limits` is not used: its memory store starts a thread for expired entries, scans all of them, and is unbounded; and its
+windows accept no charge after the fact.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from app.admission.tenants import Tenant
+from app.errors import ApiError
+
+MAX_IDLE_TENANTS = 8192  # without a running request, whose buckets are remembered
+SECONDS_PER_MINUTE = 60.0
+RETRY_BUSY_SECONDS = 1  # for too many choices; it is unknown when one ends
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one tenant; infinity: no limit."""
+
+    requests_per_minute: float = math.inf
+    tokens_per_minute: float = math.inf
+    max_concurrency: float = math.inf  # waiting and running choices
+
+
+# For each network of clients without keys beyond loopback, if no option sets a limit. Far beyond use by people.
+ANONYMOUS_LIMITS = Limits(requests_per_minute=3000, tokens_per_minute=3_000_000, max_concurrency=512)
+
+
+UNLIMITED = Limits()
+
+
+@dataclass(slots=True)
+class Usage:
+    """Current usage of one tenant. Amounts are replenished at the rate of its current limits."""
+
+    limits: Limits
+    at: float  # time of the last `refill`
+    requests: float = 0.0
+    tokens: float = 0.0
+    running: int = 0
+
+    def refill(self, now: float) -> None:
+        """Replenish for the time since the last call."""
+        minutes = max(0.0, now - self.at) / SECONDS_PER_MINUTE
+        self.at = now
+        if minutes > 0:
+            self.requests = max(0.0, self.requests - minutes * self.limits.requests_per_minute)
+            self.tokens = max(0.0, self.tokens - minutes * self.limits.tokens_per_minute)
+
+
+class RateLimits:
+    """Usage of all tenants. Bounded: idle tenants are evicted, the least recently active first."""
+
+    def __init__(self, defaults: Mapping[str, int | None], clock: Callable[[], float]) -> None:
+        """defaults: limits of tenants without their own. None: no limit for keys and for loopback addresses, and that
+        in `ANONYMOUS_LIMITS` for other addresses without a key.
+        """
+        self._defaults = defaults
+        self._clock = clock
+        self._usages: OrderedDict[str, Usage] = OrderedDict()
+
+    def limits_of(self, tenant: Tenant) -> Limits:
+        """Return the current limits of a tenant."""
+        return Limits(*(self._limit(tenant, name) for name in Limits.__slots__))
+
+    def check(self, tenant: Tenant, choices: int = 1) -> None:
+        """Raise `ApiError` (429) with Retry-After when a limit of the tenant is reached."""
+        limits = self.limits_of(tenant)
+        usage = self._usages.get(tenant.id) or Usage(limits, self._clock())
+        usage.limits = limits
+        usage.refill(self._clock())
+        # An idle tenant may request more choices than its limit; otherwise such a request could never be served.
+        if usage.running and usage.running + choices > limits.max_concurrency:
+            raise _refusal("max_concurrency", f"{limits.max_concurrency:,} choices at once", RETRY_BUSY_SECONDS)
+        for name, used, limit, unit in (
+            ("requests_per_minute", usage.requests + 1, limits.requests_per_minute, "requests"),
+            ("tokens_per_minute", usage.tokens + 1, limits.tokens_per_minute, "tokens"),
+        ):
+            if used > limit:
+                seconds = math.ceil(SECONDS_PER_MINUTE * (used - limit) / limit)
+                raise _refusal(name, f"{limit:,} {unit} a minute", max(1, seconds))
+
+    def enter(self, tenant: Tenant, choices: int, prompt_tokens: int) -> None:
+        """Count a request that was admitted."""
+        usage = self._usages.get(tenant.id)
+        if usage is None:
+            self._forget_idle()
+            usage = self._usages[tenant.id] = Usage(self.limits_of(tenant), self._clock())
+        self._usages.move_to_end(tenant.id)
+        usage.refill(self._clock())
+        usage.requests += 1
+        usage.tokens += prompt_tokens
+        usage.running += choices
+
+    def leave(self, tenant_id: str, choices: int, generated_tokens: int) -> None:
+        """Count the end of a request, and the tokens of its answer."""
+        usage = self._usages[tenant_id]
+        usage.refill(self._clock())
+        usage.running -= choices
+        usage.tokens += generated_tokens
+
+    def _limit(self, tenant: Tenant, name: str) -> float:
+        own: int | None = getattr(tenant, name)
+        limit: float | None = self._defaults.get(name) if own is None else own
+        if limit is None:
+            limit = getattr(ANONYMOUS_LIMITS if tenant.is_remote else UNLIMITED, name)
+        return limit or math.inf
+
+    def _forget_idle(self) -> None:
+        """Evict idle tenants, examining at most two; active tenants move to the end."""
+        for _ in range(2):
+            if len(self._usages) < MAX_IDLE_TENANTS:
+                return
+            tenant_id, usage = self._usages.popitem(last=False)
+            if usage.running:
+                self._usages[tenant_id] = usage
+
+
+def _refusal(name: str, allowed: str, seconds: int) -> ApiError:
+    return ApiError(
+        429,
+        f"This client has reached its limit {name} ({allowed}). Retry in {seconds} s.",
+        code=f"{name}_exceeded",
+        headers={"Retry-After": str(seconds)},
+    )

@@ -1,0 +1,161 @@
+"""Turnstile: run long synchronous work in threads, a bounded number at a time, interactive requests first."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, TypeVar
+
+from app.admission.cell_rate import CellRate
+from app.streams.timeline import Intake
+from engine.types import Cause, ServiceClass
+
+RELEASE_BYTES = 1 << 20  # bytes or characters of inputs after which freed memory is returned to the system
+RELEASE_SECONDS = 1.0  # delay after the last of them
+TOLERANCE_SECONDS = 0.05  # CPU time after which a limited turnstile pauses
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
+
+Result = TypeVar("Result")
+
+
+class Turnstile:
+    """Bounded executor of functions in threads.
+
+    With a limited `share`, a turnstile pauses after its functions until they have used no more than that share of a
+    core: their threads compete with the engine for cores, and a client that sends only large inputs would occupy a
+    whole core.
+    """
+
+    def __init__(self, places: int, reserved: int = 0, share: float = math.inf) -> None:
+        """places: concurrent functions. reserved: number of these for interactive requests, because a running function
+        cannot be stopped. share: maximum share of a core.
+        """
+        self._budget = CellRate(share, TOLERANCE_SECONDS)
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self._releasing: asyncio.TimerHandle | None = None
+        self.pending = 0  # functions that wait or run
+        self._read = 0  # bytes or characters since memory was last returned
+        self._free = places
+        self._reserved = reserved
+        self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
+        self._arrivals = count()
+
+    async def run(
+        self,
+        work: Callable[[], Result],
+        service_class: ServiceClass = ServiceClass.STANDARD,
+        *,
+        size: int = 0,
+        spent: float = 0.0,
+        intake: Intake | None = None,
+    ) -> Result:
+        """Return the result of `work`.
+
+        A caller that is cancelled before its turn costs nothing; afterwards its place stays occupied until `work` ends,
+        and an exception of `work` is dropped. Waiting time is recorded in `intake`. size: bytes or characters that
+        `work` reads, whose memory is returned to the system when nothing runs. spent: CPU seconds already used for the
+        input, which count towards the share.
+        """
+        self.pending += 1
+        self._read += size
+        try:
+            await self._turn(service_class, intake)
+            used: list[float] = []
+            running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
+            running.add_done_callback(lambda ended: self._end(ended, spent + sum(used)))
+            try:
+                return await asyncio.shield(running)
+            finally:
+                # The future holds the exception, whose traceback holds this frame: a cycle that would keep everything
+                # that the caller's frames refer to, such as a body of megabytes, until the garbage collector runs.
+                del running
+        finally:
+            self.pending -= 1
+            if self._read >= RELEASE_BYTES and not self.pending and self._releasing is None:
+                self._releasing = asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release)
+
+    def _release(self) -> None:
+        self._releasing = None
+        if not self.pending:  # otherwise after the last of them
+            self._read = 0
+            asyncio.get_running_loop().run_in_executor(None, release_memory)
+
+    async def _turn(self, service_class: ServiceClass, intake: Intake | None) -> None:
+        mine = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (service_class, next(self._arrivals), mine))
+        self._admit_waiting()
+        if mine.done():
+            return
+        began = time.monotonic()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():  # the place was granted at the moment of the cancellation
+                self._pass_on()
+            raise
+        if intake is not None:
+            intake.waited(began, time.monotonic(), Cause.TEXTS)
+
+    def _end(self, running: asyncio.Future[Any], cpu_seconds: float) -> None:
+        if not running.cancelled():
+            running.exception()  # mark it as retrieved: asyncio would log it as an error if the caller was cancelled
+        self._budget.spend(time.monotonic(), cpu_seconds)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._free += 1
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self._waiting:
+            if (rest := self._budget.wait(time.monotonic())) > 0:
+                self._pause(rest)
+                return
+            service_class, _, first = self._waiting[0]
+            if not first.done():
+                if self._free <= (0 if service_class is ServiceClass.INTERACTIVE else self._reserved):
+                    return
+                self._free -= 1
+                first.set_result(None)
+            heappop(self._waiting)
+
+    def _pause(self, seconds: float) -> None:
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+        self._pause_timer = asyncio.get_running_loop().call_later(seconds, self._admit_waiting)
+
+
+def _timed(work: Callable[[], Result], used: list[float]) -> Result:
+    """Return the result of `work`, and add the CPU seconds of this thread to `used`."""
+    began = time.thread_time()
+    try:
+        return work()
+    finally:
+        used.append(time.thread_time() - began)
+
+
+def release_memory() -> None:
+    """Return freed memory to the system: glibc keeps it for each thread that allocated, and a tokenizer allocates a
+    hundred times the size of its text.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_little_memory() -> None:
+    """Make glibc return large buffers to the system when they are freed. By default it raises the size limit for that
+    with every large buffer that is freed, and keeps all smaller ones.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            library = ctypes.CDLL(None)
+            library.mallopt(M_MMAP_THRESHOLD, 1 << 18)
+            library.mallopt(M_TRIM_THRESHOLD, 1 << 20)

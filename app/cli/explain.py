@@ -1,0 +1,83 @@
+"""`carousel explain ID`: print where the time of a request went."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import quote
+
+from app.admission.tenants import SENT, can_be_sent
+from app.cli.bench.client import NoServer, Target, ask_json
+from app.settings import SettingsError
+
+BAR_CHARACTERS = 40  # width of the bars
+CAUSE_TEXTS = {
+    "step": "waiting for the next step",
+    "prompt": "the first choice computed the shared prompt",
+    "order": "other requests came first",
+    "slots": "every slot was occupied",
+    "pages": "its KV memory was occupied",
+    "budget": "running answers kept their pace first",
+    "fairness": "its tenant had had more than others of its class",
+    "deadline": "an earlier deadline went first",
+    "batch": "the batch was not complete",
+    "restart": "the engine had died and another one was starting",
+    "body": "the request had not fully arrived",
+    "texts": "long texts of other requests were tokenized first",
+    "reader": "the answer was complete, but its client had not read it all",
+}
+MECHANISM_TEXTS = {
+    "swap": "its pages kept in host memory",
+    "partial": "its pages kept while memory allowed",
+    "recompute": "to be computed again",
+}
+
+
+def explain(url: str, request_id: str, api_key: str | None) -> str:
+    """Query the server for a request's timeline and return it as text. Raises `NoServer`, and `SettingsError` for an
+    invalid URL or key.
+    """
+    target = Target.parse(url)
+    if not can_be_sent(api_key or ""):
+        raise SettingsError(f"an API key must be {SENT}")
+    path = f"/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}"
+    account = asyncio.run(ask_json(target, "GET", path, key=api_key))
+    try:
+        return "\n".join(lines(account))
+    except (LookupError, TypeError, ValueError, OverflowError):
+        raise NoServer(f"{target.url}{path} is not a request's timeline: is that the address of a server?") from None
+
+
+def lines(account: dict[str, Any]) -> list[str]:
+    """Return the timeline as lines of text."""
+    wall = account["wall_ms"]
+    text = [
+        f"Request {account['id']} of class {account['class']}: {account['state']} after {_time(wall)}",
+        f"{account['prompt_tokens']} prompt tokens ({account['cached_tokens']} of them cached), "
+        f"{account['completion_tokens']} generated",
+    ]
+    for choice in account["choices"]:
+        text.append(f"\nChoice {choice['index']}" if len(account["choices"]) > 1 else "")
+        for interval in choice["intervals"]:
+            first = round(BAR_CHARACTERS * interval["began_ms"] / wall) if wall else 0
+            last = round(BAR_CHARACTERS * (interval["began_ms"] + interval["ms"]) / wall) if wall else 0
+            bar = " " * first + "█" * max(1, last - first)
+            text.append(
+                f"{_time(interval['began_ms']):>9} +{_time(interval['ms']):<9} {interval['phase']:9}"
+                f"{bar:{BAR_CHARACTERS + 2}}{_explanation(interval)}".rstrip()
+            )
+    return text
+
+
+def _explanation(interval: dict[str, Any]) -> str:
+    code: str = interval.get("cause", "")
+    cause = CAUSE_TEXTS.get(code, code)
+    if interval["phase"] != "paused":
+        return cause
+    beneficiary = f"for a request of class {interval['by']}" if interval["by"] else "as memory ran short"
+    kept = MECHANISM_TEXTS[interval["mechanism"]]
+    return f"{beneficiary}, {kept}: {interval['why']}" + (f"; {cause}" if cause else "")
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.2f} s" if milliseconds >= 1000 else f"{milliseconds:.1f} ms"

@@ -1,0 +1,230 @@
+"""Server start: bind the socket, print the address, show the progress of loading, and serve."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TextIO, cast
+
+import uvicorn
+from tqdm import tqdm
+
+from app.admission.addresses import AddressList
+from app.admission.connection_limits import RESERVED_FILES, ConnectionLimits
+from app.admission.keys_file import is_exposed
+from app.admission.tenants import Tenant
+from app.admission.thread_queue import keep_little_memory
+from app.cli.graceful import GracefulServer
+from app.cli.key_reload import KeyReload
+from app.engine_client.client import EngineClient, EngineUnavailable
+from app.http.connection import Connection
+from app.http.security import is_loopback
+from app.http.slow_client import UNREAD_SECONDS, keep_unread
+from app.http.websocket import WebSocketProtocol
+from app.server import create_app
+from app.settings import Settings, SettingsError
+from app.text.chat_template import TemplateBroken
+from app.text.checkpoint_files import TokenizerMissing
+from app.text.text_model import TextModel
+from engine.log_queue import LogHandler, LogWriter
+
+log = logging.getLogger("carousel")
+
+MAX_FRAME_BYTES = 1 << 20  # of one WebSocket frame from a client
+GRACEFUL_SECONDS = 10  # after the drain
+MIN_OPEN_FILES = 2 * RESERVED_FILES  # half of these are for connections
+BACKLOG = 2048  # connections waiting to be accepted
+# Net allocations before the collector scans the youngest generation. With Python's default of 700, every third request
+# starts a scan, most of which finds objects of requests that are still being answered.
+ALLOCATIONS_BETWEEN_COLLECTIONS = 10_000
+# Time that a thread which decodes a large body keeps the interpreter lock when the event loop needs it. Python's
+# default of 5 ms would be added to every turn of the loop meanwhile.
+SWITCH_SECONDS = 0.001
+LONG_PHASES = ("weights", "graphs")  # phases of a start that get a progress bar
+
+
+def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tuple[Tenant, ...]]) -> int:
+    """Serve until a signal ends the server. Returns the exit status, negative for a signal to end the process with.
+
+    read_configured: returns the current tenants of the options and the config file; see `KeyReload`.
+    """
+    if (files := _allow_files()) < MIN_OPEN_FILES:
+        logs.announce(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
+        return 1
+    connections = _connection_limits(settings, files)
+    try:
+        text = load_text(settings)
+        bound = _bind(settings.host, settings.port)
+    except (TokenizerMissing, TemplateBroken, OSError) as error:
+        logs.announce(f"carousel: {error}")
+        return 1
+    sys.setswitchinterval(SWITCH_SECONDS)
+    keep_little_memory()
+    client = EngineClient(
+        settings.engine,
+        watchdog=settings.watchdog_timeout,
+        logs=(settings.log_level, settings.log_format),
+        restart_interval=settings.restart_interval,
+    )
+    app = create_app(settings, client, text, logs.writer, connections)
+    config = uvicorn.Config(
+        app,
+        # Never debug, at which the WebSocket library logs the text of every frame.
+        log_level={"debug": "info", "info": "warning"}.get(settings.log_level, settings.log_level),
+        log_config=None,
+        access_log=False,
+        root_path=settings.root_path,
+        forwarded_allow_ips=_proxies(),
+        # uvicorn calls it to create protocols
+        http=cast(type[asyncio.Protocol], partial(Connection, limits=connections)),
+        ws=WebSocketProtocol,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,  # 64 KiB per connection instead of 14 KiB, for frames of a few dozen bytes
+        timeout_graceful_shutdown=GRACEFUL_SECONDS,
+        server_header=False,
+        backlog=BACKLOG,
+    )
+    keys = KeyReload(app.state.service, read_configured)
+    server = GracefulServer(config, app.state.service, settings.drain_timeout, keys)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:  # uvloop's loop, if installed
+        return runner.run(_run(server, client, bound, settings, logs))
+
+
+def load_text(settings: Settings) -> TextModel:
+    """Return the tokenizer and chat template that `settings` select. Raises `TokenizerMissing`, `TemplateBroken`."""
+    return TextModel.load(
+        Path(settings.engine.model),
+        settings.chat_template,
+        generation_config=settings.generation_config,
+        allow_control_tokens=settings.allow_control_tokens,
+    )
+
+
+async def _run(
+    server: GracefulServer, client: EngineClient, bound: socket.socket, settings: Settings, logs: LogHandler
+) -> int:
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
+    logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
+    if not (settings.requires_keys or is_loopback(settings.host)):
+        log.warning("every client that can reach %s may use it; --api-key and --keys-file require keys", settings.host)
+    if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):
+        log.warning("other users may read or write the keys file %s; run chmod 600 on it", settings.keys_file)
+    if "*" in settings.allowed_origins and not settings.requires_keys:
+        log.warning("any web page in a browser that can reach this server may use it; --allowed-origins restricts that")
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    loading = asyncio.create_task(_show_loading(client, url, logs))
+    await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+    failure = "" if serving.done() else loading.result()
+    if failure and not server.should_exit:  # not if the server was stopped before it was ready
+        logs.announce(f"carousel: {failure}")
+        server.should_exit = True
+        await serving
+        return 1
+    gc.collect()
+    gc.freeze()  # loaded objects stay: the collector skips them between two tokens
+    gc.set_threshold(ALLOCATIONS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    loading.cancel()
+    losing = asyncio.create_task(client.failed())
+    await asyncio.wait((serving, losing), return_when=asyncio.FIRST_COMPLETED)
+    is_lost = losing.done() and not server.should_exit
+    if is_lost:
+        logs.announce("carousel: stopping with status 1, because no engine can be started")
+        server.should_exit = True
+    losing.cancel()
+    await serving
+    return 1 if is_lost else server.exit_status
+
+
+async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str:
+    """Show a progress bar on a terminal while the engine loads, then a line. Returns the reason if loading failed."""
+    ready = asyncio.create_task(client.ready())
+    columns = shutil.get_terminal_size().columns
+    disable = logs.is_json or not sys.stderr.isatty()
+    screen = cast(TextIO, _Screen(logs.writer))
+    with tqdm(
+        desc="weights", unit_scale=True, leave=False, delay=0.5, disable=disable, file=screen, ncols=columns
+    ) as bar:
+        shown = "weights"
+        while not ready.done():
+            loading = client.loading
+            if loading.what in LONG_PHASES:
+                if loading.what != shown:
+                    shown = loading.what
+                    bar.set_description(shown)
+                    bar.reset()
+                bar.total = loading.total
+                bar.update(loading.done - bar.n)
+            await asyncio.wait((ready,), timeout=0.1)
+    try:
+        info = ready.result()
+    except EngineUnavailable as error:
+        return str(error)
+    tokens = info.num_pages * info.page_size
+    logs.announce(
+        f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
+        f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})"
+    )
+    return ""
+
+
+class _Screen:
+    """Terminal as a file for a progress bar. A write never blocks the event loop."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self.write = writer.write_text
+
+    def flush(self) -> None:
+        """Do nothing: a thread writes the queued text."""
+
+
+def _allow_files() -> int:
+    """Raise the soft limit of open files, 1024 by default, as each connection needs one. Returns the new limit."""
+    try:
+        import resource
+    except ImportError:  # not available on Windows
+        return MIN_OPEN_FILES
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # macOS reports a larger limit than it allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
+def _connection_limits(settings: Settings, files: int) -> ConnectionLimits:
+    """Return the connection limits for `files` open files. Raises `SettingsError`."""
+    hard_limit = files - RESERVED_FILES
+    total = settings.max_connections or hard_limit
+    if total > hard_limit:
+        reason = f"`ulimit -n` allows {files:,} open files, of which {RESERVED_FILES} are reserved"
+        raise SettingsError(f"max_connections must be at most {hard_limit:,}, not {total:,}: {reason}")
+    return ConnectionLimits(total, settings.max_connections_per_address, AddressList(_proxies()))
+
+
+def _proxies() -> str:
+    """Return the addresses and networks of trusted proxies, from uvicorn's variable and default."""
+    return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return the listening socket, bound before anything expensive. Raises `OSError` that names the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keep_unread(sock, UNREAD_SECONDS)  # inherited by every connection
+    try:
+        sock.bind((host, port))
+        sock.listen(BACKLOG)  # only now is the address exclusively ours: two servers may bind at the same moment
+    except OSError as error:
+        sock.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return sock

@@ -1,0 +1,124 @@
+"""Registry of readable streams: live ones, and finished ones until they expire."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.generation.generation import Generation
+from app.streams.stream_log import Cursor, CursorRefused
+from engine.request_logging import log_request
+
+log = logging.getLogger("carousel.registry")
+
+EACH = 50  # minimum size of a stream; a unit is about 150 bytes
+
+
+def size(generation: Generation) -> int:
+    """Return the size of a stream in units: tokens of its prompt, records, log-probabilities in them, and entries of
+    its logit bias.
+    """
+    request, stream = generation.request, generation.log
+    return EACH + len(request.prompt) + len(request.sampling.logit_bias) + len(stream.records) + stream.details
+
+
+@dataclass
+class _Owner:
+    """Finished streams of one owner."""
+
+    streams: OrderedDict[str, Generation] = field(default_factory=OrderedDict)  # the oldest first
+    size: int = 0
+
+
+@dataclass
+class StreamRegistry:
+    """Generations by the id of their log."""
+
+    ttl: float = 300.0  # seconds for which a finished stream can be read again
+    # total `size` of finished streams; beyond it, the owner with the most is evicted from first
+    max_size: int = 500_000
+    epoch: str = field(default_factory=lambda: secrets.token_hex(3))  # identifies one run of this server
+    _streams: dict[str, Generation] = field(default_factory=dict)
+    _owners: dict[str, _Owner] = field(default_factory=dict)  # with finished streams
+    _size: int = 0
+
+    def add(self, generation: Generation) -> None:
+        """Register a generation under its log's id."""
+        self._streams[generation.log.id] = generation
+
+    def peek(self, stream_id: str) -> Generation | None:
+        """Return a generation regardless of its owner, for the server's own log."""
+        return self._streams.get(stream_id)
+
+    def get(self, stream_id: str, owner: str) -> Generation:
+        """Return a stream. Raises `CursorRefused` (404) if it is missing or has another owner, without distinction."""
+        self.expire()
+        generation = self._streams.get(stream_id)
+        if generation is None or generation.log.owner != owner:
+            raise CursorRefused(404, f"no stream {stream_id[:80]!r}")
+        return generation
+
+    def find(self, stream_id: str, owner: str, cursor: str | None) -> tuple[Generation, int]:
+        """Return a stream and the number of the record after which to resume. Raises `CursorRefused`, with different
+        messages for an unknown stream, one from before a restart, and one that has expired, as far as the cursor shows.
+        """
+        if cursor is None:
+            return self.get(stream_id, owner), 0
+        position = Cursor.parse(cursor)
+        if position.stream != stream_id:
+            raise CursorRefused(400, f"event id {cursor[:80]!r} belongs to another stream than {stream_id[:80]!r}")
+        if position.epoch != self.epoch:
+            raise CursorRefused(410, f"event id {cursor[:80]!r} is from before a server restart; later events are lost")
+        try:
+            generation = self.get(stream_id, owner)
+        except CursorRefused:
+            raise CursorRefused(410, f"the stream of event id {cursor[:80]!r} has expired") from None
+        if position.seq > len(generation.log.records):
+            raise CursorRefused(400, f"event id {cursor[:80]!r} is beyond the end of the stream")
+        return generation, position.seq
+
+    def live(self) -> list[Generation]:
+        """Return the generations that are still in progress."""
+        return [generation for generation in self._streams.values() if not generation.log.is_closed]
+
+    def finish(self, generation: Generation) -> None:
+        """Start the time to live of a generation whose log is closed."""
+        owner = self._owners.setdefault(generation.log.owner, _Owner())
+        owner.streams[generation.log.id] = generation
+        owner.size += size(generation)
+        self._size += size(generation)
+        self.expire()
+
+    def expire(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Evict finished streams that are too old. If the total size is too large, evict the oldest of the owner with
+        the largest size, except for its last one. The cost is proportional to the evicted streams.
+        """
+        moment = now()
+        for name, owner in list(self._owners.items()):
+            while owner.streams and moment - (_oldest(owner).log.closed_at or moment) >= self.ttl:
+                self._evict(name, owner)
+        while self._size > self.max_size:
+            name, owner = max(self._owners.items(), key=lambda item: item[1].size)
+            if len(owner.streams) == 1:
+                return
+            self._evict(name, owner)
+
+    def _evict(self, name: str, owner: _Owner) -> None:
+        stream_id, generation = owner.streams.popitem(last=False)
+        log_request(log, logging.DEBUG, generation.request, "its stream has expired and can no longer be read")
+        del self._streams[stream_id]
+        owner.size -= size(generation)
+        self._size -= size(generation)
+        if not owner.streams:
+            del self._owners[name]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+
+def _oldest(owner: _Owner) -> Generation:
+    return next(iter(owner.streams.values()))

@@ -1,0 +1,241 @@
+"""Prometheus collectors that read state at scrape time: the engine's last load report, queues and meters."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.admission.connection_limits import ConnectionLimits
+from app.admission.queues import Admission
+from app.admission.refused_keys import RefusedKeys
+from app.engine_client.client import EngineClient, Phase
+from app.observe.energy import Energy
+from engine.log_queue import LogWriter
+from engine.types import Mechanism, ServiceClass
+
+if TYPE_CHECKING:
+    from app.observe.metering import Metering
+
+ENGINE_LABELS = ("model_name", "service_class")
+
+
+class EngineCollector(Collector):
+    """Reads the engine's last load report."""
+
+    def __init__(self, client: EngineClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._client.load
+        up = GaugeMetricFamily("carousel:engine_up", "1 if the engine serves requests.")
+        up.add_metric([], float(self._client.phase is Phase.READY and not self._client.is_stalled))
+        yield up
+        restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started to replace one that died.")
+        restarts.add_metric([], self._client.restarts)
+        yield restarts
+        if load is None:
+            return
+        for name, text, values in (
+            ("num_requests_running", "Requests in slots.", load.running),
+            ("num_requests_waiting", "Requests waiting for their first slot.", load.waiting),
+            ("num_requests_paused", "Preempted requests waiting to resume.", load.paused),
+        ):
+            prefix = "carousel" if name == "num_requests_paused" else "vllm"  # vLLM has no such metric
+            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=ENGINE_LABELS)
+            for service_class in ServiceClass:
+                gauge.add_metric([self._model, service_class.label], values[service_class])
+            yield gauge
+        pages, counters = load.pages, load.counters
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of KV pages held.", labels=("model_name",))
+        usage.add_metric([self._model], pages.held / pages.total)
+        yield usage
+        state = GaugeMetricFamily("carousel:kv_pages", "KV pages by state.", labels=("model_name", "state"))
+        for label in ("held", "cached", "free", "swapped"):
+            state.add_metric([self._model, label], getattr(pages, label))
+        yield state
+        totals = {
+            "vllm:num_preemptions": ("Preempted sequences.", sum(map(counters.paused_by, Mechanism))),
+            "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", counters.prompt_tokens),
+            "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
+            "carousel:computed_tokens": ("Tokens computed by the model.", counters.computed_tokens),
+            "carousel:recomputed_tokens": ("Tokens computed again after a preemption.", counters.recomputed_tokens),
+            "carousel:swapped_tokens": ("Tokens whose KV was moved to host memory.", counters.swapped_tokens),
+            "carousel:deadlines_missed": ("Requests ended because their deadline could not be met.", counters.late),
+            "carousel:steps": ("Engine steps.", counters.steps),
+            "carousel:busy_seconds": ("Time with a step in progress.", load.busy_seconds),
+        }
+        for name, (text, value) in totals.items():
+            total = CounterMetricFamily(name, text, labels=("model_name",))
+            total.add_metric([self._model], value)
+            yield total
+        preempted = CounterMetricFamily(
+            "carousel:preemptions", "Preempted sequences by class and mechanism.", labels=(*ENGINE_LABELS, "mechanism")
+        )
+        for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
+            for mechanism, count in zip(Mechanism, counts, strict=True):
+                preempted.add_metric([self._model, service_class.label, mechanism.value], count)
+        yield preempted
+        info = self._client.info
+        slots = GaugeMetricFamily("carousel:slots", "Batch slots by state.", labels=("model_name", "state"))
+        slots.add_metric([self._model, "taken"], sum(load.running))
+        slots.add_metric([self._model, "total"], info.max_num_seqs if info else 0)
+        yield slots
+        step = GaugeMetricFamily("carousel:step_rows", "Rows of the last step by kind.", labels=("model_name", "kind"))
+        step.add_metric([self._model, "decodes"], load.decode_rows)
+        step.add_metric([self._model, "prompt_tokens"], load.prefill_tokens)
+        yield step
+        seconds = GaugeMetricFamily("carousel:step_seconds", "Duration of the last step.", labels=("model_name",))
+        seconds.add_metric([self._model], load.step_seconds)
+        yield seconds
+        target = GaugeMetricFamily(
+            "carousel:step_seconds_target",
+            "Seconds that a step may take for prompts that are not urgent.",
+            labels=("model_name",),
+        )
+        target.add_metric([self._model], load.step_target)
+        yield target
+
+
+class GapCollector(Collector):
+    """Histogram of inter-token gaps that accepts all gaps of a step at once."""
+
+    def __init__(self, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        """bounds: upper bounds of the buckets, in seconds, ascending."""
+        self._labels = labels
+        self._bounds = bounds
+        self._counts: dict[tuple[str, ...], list[int]] = {}  # of each bucket, by labels
+        self._seconds: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: tuple[str, ...], gaps: Sequence[float]) -> None:
+        """Count gaps, in seconds."""
+        counts = self._counts.setdefault(labels, [0] * (len(self._bounds) + 1))
+        for gap in gaps:
+            counts[bisect_left(self._bounds, gap)] += 1
+        self._seconds[labels] = self._seconds.get(labels, 0.0) + sum(gaps)
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Time between two tokens of a choice.", labels=self._labels
+        )
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        for labels, counts in self._counts.items():
+            buckets = [(name, float(count)) for name, count in zip(names, accumulate(counts), strict=True)]
+            family.add_metric(labels, buckets, self._seconds[labels])
+        yield family
+
+
+class AdmissionCollector(Collector):
+    """Reads the prompt tokens and drain rates of waiting queues."""
+
+    def __init__(self, admission: Admission, model: str) -> None:
+        self._admission = admission
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = GaugeMetricFamily(
+            "carousel:waiting_prompt_tokens", "Prompt tokens of waiting requests.", labels=ENGINE_LABELS
+        )
+        rate = GaugeMetricFamily(
+            "carousel:drain_rate",
+            "Recent drain rate of a queue per second, from which Retry-After is computed.",
+            labels=(*ENGINE_LABELS, "unit"),
+        )
+        for service_class in ServiceClass:
+            queue = self._admission.waiting(service_class)
+            tokens.add_metric([self._model, service_class.label], queue.tokens)
+            for unit, drained in zip(("requests", "tokens"), queue.rates(time.monotonic()), strict=True):
+                rate.add_metric([self._model, service_class.label, unit], drained)
+        yield tokens
+        yield rate
+
+
+class MeteringCollector(Collector):
+    """Reads the number of metering rows that are pending or lost."""
+
+    def __init__(self, metering: Metering, model: str) -> None:
+        self._metering = metering
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily(
+            "carousel:metering_rows_waiting", "Usage rows that are not yet on disk.", labels=("model_name",)
+        )
+        waiting.add_metric([self._model], self._metering.waiting)
+        yield waiting
+        lost = CounterMetricFamily(
+            "carousel:metering_rows_lost", "Usage rows dropped because memory was full.", labels=("model_name",)
+        )
+        lost.add_metric([self._model], self._metering.lost)
+        yield lost
+
+
+class EnergyCollector(Collector):
+    """Reads the machine's energy use; yields nothing if no meter can be read."""
+
+    def __init__(self, energy: Energy, model: str) -> None:
+        self._energy = energy
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "carousel:energy_joules",
+            "Energy used by the machine since the first scrape.",
+            labels=("model_name", "source"),
+        )
+        for source, joules in self._energy.joules().items():
+            family.add_metric([self._model, source], joules)
+        if family.samples:
+            yield family
+
+
+class LogCollector(Collector):
+    """Reads the number of dropped log lines."""
+
+    def __init__(self, writer: LogWriter | None) -> None:
+        self._writer = writer
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Log lines dropped because standard error was not read."
+        dropped = CounterMetricFamily("carousel:log_lines_dropped", text)
+        dropped.add_metric([], self._writer.dropped if self._writer else 0)
+        yield dropped
+
+
+class RefusedKeysCollector(Collector):
+    """Reads the number of refused keys."""
+
+    def __init__(self, refused_keys: RefusedKeys, model: str) -> None:
+        self._refused_keys = refused_keys
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Requests with a wrong API key, operator key or metrics key."
+        refused = CounterMetricFamily("carousel:keys_refused", text, labels=("model_name",))
+        refused.add_metric([self._model], self._refused_keys.total)
+        yield refused
+
+
+class ConnectionCollector(Collector):
+    """Reads the numbers of open and refused connections."""
+
+    def __init__(self, connections: ConnectionLimits, model: str) -> None:
+        self._connections = connections
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name",)
+        opened = GaugeMetricFamily("carousel:connections", "Open connections, WebSockets included.", labels=labels)
+        opened.add_metric([self._model], self._connections.open)
+        yield opened
+        text = "Connections refused, by the limit that was reached."
+        refused = CounterMetricFamily("carousel:connections_refused", text, labels=(*labels, "limit"))
+        for limit, count in self._connections.refused.items():
+            refused.add_metric([self._model, limit], count)
+        yield refused

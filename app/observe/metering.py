@@ -1,0 +1,281 @@
+"""Metering: one row per ended request in an SQLite file, for billing.
+
+Owns the file's schema and the thread that writes it. `record` never waits: while the file is locked, full or missing,
+rows are kept in memory, up to a bound. app/cli/usage.py reads the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from app.admission.tenants import TIER_OF_CLASS
+from app.generation.generation import ABANDONED, Generation
+from app.settings import SettingsError
+from app.streams.stream_log import Failure, Finished
+
+log = logging.getLogger("carousel.metering")
+
+VERSION = 1  # of the file's schema, in PRAGMA user_version
+APPLICATION = 0x4361726F  # PRAGMA application_id of these files
+COMMIT_SECONDS = 0.2  # rows within this time share a commit; a killed process loses no more
+RETRY_SECONDS = 1.0
+LOG_INTERVAL_SECONDS = 60.0
+BUSY_SECONDS = 2.0  # time for which another process may lock the file before a write fails
+CLOSE_SECONDS = 10.0  # maximum delay of the server's end by a disk that does not respond
+MAX_WAITING_ROWS = 100_000  # rows in memory, about 50 MB
+MAX_COMMIT_ROWS = 2_000  # rows in a commit
+
+SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS usage (
+    request_id TEXT NOT NULL PRIMARY KEY,
+    ended_at REAL NOT NULL,        -- Unix seconds, UTC
+    tenant TEXT NOT NULL,
+    tier TEXT NOT NULL,            -- priority, default, flex
+    model TEXT NOT NULL,
+    outcome TEXT NOT NULL,         -- stop, length, abort, error
+    input_tokens INTEGER NOT NULL, -- 0 for a request that never had a slot
+    cached_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    slot_seconds REAL NOT NULL,    -- of all its choices, in whole microseconds
+    wall_seconds REAL NOT NULL,
+    slots INTEGER NOT NULL         -- of the server that served it: what a slot-second is a share of
+);
+CREATE INDEX IF NOT EXISTS usage_ended_at ON usage (ended_at);
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+
+class MeteringRefused(SettingsError):
+    """The file cannot be used; the message names the file and the reason."""
+
+
+class Row(NamedTuple):
+    """Usage of one request, in the order of the table's columns."""
+
+    request_id: str
+    ended_at: float
+    tenant: str
+    tier: str
+    model: str
+    outcome: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    slot_seconds: float
+    wall_seconds: float
+    slots: int
+
+    @classmethod
+    def of(cls, generation: Generation, tenant: str, model: str, slots: int) -> Row:
+        """Return the row of a request that has just ended. Token counts are those of its usage block, except for a
+        request that never had a slot, which has no input tokens.
+        """
+        request, audit = generation.request, generation.audit
+        assert audit.closed_at is not None, f"request {request.id} has not ended"
+        return cls(
+            request.id,
+            round(time.time(), 6),  # deliberately the wall clock: bills go by the calendar
+            tenant,
+            TIER_OF_CLASS[request.service_class],
+            model,
+            _outcome(generation),
+            len(request.prompt) if generation.timing.started is not None else 0,
+            generation.cached_tokens,
+            generation.completion_tokens,
+            round(audit.slot_seconds, 6),
+            round(audit.closed_at - audit.arrived, 6),
+            slots,
+        )
+
+
+INSERT = f"INSERT OR IGNORE INTO usage ({', '.join(Row._fields)}) VALUES ({', '.join('?' * len(Row._fields))})"
+
+
+def _outcome(generation: Generation) -> str:
+    """Return one outcome for all choices: the worst one."""
+    last = generation.log.records[-1]
+    if isinstance(last, Failure):
+        return "abort" if last.code == ABANDONED else "error"
+    reasons = {record.reason for record in generation.log.records if isinstance(record, Finished)}
+    return next((outcome for outcome in ("abort", "length") if outcome in reasons), "stop")
+
+
+def check(connection: sqlite3.Connection) -> bool:
+    """Return whether the file already has the table. Raises `MeteringRefused` for another program's file or a newer
+    version, and `sqlite3.Error` for a file that cannot be read.
+    """
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+        if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise MeteringRefused("it is a database of another application")
+        return False
+    if version != VERSION:
+        raise MeteringRefused(f"it has version {version}; this Carousel supports version {VERSION}")
+    return True
+
+
+def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """Open the file for writing, and create it if it is missing. Raises `MeteringRefused` or `sqlite3.Error`."""
+    # absolute, because `:memory:` is also a valid file name
+    connection = sqlite3.connect(path.absolute(), timeout=busy_seconds)
+    try:
+        if not check(connection):
+            connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
+            connection.executescript(SCHEMA)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        # Every commit is copied to the main file at once: a moved or copied file is complete, and a loss of power costs
+        # no more than a killed process. Only this thread waits for the disk, five times a second.
+        connection.execute("PRAGMA wal_autocheckpoint = 1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class Metering:
+    """Queue of rows to be written. Created, started and closed on the event loop; written by a thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        most_waiting: int = MAX_WAITING_ROWS,
+        busy_seconds: float = BUSY_SECONDS,
+        connect: Callable[[Path, float], sqlite3.Connection] = connect,
+    ) -> None:
+        """Raise `MeteringRefused` if the file cannot be used."""
+        self.lost = 0  # rows that did not fit in memory, or were not written before the end
+        self._path = path
+        self._most_waiting = most_waiting
+        self._busy_seconds = busy_seconds
+        self._connect = connect
+        self._lock = threading.Lock()  # of the pending rows; not held during disk access
+        self._rows: deque[Row] = deque()
+        self._wakeup = threading.Event()  # set by new rows and by the end
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metering", daemon=True)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # identity of the connected file
+        self._logged_at = -LOG_INTERVAL_SECONDS
+        self._failing = False
+        try:
+            self._connect(path, busy_seconds).close()
+        except (sqlite3.Error, OSError, MeteringRefused) as error:
+            raise MeteringRefused(f"metering: {path}: {error}") from None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of rows that are not written yet."""
+        return len(self._rows)
+
+    def ended(self, generation: Generation, tenant: str, model: str, slots: int) -> None:
+        """Record the usage of a request that has just ended."""
+        self.record(Row.of(generation, tenant, model, slots))
+
+    def record(self, row: Row) -> None:
+        """Queue a row. Returns at once, independently of the disk."""
+        with self._lock:
+            if len(self._rows) >= self._most_waiting:
+                self.lost += 1
+                return
+            self._rows.append(row)
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Write pending rows and stop. Blocks for at most `CLOSE_SECONDS`; further calls do nothing."""
+        if self._closing.is_set() or self._thread.ident is None:
+            return
+        self._closing.set()
+        self._wakeup.set()
+        self._thread.join(CLOSE_SECONDS)
+        with self._lock:
+            left = len(self._rows)
+            self.lost += left
+            self._rows.clear()
+        if left:
+            log.error("metering: %s could not be written before the end: %d rows are lost", self._path, left)
+
+    # Writer thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wakeup.wait()
+            self._closing.wait(COMMIT_SECONDS)
+            self._wakeup.clear()
+            while not self._flush() and not self._closing.wait(RETRY_SECONDS):
+                pass
+        self._flush()
+        self._disconnect()
+
+    def _flush(self) -> bool:
+        """Write pending rows. Return False if that fails; the rows stay pending."""
+        while self._rows:
+            with self._lock:
+                rows = list(islice(self._rows, MAX_COMMIT_ROWS))
+            try:
+                self._write(rows)
+            except Exception as error:  # no error may affect a request or end the thread
+                self._disconnect()
+                self._log_failure(error)
+                return False
+            with self._lock:
+                for _ in range(min(len(rows), len(self._rows))):  # fewer if `close` has dropped rows meanwhile
+                    self._rows.popleft()
+        if self._failing:
+            self._failing = False
+            log.warning("metering: %s can be written again", self._path)
+        return True
+
+    def _write(self, rows: list[Row]) -> None:
+        """Write all rows or none. Existing rows stay unchanged, because a commit that seemed to fail may have
+        succeeded.
+        """
+        if self._connection is None or self._identity() != self._file:
+            self._disconnect()  # before reconnecting, as SQLite caches a file's state by its name
+            self._connection = self._connect(self._path, self._busy_seconds)
+            self._file = self._identity()
+        with self._connection:
+            self._connection.executemany(INSERT, rows)
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Return the identity of the file at the path. Rows written to a moved or removed file would be lost."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _log_failure(self, error: Exception) -> None:
+        self._failing = True
+        now = time.monotonic()
+        if now - self._logged_at >= LOG_INTERVAL_SECONDS:
+            self._logged_at = now
+            log.error(
+                "metering: %s cannot be written (%s): %d rows are pending, %d are lost",
+                self._path,
+                error,
+                len(self._rows),
+                self.lost,
+            )

@@ -1,0 +1,208 @@
+"""Common parts of the text protocols' answers: chunks from single records, and whole answers from all records."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+
+from app.errors import FINAL, ApiError, error_body, failure_status
+from app.http import sse
+from app.streams.stream_log import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
+from app.text.text_model import TextModel
+from engine.types import StatusEvent
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class Said:
+    """Output of one choice."""
+
+    text: str = ""
+    infos: list[TokenInfo] = field(default_factory=list)
+    finish: str = "stop"
+
+
+@dataclass(frozen=True)
+class UsageReports:
+    """Usage information in a stream.
+
+    at_end: whether a final chunk has the full usage. prompt_tokens: the number of prompt tokens, if each chunk has the
+    usage of its choice so far; else None.
+    """
+
+    at_end: bool = False
+    prompt_tokens: int | None = None
+
+
+@dataclass
+class TokenCounter:
+    """Cumulative token counts of each choice, continued from the last call, because every chunk needs them."""
+
+    log: StreamLog
+    seq: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def up_to(self, seq: int, choice: int) -> int:
+        """Return the tokens of a choice up to record `seq`, which must not be before that of the last call."""
+        for record in self.log.records[self.seq : seq]:
+            if isinstance(record, Delta):
+                self.tokens[record.choice] = self.tokens.get(record.choice, 0) + record.tokens
+        self.seq = seq
+        return self.tokens.get(choice, 0)
+
+
+class AnswerFormat(ABC):
+    """Encoder of a log in one protocol. A record gives the same bytes whenever it is read."""
+
+    __slots__ = ("_chunk_start", "_counted", "_is_plain", "_model", "_reports", "_tier", "text")
+
+    prefix: str  # of the answer's id
+    chunk_object: str
+    whole_object: str
+
+    def __init__(self, model: str, tier: str, text: TextModel, reports: UsageReports) -> None:
+        self._model = model
+        self._tier = tier
+        self._reports = reports
+        self._is_plain = False
+        self.text = text
+        self._counted: TokenCounter | None = None
+        self._chunk_start: tuple[StreamLog, bytes] | None = None  # beginning of each chunk of a log
+
+    def plain(self) -> Self:
+        """Return a copy for a reader that will not resume: without ids and status."""
+        plain = copy.copy(self)
+        plain._is_plain = True
+        return plain
+
+    @abstractmethod
+    def opened(self) -> dict[str, Any] | None:
+        """Return the first chunk's part for a choice that begins; None for no such chunk."""
+
+    @abstractmethod
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        """Return a chunk's part with more text of a choice."""
+
+    @abstractmethod
+    def finished(self) -> dict[str, Any]:
+        """Return a chunk's part for a choice that ends; the reason is added."""
+
+    @abstractmethod
+    def whole_choice(self, content: Said) -> dict[str, Any]:
+        """Return a choice of an answer that is not streamed; index and reason are added."""
+
+    def encode(self, log: StreamLog, items: list[Item]) -> bytes:
+        """Return the blocks of some items, joined."""
+        blocks = [self._record(log, item) if isinstance(item, Numbered) else self._status(item) for item in items]
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    def _block(self, log: StreamLog, seq: int, data: bytes) -> bytes:
+        return sse.plain_block(data) if self._is_plain else sse.block(log, seq, data)
+
+    def _status(self, status: StatusEvent) -> bytes:
+        return b"" if self._is_plain else sse.status_comment(status)
+
+    def whole(self, log: StreamLog, n: int) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed. Raises `ApiError` if the answer failed."""
+        choices = [Said() for _ in range(n)]
+        totals: dict[str, Any] = {}
+        for record in log.records:
+            match record:
+                case Delta(choice, text, _, infos):
+                    choices[choice].text += text
+                    choices[choice].infos += infos
+                case Finished(choice, reason, _):
+                    choices[choice].finish = _finish_reason(reason)
+                case Failure(message, code, param):
+                    # OpenAI's clients check this header before they retry by themselves.
+                    headers = {"X-Should-Retry": "false"} if code in FINAL else {}
+                    raise ApiError(failure_status(code), message, param=param, code=code, headers=headers)
+                case Usage():
+                    totals = usage(record)
+                case Opened():
+                    pass
+        return {
+            **self._head(log, self.whole_object),
+            "choices": [
+                {"index": index, **self.whole_choice(content), "finish_reason": content.finish}
+                for index, content in enumerate(choices)
+            ],
+            "usage": totals,
+        }
+
+    def _record(self, log: StreamLog, item: Numbered) -> bytes:
+        match item.record:
+            case Delta() as delta:  # the common case
+                has_content = delta.text or delta.infos
+                return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if has_content else b""
+            case Opened(choice):
+                opening = self.opened()
+                return b"" if opening is None else self._chunk(log, item.seq, choice, opening)
+            case Finished(choice, reason, _):
+                return self._chunk(log, item.seq, choice, self.finished(), _finish_reason(reason))
+            case Failure(message, code, param):
+                body = error_body(failure_status(code), message, param, code)
+                return self._block(log, item.seq, msgspec.json.encode(body))
+            case Usage() as record:
+                block = b""
+                if self._reports.at_end:
+                    chunk = {**self._head(log, self.chunk_object), "choices": [], "usage": usage(record)}
+                    block = self._block(log, item.seq, msgspec.json.encode(chunk))
+                return block + self._block(log, item.seq, sse.DONE)
+
+    def _chunk(
+        self, log: StreamLog, seq: int, choice: int, content: dict[str, Any], finish: str | None = None
+    ) -> bytes:
+        # Most of a chunk is the same in all chunks of an answer, so only the rest is encoded.
+        if self._chunk_start is None or self._chunk_start[0] is not log:
+            self._chunk_start = (log, msgspec.json.encode(self._head(log, self.chunk_object))[:-1])
+        data = b'%s,"choices":[{"index":%d,%s,"finish_reason":%s}]%s}' % (
+            self._chunk_start[1],
+            choice,
+            _encode(content)[1:-1],
+            b"null" if finish is None else _encode(finish),
+            self._usage_so_far(log, seq, choice),
+        )
+        return self._block(log, seq, data)
+
+    def _usage_so_far(self, log: StreamLog, seq: int, choice: int) -> bytes:
+        """Return a chunk's usage of its choice up to this record."""
+        prompt_tokens = self._reports.prompt_tokens
+        if prompt_tokens is None:
+            return b',"usage":null' if self._reports.at_end else b""
+        if self._counted is None or self._counted.log is not log or self._counted.seq > seq:
+            self._counted = TokenCounter(log)
+        tokens = self._counted.up_to(seq, choice)
+        return b',"usage":' + _encode(
+            {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+        )
+
+    def _head(self, log: StreamLog, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}{log.id}",
+            "object": kind,
+            "created": int(log.created),
+            "model": self._model,
+            "service_tier": self._tier,
+        }
+
+
+def usage(record: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage block with the time by phase added."""
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "total_tokens": record.prompt_tokens + record.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": record.cached_tokens},
+        "time_ms": record.time_ms,
+    }
+
+
+def _finish_reason(reason: str) -> str:
+    # The protocols have no reason for a stopped answer; its text until then is a complete, shorter answer.
+    return "stop" if reason == "abort" else reason

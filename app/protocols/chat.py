@@ -1,0 +1,171 @@
+"""`/v1/chat/completions`: request, chunks and response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from app.errors import ApiError
+from app.protocols.answers import AnswerFormat, Said
+from app.protocols.common import MAX_PARTS, Absent, Empty, Off, SamplingFields, Strict, at_most, only
+from app.streams.stream_log import Delta, TokenInfo
+
+MAX_MESSAGES = 4096  # of one conversation
+
+
+class TextPart(Strict):
+    """Part of a message's content; these models only read text."""
+
+    type: Annotated[str, only("text")]
+    text: str
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+    name: str | None = None  # passed to the template; most templates ignore it (as in vLLM)
+    # Clients send an earlier answer back as history, including its fields without a value.
+    refusal: Absent = None
+    annotations: Empty | None = None
+    audio: Absent = None
+    tool_calls: Empty | None = None
+    function_call: Absent = None
+
+    @property
+    def text(self) -> str:
+        """Return the content as one string."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+# Further variables of the template, such as `enable_thinking` (as in vLLM).
+TemplateVariables = Annotated[dict[str, str | bool | int | float | None], at_most(64)]
+
+
+class ChatRequest(SamplingFields):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Empty | None = None
+    tool_choice: Annotated[Any, only("none")] | None = None
+    parallel_tool_calls: Off | None = None
+    functions: Empty | None = None
+    function_call: Absent = None
+    modalities: Annotated[list[str], only(["text"])] | None = None
+    audio: Absent = None
+    prediction: Absent = None
+    reasoning_effort: Absent = None
+    verbosity: Absent = None
+    web_search_options: Absent = None
+
+    def check(self) -> None:
+        """Check values that are wrong in combination. Raises `ApiError`."""
+        super().check()
+        check_parts(self.messages)
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise ApiError(
+                400,
+                f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) disagree",
+                param="max_completion_tokens",
+                code="invalid_value",
+            )
+        if self.continue_final_message:
+            self._check_continued()
+
+    def _check_continued(self) -> None:
+        last = self.messages[-1].role
+        fault = None
+        if self.add_generation_prompt:
+            fault = "continue_final_message and add_generation_prompt cannot both be true: set one of them to false"
+        elif last != "assistant":
+            fault = f"continue_final_message needs a last message with the role 'assistant', got {last!r}"
+        if fault is not None:
+            raise ApiError(400, fault, param="continue_final_message", code="invalid_value")
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the maximum number of tokens to generate; None: as many as fit."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return this protocol's names of engine parameters that are named differently."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": limit}
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """Return the messages as chat templates read them."""
+        return turns(self.messages)
+
+
+def check_parts(messages: Sequence[Message]) -> None:
+    """Raise `ApiError` (400) if the messages have more content parts than `MAX_PARTS` in all."""
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > MAX_PARTS:
+        raise ApiError(
+            400,
+            f"messages must have at most {MAX_PARTS} content parts in all, got {parts}",
+            param="messages",
+            code="invalid_value",
+        )
+
+
+def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them. `developer` is OpenAI's newer name of `system`."""
+    return [
+        {"role": "system" if m.role == "developer" else m.role, "content": m.text}
+        | ({} if m.name is None else {"name": m.name})
+        for m in messages
+    ]
+
+
+class ChatFormat(AnswerFormat):
+    """Encoder of chat completions."""
+
+    __slots__ = ()
+
+    prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def opened(self) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def delta(self, delta: Delta) -> dict[str, Any]:
+        return {"delta": {"content": delta.text}, "logprobs": self._logprobs(delta.infos)}
+
+    def finished(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}
+
+    def whole_choice(self, content: Said) -> dict[str, Any]:
+        message = {"role": "assistant", "content": content.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(content.infos)}
+
+    def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
+        if not infos:
+            return None
+
+        def entry(token_id: int, logprob: float) -> dict[str, Any]:
+            raw = self.text.token_bytes(token_id)
+            return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+        content = [
+            {**entry(info.token_id, info.logprob), "top_logprobs": [entry(a.token_id, a.logprob) for a in info.top]}
+            for info in infos
+        ]
+        return {"content": content, "refusal": None}

@@ -1,0 +1,246 @@
+"""Fields that the text protocols share, and their conversion to the engine's parameters."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.admission.tenants import TIERS
+from app.errors import ApiError
+from app.http.json_body import decode_json
+from app.protocols.answers import UsageReports
+from engine.types import SamplingParams, ServiceClass
+
+MAX_STOP_LENGTH = 1024  # characters
+MAX_NAME = 80  # of a field, in an error message
+
+# Validation of lists stops at the first wrong item: a megabyte of wrong ones would otherwise become a gigabyte of error
+# objects. Maximum lengths bound the time of a validation.
+TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 17)]
+MAX_PARTS = 4096  # of all messages together
+
+DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
+
+
+def at_most(items: int) -> BeforeValidator:
+    """Return a validator that refuses objects with more fields before any is validated, because each wrong field would
+    become an error object.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > items:
+            raise PydanticCustomError(
+                "too_long", "at most {items} fields, got {given}", {"items": items, "given": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[dict[str, str], at_most(64)]
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+class Strict(BaseModel):
+    """Schema with exact types and without unknown fields, which are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def check(self) -> None:
+        """Raise `ApiError` for values that are wrong in combination; `parse` calls it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_is_enough(cls, fields: Any) -> Any:
+        """Keep only one unknown field: each would become an error object, and a megabyte of them would block the event
+        loop for seconds. Unknown fields with null count as left out, as some clients send them.
+        """
+        known = cls.model_fields
+        if not isinstance(fields, dict) or fields.keys() <= known.keys():
+            return fields
+        first = next((name for name in fields if name not in known and fields[name] is not None), None)
+        unknown = {} if first is None else {first: fields[first]}
+        return {name: fields[name] for name in known if name in fields} | unknown
+
+
+# A known but unsupported field: null counts as left out, as some clients send it; any other value is refused.
+Absent: TypeAlias = None
+
+
+def only(supported: Any) -> AfterValidator:
+    """Return a validator that accepts a single supported value and refuses others as unsupported, not invalid."""
+
+    def check(value: Any) -> Any:
+        if value != supported:
+            raise PydanticCustomError("unsupported", "only {done} is supported", {"done": json.dumps(supported)})
+        return value
+
+    return AfterValidator(check)
+
+
+Off = Annotated[bool, only(False)]
+Empty = Annotated[list[Any], only([])]
+
+
+class StreamOptions(Strict):
+    """`stream_options` of a streamed request."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Off | None = None
+
+
+class SamplingFields(Strict):
+    """Sampling and scheduling fields of `/v1/completions` and `/v1/chat/completions`."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 and 0: off
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(None, ge=1e-6, le=10.0)
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], at_most(1024)] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)] | None = None
+    stop_token_ids: TokenIds | None = Field(None, max_length=64)
+    ignore_eos: bool | None = None
+    n: int | None = Field(None, ge=1, le=16)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    deadline_ms: DeadlineMs | None = None
+    # Accepted without effect: they identify the caller or its records and change no answer.
+    user: str | None = None
+    metadata: Metadata | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: Off | None = None
+
+    def check(self) -> None:
+        """Check values that are wrong in combination. Raises `ApiError`."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
+
+    def usage_reports(self, prompt_tokens: int) -> UsageReports:
+        """Return the usage information that the stream is to contain."""
+        requested = self.stream_options or StreamOptions()
+        return UsageReports(bool(requested.include_usage), prompt_tokens if requested.continuous_usage_stats else None)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Return the stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def asked_class(self) -> ServiceClass | None:
+        """Return the class that `service_tier` selects; None leaves it to the tenant's limits."""
+        return None if self.service_tier in (None, "auto") else TIERS[self.service_tier]
+
+    def sampling(
+        self, max_tokens: int, eos: frozenset[int], logprobs: int | None, defaults: dict[str, float]
+    ) -> SamplingParams:
+        """Return the engine's sampling parameters. Missing values come from `defaults`, the checkpoint's
+        recommendations, else from the protocol. Without a seed, a random one is drawn.
+        """
+
+        values = effective_defaults(defaults)
+
+        def value(name: str) -> float:
+            requested: float | None = getattr(self, name)
+            return values[name] if requested is None else requested
+
+        stop_ids = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            temperature=value("temperature"),
+            top_k=max(0, int(value("top_k"))),
+            top_p=value("top_p"),
+            min_p=value("min_p"),
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=value("repetition_penalty"),
+            logit_bias=_bias(self.logit_bias),
+            stop_token_ids=tuple(sorted(stop_ids)),
+            has_stop_strings=bool(self.stops),
+            seed=secrets.randbits(64) if self.seed is None else self.seed % 2**64,
+            logprobs=logprobs,
+        )
+
+
+def effective_defaults(recommended: dict[str, float]) -> dict[str, float]:
+    """Return the sampling parameters of a request that sets none: the checkpoint's, else the protocol's."""
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    return neutral | recommended
+
+
+def _bias(bias: dict[str, float] | None) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for key, value in (bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            raise ApiError(400, f"logit_bias: {key[:80]!r} is not a token id", param="logit_bias", code="invalid_value")
+        result[int(key)] = value
+    return result
+
+
+Schema = TypeVar("Schema", bound=Strict)
+
+
+def parse(schema: type[Schema], body: bytes) -> Schema:
+    """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
+    fields = decode_json(body)
+    try:
+        requested = schema.model_validate(fields)
+    except ValidationError as error:
+        raise refusal(error) from None
+    requested.check()
+    return requested
+
+
+def refusal(error: ValidationError, is_tagged: bool = False) -> ApiError:
+    """Return the first problem of a validation as an error for the client.
+
+    is_tagged: the schema is one of several that a tag selects; the parameter is then the whole path after the tag
+    instead of its first field.
+    """
+    kind, path, message = _problem(error)
+    path = path[1:] if is_tagged else path
+    where = ".".join(path)
+    param = (where if is_tagged else path[0]) if path else None
+    if kind in ("extra_forbidden", "none_required", "unsupported"):
+        more = f", {message}" if kind == "unsupported" else ""
+        return ApiError(400, f"unsupported parameter: {where}{more}", param=param, code="unsupported_parameter")
+    return ApiError(400, f"{where}: {message}" if path else message, param=param, code="invalid_value")
+
+
+def _problem(error: ValidationError) -> tuple[str, list[str], str]:
+    """Return type, path and message of the first problem. For a field with alternative types, choose the alternative
+    that matches best: if a list is too long or wrong inside, report that instead of the fact that it is no string.
+    """
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    same_field = [problem for problem in problems if problem["loc"][:1] == problems[0]["loc"][:1]]
+    nearest = max(
+        same_field,
+        key=lambda problem: (problem["type"] == "too_long", len(problem["loc"]), not problem["type"].endswith("_type")),
+    )
+    path = nearest["loc"]
+    # An unknown field may have any name, even that of a type.
+    unknown = path[-1:] if nearest["type"] == "extra_forbidden" else ()
+    known = [part for part in path[: len(path) - len(unknown)] if not _is_alternative(part)]
+    return nearest["type"], [str(part)[:MAX_NAME] for part in (*known, *unknown)], nearest["msg"]
+
+
+def _is_alternative(part: int | str) -> bool:
+    """Return whether a part of a path is one of several alternative types of a field rather than a field."""
+    return isinstance(part, str) and ("[" in part or part.startswith("constrained-") or part in ("str", "int"))

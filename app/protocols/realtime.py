@@ -1,0 +1,178 @@
+"""`/v1/realtime`: events that clients send over the WebSocket. Text only; audio is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from app.errors import ApiError
+from app.http.json_body import check_structure, decode_json
+from app.protocols.common import MAX_PARTS, DeadlineMs, Metadata, Strict, refusal
+
+MAX_ITEMS = 1024  # of a conversation
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
+Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
+
+
+class ContentPart(Strict):
+    """A piece of an item's text."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class ItemFields(Strict):
+    """Message of the conversation."""
+
+    id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    type: Literal["message"]
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+    object: Literal["realtime.item"] | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the text of all parts."""
+        return "".join(part.text for part in self.content)
+
+
+def _check_parts(items: list[ItemFields]) -> list[ItemFields]:
+    if sum(len(item.content) for item in items) > MAX_PARTS:
+        raise PydanticCustomError("too_long", "at most {most} content parts in all", {"most": MAX_PARTS})
+    return items
+
+
+few_parts = AfterValidator(_check_parts)
+
+
+class SessionFields(Strict):
+    """Fields of `session.update`. `temperature`, `top_p` and `seed` are extensions of the protocol."""
+
+    type: Literal["realtime"] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    output_modalities: Modalities | None = None
+    max_output_tokens: MaxTokens | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+
+
+class ResponseFields(Strict):
+    """Fields of `response.create`."""
+
+    conversation: Literal["auto", "none"] = "auto"
+    input: Annotated[list[ItemFields], Field(fail_fast=True, max_length=MAX_ITEMS), few_parts] | None = None
+    instructions: str | None = None
+    output_modalities: Modalities | None = None
+    max_output_tokens: MaxTokens | None = None
+    metadata: Metadata | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    deadline_ms: DeadlineMs | None = None  # an extension too: time until the whole answer must be complete
+
+
+class _Event(Strict):
+    event_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class SessionUpdate(_Event):
+    """session.update"""
+
+    type: Literal["session.update"]
+    session: SessionFields
+
+
+class ItemCreate(_Event):
+    """conversation.item.create"""
+
+    type: Literal["conversation.item.create"]
+    item: ItemFields
+    previous_item_id: str | None = None
+
+
+class ItemRetrieve(_Event):
+    """conversation.item.retrieve"""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: str
+
+
+class ItemDelete(_Event):
+    """conversation.item.delete"""
+
+    type: Literal["conversation.item.delete"]
+    item_id: str
+
+
+class ResponseCreate(_Event):
+    """response.create"""
+
+    type: Literal["response.create"]
+    response: ResponseFields = ResponseFields()
+
+
+class ResponseCancel(_Event):
+    """response.cancel"""
+
+    type: Literal["response.cancel"]
+    response_id: str | None = None
+
+
+ClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ResponseCreate | ResponseCancel
+
+_adapter: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
+
+
+class EventRefused(Exception):
+    """A client event that cannot be served, with the content of its `error` event."""
+
+    def __init__(self, error: ApiError, event_id: str | None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.event_id = event_id
+
+
+def parse_event(text: str) -> ClientEvent:
+    """Parse one frame. Raises `EventRefused`."""
+    try:
+        fields = decode_json(text)
+    except ApiError as error:
+        raise EventRefused(error, None) from None
+    try:
+        return _adapter.validate_python(fields)
+    except ValidationError as error:
+        raise EventRefused(_explain(error), _event_id(fields)) from None
+
+
+def parse_long_event(text: str) -> ClientEvent:
+    """Parse a frame of more than `MAX_INLINE_BYTES`, in a thread. Raises `EventRefused`."""
+    try:
+        check_structure(text.encode())
+    except ApiError as error:
+        raise EventRefused(error, None) from None
+    return parse_event(text)
+
+
+def _explain(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    if problem["type"] == "union_tag_invalid":
+        tag = str(problem["ctx"]["tag"])[:80]
+        return ApiError(400, f"unknown event type {tag!r}", param="type", code="unknown_event")
+    if problem["type"] == "union_tag_not_found":
+        return ApiError(400, "an event needs a type", param="type", code="missing")
+    return refusal(error, is_tagged=True)
+
+
+def _event_id(fields: Any) -> str | None:
+    """Return the id of an event that is otherwise wrong, to name it in the error."""
+    event_id = fields.get("event_id") if isinstance(fields, dict) else None
+    return event_id[:512] if isinstance(event_id, str) else None

@@ -1,0 +1,145 @@
+"""Wire format of a realtime session: conversation items, responses, and streamed text.
+
+Independent of sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from app.generation.generation import Generation
+from app.protocols.realtime import ResponseFields
+from app.streams.status import status_view
+from app.streams.stream_log import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class ConversationItem:
+    """Message of a conversation, complete or in progress."""
+
+    id: str
+    role: str
+    text: str
+    status: str = "completed"
+
+    def view(self) -> dict[str, Any]:
+        """Return the item in the protocol's format."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        return {
+            "id": self.id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": self.status,
+            "role": self.role,
+            "content": [{"type": kind, "text": self.text}],
+        }
+
+
+@dataclass
+class SpokenResponse:
+    """Response in progress, and its outcome."""
+
+    id: str
+    item: ConversationItem
+    fields: ResponseFields
+    limit: int | None  # maximum tokens; None: as many as fit
+    generation: Generation | None = None
+    task: asyncio.Task[None] | None = None
+    finish: str = ""
+    usage: Usage | None = None
+    failure: Failure | None = None
+    cancelled: bool = False
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Return the fields that locate its text in the session."""
+        return {"response_id": self.id, "item_id": self.item.id, "output_index": 0, "content_index": 0}
+
+    @property
+    def status(self) -> str:
+        """Return the outcome."""
+        if self.failure is not None:
+            return "failed"
+        if self.cancelled or self.finish == "abort":  # in this session or over another connection
+            return "cancelled"
+        return "incomplete" if self.finish == "length" else "completed"
+
+    def view(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the response in the protocol's format."""
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "status": status,
+            "status_details": self._details(status),
+            "output": output,
+            "output_modalities": ["text"],
+            "conversation_id": None,
+            "max_output_tokens": self.limit or "inf",
+            "metadata": self.fields.metadata,
+            "usage": self._usage(),
+        }
+
+    def _details(self, status: str) -> dict[str, Any] | None:
+        match status:
+            case "cancelled":
+                return {"type": "cancelled", "reason": "client_cancelled"}
+            case "incomplete":
+                return {"type": "incomplete", "reason": "max_output_tokens"}
+            case "failed" if self.failure is not None:
+                return {"type": "failed", "error": {"type": "server_error", "code": self.failure.code}}
+        return None
+
+    def _usage(self) -> dict[str, Any] | None:
+        if self.usage is None:
+            return None
+        prompt, completion, cached = self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens
+        return {
+            "total_tokens": prompt + completion,
+            "input_tokens": prompt,
+            "output_tokens": completion,
+            "input_token_details": {"text_tokens": prompt, "audio_tokens": 0, "cached_tokens": cached},
+            "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
+        }
+
+
+class Telling:
+    """Encoder of a response's log as messages. It also adds text and outcome to the response, so each record must be
+    encoded once.
+    """
+
+    __slots__ = ("_delta", "_event_id", "_response")
+
+    def __init__(self, response: SpokenResponse, event_id: Callable[[], str]) -> None:
+        self._response = response
+        self._event_id = event_id
+        # The part of a delta's message between event id and text, which is the same for every token.
+        self._delta = b'",%s,"delta":' % encode(response.place)[1:-1]
+
+    def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
+        """Return the messages of `items`; items without content have none."""
+        return [message for item in items if (message := self._message(item)) is not None]
+
+    def _message(self, item: Item) -> bytes | None:
+        response = self._response
+        if not isinstance(item, Numbered):
+            status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
+            return encode(status | status_view(item))
+        match item.record:
+            case Delta(_, text) if text:
+                response.item.text += text
+                start = b'{"type":"response.output_text.delta","event_id":"'
+                return b"%s%s%s%s}" % (start, self._event_id().encode(), self._delta, encode(text))
+            case Finished(_, reason, _):
+                response.finish = reason
+            case Usage() as usage:
+                response.usage = usage
+            case Failure() as failure:
+                response.failure = failure
+        return None

@@ -1,0 +1,307 @@
+"""Realtime session: a conversation over one WebSocket that can be interrupted at any token.
+
+Owns the conversation's items and its responses in progress. Sends through two functions, independently of sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from app.admission.cell_rate import CellRate
+from app.admission.tenants import Tenant
+from app.errors import ApiError
+from app.generation.generation import Generation
+from app.http.json_body import MAX_INLINE_BYTES
+from app.protocols.conversation import Conversation
+from app.protocols.realtime import (
+    ClientEvent,
+    EventRefused,
+    ItemCreate,
+    ItemDelete,
+    ItemFields,
+    ItemRetrieve,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseFields,
+    SessionFields,
+    SessionUpdate,
+    parse_event,
+    parse_long_event,
+)
+from app.protocols.realtime_events import ConversationItem, SpokenResponse, Telling, encode
+from app.service import Service, new_stream_id
+from app.streams.tail import pieces
+from app.streams.timeline import Intake
+from engine.types import SamplingParams
+
+MAX_RESPONSES = 8  # in progress at once, out-of-band ones included
+MAX_EVENTS_PER_SECOND = 100  # of one socket, after a burst of `MAX_BURST`
+MAX_BURST = 100
+BYTES_PER_EVENT = 16 << 10  # received or sent bytes that count as one further event
+
+
+@dataclass
+class Session:
+    """Conversation of one client. `send` waits until a message can be sent; `write` writes messages at once or not at
+    all (`app.streams.tail`).
+    """
+
+    service: Service
+    tenant: Tenant
+    send: Callable[[bytes], Awaitable[None]]
+    write: Callable[[list[bytes]], bool]
+    request_id: str = ""  # of the handshake, for log lines
+    id: str = field(default_factory=lambda: _new_id("sess"))
+    _fields: SessionFields = field(default_factory=SessionFields)
+    _items: Conversation = field(default_factory=Conversation)
+    _responses: dict[str, SpokenResponse] = field(default_factory=dict)
+    _writing: str | None = None  # the response that writes to the conversation
+    _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
+    _event_numbers: count[int] = field(default_factory=count)
+    _rate: CellRate = field(default_factory=lambda: CellRate(MAX_EVENTS_PER_SECOND, MAX_BURST - 1))
+    # time of the last frame, or of the end of the last response
+    _active_at: float = field(default_factory=time.monotonic)
+    broken: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client accepts no more data
+
+    async def open(self) -> None:
+        """Send `session.created`."""
+        await self._emit("session.created", session=self._view())
+
+    async def take(self, text: str) -> None:
+        """Handle one frame from the client. A refused frame gets an `error` event, and the session continues."""
+        self._active_at = time.monotonic()
+        if wait := self._rate.wait(self._active_at):
+            await asyncio.sleep(wait)
+        await self.service.pacer.turn()
+        self._rate.spend(time.monotonic(), 1 + len(text) / BYTES_PER_EVENT)
+        try:
+            if len(text) <= MAX_INLINE_BYTES:
+                event = parse_event(text)
+            else:
+                event = await self.service.bodies.run(
+                    lambda: parse_long_event(text), self.tenant.highest, size=len(text)
+                )
+        except EventRefused as refused:
+            await self._refuse(refused.error, refused.event_id)
+            return
+        try:
+            await self._handle(event)
+        except ApiError as error:
+            await self._refuse(error, event.event_id)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Return the time since the last frame of the client or the end of the last response; 0 during a response."""
+        return 0.0 if self._responses else time.monotonic() - self._active_at
+
+    async def close(self) -> None:
+        """End all responses, because the client has left."""
+        responses = list(self._responses.values())
+        for response in responses:
+            if response.generation is not None:
+                response.generation.cancel()
+            if response.task is not None:
+                response.task.cancel()
+        await asyncio.gather(*(r.task for r in responses if r.task is not None), return_exceptions=True)
+        # Tracebacks of cancelled tasks refer to this session in cycles until the garbage collector runs; items may take
+        # megabytes.
+        self._items = Conversation()
+
+    async def _handle(self, event: ClientEvent) -> None:
+        match event:
+            case SessionUpdate(session=fields):
+                self.service.check_model(fields.model)
+                changed = fields.model_dump(exclude_unset=True)  # null keeps the default
+                self._fields = self._fields.model_copy(update=changed)
+                await self._emit("session.updated", session=self._view())
+            case ItemCreate(item=fields, previous_item_id=previous):
+                await self._create_item(fields, previous)
+            case ItemRetrieve(item_id=item_id):
+                await self._emit("conversation.item.retrieved", item=self._items.get(item_id).view())
+            case ItemDelete(item_id=item_id):
+                self._items.delete(item_id)
+                await self._emit("conversation.item.deleted", item_id=item_id)
+            case ResponseCreate(response=asked):
+                await self._respond(asked)
+            case ResponseCancel(response_id=response_id):
+                self._cancel(response_id)
+
+    async def _create_item(self, fields: ItemFields, previous: str | None) -> None:
+        item = ConversationItem(fields.id or _new_id("item"), fields.role, fields.text, fields.status or "completed")
+        before = self._items.insert(item, previous)
+        await self._emit("conversation.item.added", previous_item_id=before, item=item.view())
+        await self._emit("conversation.item.done", previous_item_id=before, item=item.view())
+
+    async def _respond(self, asked: ResponseFields) -> None:
+        in_conversation = asked.conversation == "auto"
+        if in_conversation and self._writing is not None:
+            raise ApiError(
+                400,
+                f"response {self._writing} is writing to the conversation; cancel it or wait for response.done",
+                code="conversation_already_has_active_response",
+            )
+        if in_conversation:
+            self._items.check_room()
+        if len(self._responses) >= MAX_RESPONSES:
+            raise ApiError(
+                400, f"at most {MAX_RESPONSES} responses may be in progress at once", code="too_many_responses"
+            )
+        stream_id = new_stream_id()  # its timeline is found by the response's id
+        limit = asked.max_output_tokens or self._fields.max_output_tokens
+        response = SpokenResponse(
+            f"resp_{stream_id}",
+            ConversationItem(_new_id("item"), "assistant", "", "in_progress"),
+            asked,
+            None if limit == "inf" else limit,
+        )
+        turns = self._turns(asked)
+        if in_conversation:
+            self._writing = response.id
+        self._responses[response.id] = response
+        try:
+            response.generation = await self._start(response, turns, stream_id)
+        except ApiError:
+            self._remove(response)
+            raise
+        previous = self._items.last_id
+        if in_conversation:
+            self._items.insert(response.item)
+        await self._begin(response, previous)  # before any later event of the client is answered
+        response.task = asyncio.create_task(self._stream_response(response, previous))
+        response.task.add_done_callback(self._on_response_done)
+
+    def _on_response_done(self, task: asyncio.Task[None]) -> None:
+        """End the session, not only the response, if its client accepts no more data."""
+        if not task.cancelled() and task.exception() is not None:
+            self.broken.set()
+
+    def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
+        items = self._items if asked.input is None else [ConversationItem("", i.role, i.text) for i in asked.input]
+        turns = [{"role": item.role, "content": item.text} for item in items if item.text]
+        instructions = self._fields.instructions if asked.instructions is None else asked.instructions
+        if instructions:
+            turns.insert(0, {"role": "system", "content": instructions})
+        if not turns:
+            raise ApiError(400, "there is no message to answer: create an item first", code="empty_conversation")
+        return turns
+
+    async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
+        asked, intake = response.fields, Intake(time.monotonic(), self.request_id)
+        service_class = self.service.admit(self.tenant, self.tenant.highest)
+        names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
+        text = await self.service.render_chat(turns)
+        prompt = await self.service.encode(text, service_class, add_special_tokens=False, intake=intake, names=names)
+        defaults = self.service.text.sampling_defaults
+        temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
+        seed = asked.seed if asked.seed is not None else self._fields.seed
+        sampling = SamplingParams(
+            max_tokens=self.service.token_limit(response.limit, len(prompt)),
+            temperature=defaults.get("temperature", 1.0) if temperature is None else temperature,
+            top_p=asked.top_p or self._fields.top_p or defaults.get("top_p", 1.0),
+            top_k=int(defaults.get("top_k", 0)),
+            min_p=defaults.get("min_p", 0.0),
+            repetition_penalty=defaults.get("repetition_penalty", 1.0),
+            stop_token_ids=tuple(sorted(self.service.text.eos_token_ids)),
+            seed=secrets.randbits(64) if seed is None else seed,
+        )
+        return self.service.start(
+            prompt,
+            sampling,
+            service_class=service_class,
+            stops=(),
+            encoder=None,  # no server-sent events
+            tenant=self.tenant,
+            intake=intake,
+            deadline_ms=asked.deadline_ms,
+            stream_id=stream_id,
+            names=names,
+        )
+
+    def _cancel(self, response_id: str | None) -> None:
+        """Interrupt a response: the engine frees slot and pages before its next step, and `response.done` follows."""
+        response = self._responses.get(response_id or self._writing or "")
+        if response is None or response.generation is None or response.generation.log.is_closed:
+            raise ApiError(400, "no response is in progress", param="response_id", code="response_cancel_not_active")
+        response.cancelled = True
+        response.generation.cancel()
+
+    async def _begin(self, response: SpokenResponse, previous: str | None) -> None:
+        """Send the events that begin a response, in the protocol's order."""
+        opened = {**response.item.view(), "content": []}
+        await self._emit("response.created", response=response.view("in_progress", []))
+        await self._emit("response.output_item.added", response_id=response.id, output_index=0, item=opened)
+        if response.fields.conversation == "auto":
+            await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
+        await self._emit("response.content_part.added", **response.place, part={"type": "text", "text": ""})
+
+    async def _stream_response(self, response: SpokenResponse, previous: str | None) -> None:
+        """Send the text of a response during generation, and the events that end it."""
+        item, generation = response.item, response.generation
+        assert generation is not None
+        at = response.place
+        try:
+            telling = Telling(response, self._event_id)
+            async with aclosing(pieces(generation.log, 0, telling, self)) as reading:
+                async for messages in reading:
+                    for message in messages:
+                        await self.send(message)
+            status = response.status
+            item.status = "completed" if status == "completed" else "incomplete"
+            await self._emit("response.output_text.done", **at, text=item.text)
+            await self._emit("response.content_part.done", **at, part={"type": "text", "text": item.text})
+            await self._emit("response.output_item.done", response_id=response.id, output_index=0, item=item.view())
+            if item.id in self._items:  # it may have been deleted meanwhile
+                await self._emit("conversation.item.done", previous_item_id=previous, item=item.view())
+            self._remove(response)
+            await self._emit("response.done", response=response.view(status, [item.view()]))
+        finally:
+            self._items.settle(item)
+            self._remove(response)
+            generation.reader_left()
+
+    def _remove(self, response: SpokenResponse) -> None:
+        self._responses.pop(response.id, None)
+        self._active_at = time.monotonic()
+        if self._writing == response.id:
+            self._writing = None
+
+    def _view(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "realtime.session",
+            "type": "realtime",
+            "model": self.service.settings.model_name,
+            "instructions": self._fields.instructions or "",
+            "output_modalities": ["text"],
+            "max_output_tokens": self._fields.max_output_tokens or "inf",
+            "tools": [],
+            "tool_choice": self._fields.tool_choice or "auto",
+            "temperature": self._fields.temperature,
+            "top_p": self._fields.top_p,
+            "seed": self._fields.seed,
+        }
+
+    async def _refuse(self, error: ApiError, event_id: str | None) -> None:
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        body = {"type": kind, "code": error.code, "message": str(error), "param": error.param, "event_id": event_id}
+        await self._emit("error", error=body)
+
+    async def _emit(self, kind: str, **content: Any) -> None:
+        message = encode({"type": kind, "event_id": self._event_id(), **content})
+        self._rate.spend(time.monotonic(), len(message) / BYTES_PER_EVENT)
+        if not self.write([message]):
+            await self.send(message)
+
+    def _event_id(self) -> str:
+        return f"{self._event_prefix}{next(self._event_numbers)}"
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(10)}"

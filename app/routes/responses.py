@@ -1,0 +1,91 @@
+"""HTTP answers from a generation, streamed or whole, for every text protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.errors import ApiError
+from app.generation.generation import Generation
+from app.http import sse
+from app.http.disconnect import while_present
+from app.http.sse import EventStream
+from app.protocols.answers import AnswerFormat
+from app.streams.stream_log import Encoder, Failure, StreamLog
+from app.streams.tail import SLICE, pieces
+
+
+def resume_grace(request: Request) -> float:
+    """Return the seconds for which an answer continues without a reader (`X-Carousel-Resume`). Raises `ApiError`."""
+    value = request.headers.get("x-carousel-resume")
+    if value is None:
+        return 0.0
+    if not (value.isascii() and value.isdigit() and len(value) < 6):
+        raise ApiError(
+            400,
+            f"X-Carousel-Resume must be a whole number of seconds, got {value[:40]!r}",
+            param="X-Carousel-Resume",
+        )
+    return float(value)
+
+
+def format_for(request: Request, answer: AnswerFormat) -> AnswerFormat:
+    """Return the format for a client: with ids and status only if it has announced that it may resume."""
+    return answer if "x-carousel-resume" in request.headers else answer.plain()
+
+
+def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
+    """Return the log's records after `after`, and all later ones, as server-sent events.
+
+    encoder: replaces the generation's own.
+    """
+    log, encoder = generation.log, encoder or generation.encoder
+    if encoder is None:
+        raise ApiError(404, f"{log.id} is a response of a realtime session and not a stream", code="stream_not_found")
+    if log.is_closed and after == len(log.records) and isinstance(log.records[-1], Failure):
+        # tells an EventSource, which has received the failure, to stop reconnecting
+        return Response(status_code=204, headers=_headers(log))
+
+    def content(response: EventStream) -> AsyncGenerator[bytes]:
+        if log.is_closed and after == len(log.records):
+            return _end_mark(log)  # the connection was cut after the last record
+        return pieces(log, after, encoder, response, sse.PING)
+
+    return EventStream(content, generation.reader_left, _headers(log))
+
+
+async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
+    yield sse.block(log, len(log.records), sse.DONE)
+
+
+async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
+    """Wait for the end and return `body()`, which raises `ApiError` for a failed answer. If the client disconnects
+    meanwhile, its slot is freed.
+    """
+    log = generation.log
+    try:
+        async with while_present(request.receive):
+            await log.closed()
+        has_left = not log.is_closed
+    finally:
+        generation.reader_left()
+    if has_left:
+        return Response(status_code=499)  # the client is gone
+    try:
+        if len(log.records) <= SLICE:
+            content = msgspec.json.encode(body())
+        else:
+            content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))
+    except ApiError as error:
+        error.headers |= _headers(log)  # so that the request's timeline can be found
+        raise
+    return Response(content, media_type="application/json", headers=_headers(log))
+
+
+def _headers(log: StreamLog) -> dict[str, str]:
+    return {"X-Request-Id": log.id, "X-Carousel-Stream": log.id}

@@ -1,0 +1,267 @@
+"""Text model: a checkpoint's tokenizer, chat template and sampling recommendations.
+
+Uses the `tokenizers` library, so that the API process starts fast and never imports torch; `app.text.tokenizer_files` reads
+the files. Independent of HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+
+from app.text.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
+from app.text.checkpoint_files import TokenizerMissing, read_json
+from app.text.control_tokens import ControlTokens, TooManyControlTokens
+from app.text.generation_config import AUTO, NONE, config_file, end_ids, sampling_defaults
+from app.text.tokenizer_files import load_tokenizer
+
+# ids; for fewer, decoding is faster than the overhead of the call that releases the interpreter lock
+MIN_BATCH_IDS = 4096
+
+
+class TextModel:
+    """Tokenizer and chat template of one checkpoint. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None,
+        special: dict[str, str],
+        eos: frozenset[int],
+        sampling_defaults: dict[str, float] | None = None,
+        allow_control_tokens: bool = False,
+    ) -> None:
+        """allow_control_tokens: encode control tokens in messages as tokens; otherwise `tokenizer` is changed to encode
+        them as plain text.
+        """
+        self.tokenizer = tokenizer
+        # the checkpoint's recommendations for requests without own values
+        self.sampling_defaults = sampling_defaults or {}
+        self.eos_token_ids = eos
+        self._alone: dict[int, tuple[str, bool]] = {}  # see `alone`
+        self._template = ChatTemplate(template, special) if template else None
+        self._is_normalized = tokenizer.normalizer is not None
+        self._control: ControlTokens | None = None
+        if self._template is not None and not allow_control_tokens:
+            self._control = ControlTokens(tokenizer, self._template.literal_text)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        chat_template: str | None = None,
+        *,
+        generation_config: str = AUTO,
+        allow_control_tokens: bool = False,
+    ) -> TextModel:
+        """Load from a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own; `generation_config`
+        is a choice of `app.text.generation_config.config_file`.
+        """
+        tokenizer, special = load_tokenizer(path)
+        _check_vocabulary(path, tokenizer)
+        template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
+        file = config_file(path, generation_config)
+        defaults = {} if generation_config == NONE else sampling_defaults(file)
+        return cls(tokenizer, template, special, _eos(path, file, tokenizer, special), defaults, allow_control_tokens)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Return whether the model supports conversations."""
+        return self._template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`; by default with the tokenizer's own additions (such as a begin token)."""
+        # The batch call releases the interpreter lock, the single call does not: a long text encoded in a thread would
+        # block the event loop anyway. The fast variant returns the same ids without offsets.
+        ids: list[int] = (
+            self._tokenizer_of(text).encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        )
+        return ids
+
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens of `text` without creating a list of them."""
+        return len(self._tokenizer_of(text).encode_batch_fast([text], add_special_tokens=False)[0])
+
+    def _tokenizer_of(self, text: str) -> Tokenizer:
+        """Return the tokenizer that reads sealed control tokens as plain text, if `text` has any."""
+        return self._control.tokenizer if self._is_sealed(text) and self._control is not None else self.tokenizer
+
+    def _is_sealed(self, text: str) -> bool:
+        return self._control is not None and self._control.is_sealed(text)
+
+    def least_tokens(self, text: str) -> int:
+        """Return a lower bound of the number of tokens of `text`, in a fraction of the time to tokenize it; 0 if
+        unknown.
+        """
+        if self._longest_token is None:
+            return 0
+        if self._is_normalized or self._is_sealed(text):
+            return 0  # the normalized length counts, and computing it holds the interpreter lock
+        return len(text) // self._longest_token
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`."""
+        ids = list(token_ids)
+        if len(ids) < MIN_BATCH_IDS:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        # batch call as in `encode`
+        return str(self.tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
+
+    def render_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the text of a conversation for `encode`, ready for an answer, or for the continuation of its last
+        message.
+
+        variables: see `ChatTemplate.render`. Raises `TemplateRefused` if the template does not accept the conversation,
+        and `VariableTaken`.
+        """
+        template = self._template
+        if template is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions")
+
+        def render(messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
+            if continue_final_message:
+                return template.render_open(messages, variables)
+            return template.render(messages, variables, add_generation_prompt=add_generation_prompt)
+
+        if self._control is None:
+            return render(messages, variables)
+        try:
+            marked = self._control.mark(messages, variables)
+        except TooManyControlTokens as error:
+            raise TemplateRefused(str(error)) from None
+        if marked is None:
+            return render(messages, variables)
+        try:
+            return self._control.seal(render(*marked))
+        except TemplateRefused as error:
+            raise TemplateRefused(self._control.plain(str(error))) from error
+
+    def alone(self, token_id: int) -> tuple[str, bool]:
+        """Return the text of one token, and whether it adds exactly that text after any whole characters."""
+        found = self._alone.get(token_id)
+        if found is None:
+            text = self.decode([token_id])
+            # A byte-level decoder concatenates the bytes of tokens, so only incomplete characters can join.
+            is_whole = "\ufffd" not in text and isinstance(self.tokenizer.decoder, ByteLevel)
+            found = self._alone[token_id] = text, is_whole
+        return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token; those of consecutive tokens make up the text, except for a space that some
+        decoders omit at the beginning of a text.
+        """
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level and all(c in _BYTE_OF_CHAR for c in token):
+            return bytes(_BYTE_OF_CHAR[c] for c in token)
+        if self.falls_back_on_bytes and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        return both.removeprefix(first).encode()
+
+    def goes_on(self, token_id: int) -> bool:
+        """Return whether its bytes may continue a character that earlier tokens began; it may also have no text."""
+        return not self.alone(token_id)[0] or b"\x80" <= self.token_bytes(token_id)[:1] < b"\xc0"
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Return the length of the longest token in characters. None: a token may represent any number of them, such as
+        one for unknown words, or one that absorbs adjacent spaces.
+        """
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        if not isinstance(self.tokenizer.model, BPE) or not isinstance(self.tokenizer.decoder, ByteLevel):
+            return None
+        if any(token.lstrip or token.rstrip for token in added):
+            return None
+        # Vocabulary entries have one character per byte, and a text has no more characters than bytes.
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in repr(self.tokenizer.decoder)
+
+    @cached_property
+    def falls_back_on_bytes(self) -> bool:
+        """Return whether characters without their own token are encoded as byte tokens."""
+        return "ByteFallback" in repr(self.tokenizer.decoder)
+
+
+def _find_template(path: Path, config: dict[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise TemplateBroken(f"{file}: {error}") from None
+    template = config.get("chat_template")
+    try:
+        if isinstance(template, list):  # several named templates
+            template = {entry["name"]: entry["template"] for entry in template}
+        if isinstance(template, dict):
+            template = template.get("default")
+        if not isinstance(template, str | None):
+            raise TypeError
+    except (KeyError, TypeError):
+        raise TemplateBroken(
+            f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of named ones, "
+            f"not {config['chat_template']!r:.80}"
+        ) from None
+    return template
+
+
+def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) -> frozenset[int]:
+    """Return every id that ends a text: those of generation_config.json, else of config.json; and the tokenizer's own
+    (as in vLLM), because models trained for chat often name their end token only there.
+    """
+    given = read_json(path / "config.json").get("vocab_size")
+    vocab_size = given if isinstance(given, int) else 2**31
+    ids = end_ids((file, path / "config.json"), vocab_size)
+    own = tokenizer.token_to_id(special.get("eos_token", ""))
+    return frozenset(ids if own is None or own >= vocab_size else [*ids, own])
+
+
+def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+    """Raise `TokenizerMissing` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
+
+    Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there that no text contains.
+    """
+    vocab_size = read_json(path / "config.json").get("vocab_size")
+    if not isinstance(vocab_size, int):
+        return
+    added = set(tokenizer.get_added_tokens_decoder())
+    largest = max((i for i in tokenizer.get_vocab(with_added_tokens=True).values() if i not in added), default=-1)
+    try:
+        largest = max(largest, *tokenizer.encode("Hello").ids, -1)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerMissing(f"{path}: the tokenizer cannot encode a text: {error}") from error
+    if largest >= vocab_size:
+        raise TokenizerMissing(
+            f"{path}: the tokenizer has token ids up to {largest}, and config.json has vocab_size = {vocab_size}: "
+            "it is the tokenizer of another model"
+        )
+
+
+def _byte_of_char() -> dict[str, int]:
+    """Return the byte for each of GPT-2's printable substitutes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_of_char()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")

@@ -1,0 +1,127 @@
+"""KV page allocation for sequences: current, missing and reusable pages. Their order is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+
+from engine.config import EngineConfig
+from engine.scheduling.batch_builder import Moves
+from engine.scheduling.pages import HostPool, PagePool
+from engine.scheduling.sequence import Sequence, State
+
+
+class Memory:
+    """Device and host pages of one engine. The required copies are recorded in `moves`."""
+
+    def __init__(self, config: EngineConfig, moves: Moves, num_pages: int, host_pages: int) -> None:
+        self.pool = PagePool(num_pages)
+        self.host = HostPool(host_pages)
+        self._moves = moves
+        self._size = config.tokens_per_page
+        self._caching = config.enable_prefix_caching
+
+    def begin_step(self) -> None:
+        """Return host pages that the previous step has read to the pool."""
+        self.host.release(self._moves.spent_host_pages)
+        self._moves.spent_host_pages = []
+
+    # Admission ----------------------------------------------------------------------------------------------------
+
+    def reusable(self, sequence: Sequence, movable: list[Sequence]) -> list[int]:
+        """Return pages with content that `sequence` would otherwise compute, without taking references.
+
+        They stay valid while `movable` are preempted: published pages remain cached, and the pages of a lead are used
+        only if it stays.
+        """
+        if sequence.host_pages:  # pages that are still cached need not be copied from host memory
+            full = sequence.num_computed // self._size
+            return self.pool.lookup(islice(sequence.reusable_digests(), full)) if self._caching else []
+        lead = sequence.lead
+        if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
+            assert lead.slot is not None
+            if sequence.num_generated == 0 and lead not in movable and lead.slot not in self._moves.joined:
+                return lead.page_table[: -(-(sequence.prompt_len - 1) // self._size)]
+        return self.pool.lookup(sequence.reusable_digests()) if self._caching else []
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many prompt tokens of a waiting sequence the prefix cache holds."""
+        return len(self.pool.lookup(sequence.reusable_digests())) * self._size if self._caching else 0
+
+    def lacking(self, sequence: Sequence, reused: list[int]) -> int:
+        """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
+        # Cached pages that it reuses leave `available` too; a page that it shares and will write is copied.
+        idle = sum(self.pool.references(page) == 0 for page in reused)
+        shared = min(len(reused), (len(sequence.tokens) - 1) // self._size)
+        return sequence.pages_needed - shared + idle - self.pool.available
+
+    def reclaimable(self, movable: Iterable[Sequence], reused: list[int]) -> int:
+        """Return the pages available to a sequence that reuses `reused` once all of `movable` are preempted."""
+        reused_pages = set(reused)  # preempting their holders gains nothing: they leave `available` at once
+        held = Counter(page for s in movable for page in s.page_table if page not in reused_pages)
+        return sum(count == self.pool.references(page) for page, count in held.items())
+
+    # While running ------------------------------------------------------------------------------------------------
+
+    def furnish(self, sequence: Sequence, reused: list[int]) -> bool:
+        """Allocate pages for all known tokens of `sequence`; the caller has checked that there are enough.
+
+        Returns whether some of their contents are still being copied from host memory.
+        """
+        pool, size = self.pool, self._size
+        for page in reused:
+            pool.acquire(page)
+        table = list(reused)
+        if reused and not sequence.host_pages:
+            sequence.num_computed = min(len(reused) * size, len(sequence.tokens) - 1)
+            if sequence.num_computed < len(reused) * size:
+                # The last page is shared and will be written: copy it.
+                table[-1] = pool.allocate()
+                self._moves.copy(reused[-1], table[-1])
+                pool.release([reused[-1]])
+        table += (pool.allocate() for _ in range(sequence.pages_needed - len(table)))
+        sequence.page_table = table
+        num_reused, host_pages = len(reused), sequence.host_pages
+        sequence.host_pages = []
+        self._moves.spend(host_pages[:num_reused])
+        if num_reused >= len(host_pages):
+            return False
+        self._moves.swap_in(host_pages[num_reused:], table[num_reused : len(host_pages)])
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Add one page to `sequence`; return False if none is available."""
+        if not self.pool.available:
+            return False
+        assert sequence.slot is not None
+        page = self.pool.allocate()
+        self._moves.grow(sequence.slot, len(sequence.page_table), page)
+        sequence.page_table.append(page)
+        return True
+
+    def publish(self, sequence: Sequence, computed: int) -> None:
+        """Publish the full pages among the first `computed` tokens to the prefix cache."""
+        if self._caching:
+            for index in range(sequence.num_published, computed // self._size):
+                self.pool.publish(sequence.page_table[index], sequence.digest(index))
+                sequence.num_published = index + 1
+
+    # Release ------------------------------------------------------------------------------------------------------
+
+    def swap_out(self, sequence: Sequence) -> None:
+        """Copy the computed pages of `sequence` to host memory; the caller has checked that there is room."""
+        written_pages = sequence.page_table[: -(-sequence.num_computed // self._size)]
+        sequence.host_pages = self.host.allocate(len(written_pages))
+        self._moves.swap_out(written_pages, sequence.host_pages)
+
+    def release(self, sequence: Sequence) -> None:
+        """Release its device pages, so that the last ones are evicted first."""
+        self.pool.release(reversed(sequence.page_table))
+        sequence.page_table, sequence.num_published = [], 0
+
+    def forget(self, sequence: Sequence) -> None:
+        """Release its host pages."""
+        self._moves.cancel_swap_out(sequence.host_pages)
+        self.host.release(sequence.host_pages)
+        sequence.host_pages = []

@@ -1,0 +1,90 @@
+"""Triton back end. Importing this module imports Triton."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.decoder import Linear
+from kernels.plans import DecodePlan, RopePlan
+from kernels.reference.log_probs import log_probs
+from kernels.triton.decode_attention import decode_attention, max_head_dim
+from kernels.triton.decode_step import gather_slots
+from kernels.triton.decode_tasks import plan_decode
+from kernels.triton.device_limits import shared_bytes
+from kernels.triton.pdl import SWITCH, starts_early
+from kernels.triton.prefill_attention import attend_tiles, prefill_attention
+from kernels.triton.rms_norm import rms_norm
+from kernels.triton.rope_and_cache import rope_and_cache, write_cache
+from kernels.triton.sample import sample, sample_slots
+from kernels.triton.silu_mul import silu_mul
+from kernels.triton.skinny_gemm import DenseLinear
+from kernels.unfused import Composed
+
+
+class TritonKernels(Composed):
+    """Triton implementation of `kernels.interface.Kernels`; products of many rows use torch.
+
+    Index arithmetic is free inside a kernel, so rotary embedding needs no plan.
+    """
+
+    set_threads = staticmethod(torch.set_num_threads)
+    rms_norm = staticmethod(rms_norm)
+    silu_mul = staticmethod(silu_mul)
+    rope_and_cache = staticmethod(rope_and_cache)
+    write_cache = staticmethod(write_cache)
+    decode_attention = staticmethod(decode_attention)
+    prefill_attention = staticmethod(prefill_attention)
+    attend_tiles = staticmethod(attend_tiles)
+    gather_slots = staticmethod(gather_slots)
+    sample = staticmethod(sample)
+    sample_slots = staticmethod(sample_slots)
+    log_probs = staticmethod(log_probs)
+
+    @staticmethod
+    def pack_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+        return DenseLinear(weight, bias)
+
+    def use_early_launch(self, allowed: bool) -> bool:
+        SWITCH.is_on = allowed
+        return torch.cuda.is_available() and starts_early(torch.device("cuda", torch.cuda.current_device()))
+
+    def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
+        return max_head_dim(dtype.itemsize, shared_bytes(device))
+
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        if isinstance(layer, DenseLinear) and layer.takes_few(x):
+            return layer.multiply_few(x, norm, eps)
+        return super().norm_linear(x, norm, eps, layer)
+
+    def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+        if isinstance(layer, DenseLinear) and layer.takes_few(x, gated=True):
+            return layer.multiply_few(x, norm, eps, gated=True)
+        return super().norm_gated_linear(x, norm, eps, layer)
+
+    def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
+        if isinstance(layer, DenseLinear):
+            layer.add_to(x, residual)
+        else:
+            super().add_linear(x, layer, residual)
+
+    @property
+    def tolerates_neighbours(self) -> bool:
+        return True
+
+    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+        return False
+
+    def activations(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
+        return None
+
+    def plan_decode(
+        self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
+    ) -> DecodePlan | None:
+        return plan_decode(page_table, context_lens, k_cache, window)

@@ -1,0 +1,271 @@
+"""Sampling filters as thresholds on a row's logits, so that ties need no order.
+
+A threshold is found by radix search over the logits' bit patterns, DIGIT bits a step. In each step every column adds
+its weight (1 for top_k, its share of the mass for top_p) to the bin of its next bits; the bin in which the target is
+reached gives these bits of the threshold. Weights are integers, so the sum does not depend on the order. The maxima of
+column groups, computed beforehand, show which blocks cannot contribute; those are not read.
+"""
+
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN201, ANN202
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.reference import sample as reference
+from kernels.triton.pdl import early, take_turn
+
+GROUP = tl.constexpr(256)  # columns per stored maximum
+BLOCK = tl.constexpr(1024)  # columns read at a time
+MAX_BLOCKS = tl.constexpr(64)  # block bits of one program; it uses one less, so that the next block always has a bit
+PROGRAMS = 640  # concurrent programs: five on each multiprocessor of an H100
+NUM_WARPS = 4
+REGISTERS = 96  # maximum per thread, so that five programs fit
+SEARCHES = tl.constexpr(2)  # top_k and top_p
+STEPS = tl.constexpr(3)
+DIGIT = tl.constexpr(11)
+BINS = tl.constexpr(2048)
+MIN_KEY = tl.constexpr(-(1 << 31))  # below the key of every number
+FIRST_SHIFT = tl.constexpr(21)  # the last step has shift 0 and re-reads one bit that is already known
+MAX_WEIGHT = tl.constexpr(float(1 << 42))  # weight of the largest column; two million of them fit in 63 bits
+GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
+
+
+@triton.jit
+def ordered(values):
+    """Map float32 values to int32 keys in the same order, equal where the floats are equal."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)  # adding zero makes -0.0 equal to 0.0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def load_block(logits, columns, V):
+    """Load columns of a row as float32, -inf from column V on."""
+    return tl.load(logits + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def is_limit(k, V):
+    """Return whether a top_k of `k` removes any of V columns."""
+    return (k > 0) & (k < V)
+
+
+@triton.jit
+def largest_value(maxima, groups, GROUPS: tl.constexpr):
+    """Return the largest value of a row, from its group maxima; NaN if one of them is NaN."""
+    each = tl.arange(0, GROUPS)
+    values = tl.load(maxima + each, mask=each < groups, other=float("-inf"))
+    return tl.where(has_nan(values), float("nan"), tl.max(values, axis=0))
+
+
+@triton.jit
+def has_nan(values):
+    """Return whether values[N] contains a NaN."""
+    return tl.max((values != values).to(tl.int32), axis=0) != 0
+
+
+@triton.jit
+def blocks_from(key, maxima, first, blocks, V, groups):
+    """Return an int64 bit mask of `blocks` blocks of a row from block `first` on: set if a column reaches `key`."""
+    each = tl.arange(0, MAX_BLOCKS)
+    inside = (each < blocks) & ((first + each) * BLOCK < V)
+    group_ids = (first + each)[:, None] * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)[None, :]
+    largest = tl.load(maxima + group_ids, mask=inside[:, None] & (group_ids < groups), other=float("-inf"))
+    reached = tl.max((ordered(largest) >= key).to(tl.int64), axis=1)
+    return tl.sum(tl.where(inside, reached << each, 0), axis=0)
+
+
+@triton.jit
+def load_if(block_mask, logits, first, block, V):
+    """Load block `first + block` in the logits' dtype if bit `block` is set in `block_mask`, else -inf."""
+    columns = (first + block) * BLOCK + tl.arange(0, BLOCK)
+    end = tl.where(((block_mask >> block) & 1) != 0, V, 0)
+    return tl.load(logits + columns, mask=columns < end, other=float("-inf"))
+
+
+@triton.jit
+def _min_top_k_key(maxima, k, groups, GROUPS: tl.constexpr):
+    """Return a key that at least k columns reach: the first 16 bits of the k-th largest group maximum's key.
+
+    The other bits are zeros. MIN_KEY if there are fewer than k groups.
+    """
+    each = tl.arange(0, GROUPS)
+    inside = each < groups
+    keys = tl.where(inside, ordered(tl.load(maxima + each, mask=inside, other=float("-inf"))), MIN_KEY)
+    key = tl.full([], MIN_KEY, tl.int32)
+    for bit in tl.static_range(16):  # precise to one part in 128
+        higher = key ^ (MIN_KEY if bit == 0 else 1 << 31 - bit)
+        key = tl.where(tl.sum((keys >= higher).to(tl.int32), axis=0) >= k, higher, key)
+    return key
+
+
+@triton.jit
+def narrowed(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
+    """Return the result of the first STEP steps of a search: the leading bits of the threshold's key (then zeros) and
+    the weight that the columns sharing these bits must contribute to reach the target.
+
+    tallies: [STEPS, BINS] and found: [STEPS - 1, 2] of this row and search.
+    """
+    threshold = tl.full([], MIN_KEY, tl.int32)
+    missing = tl.zeros([], tl.int64) + k
+    if STEP > 0:
+        bins = tl.arange(0, BINS)
+        weights = tl.load(tallies + (STEP - 1) * BINS + bins)
+        if STEP > 1:
+            threshold = tl.load(found + (STEP - 2) * 2).to(tl.int32)
+            missing = tl.load(found + (STEP - 2) * 2 + 1)
+        elif MASS:
+            # Round the target up; a target of 0 still keeps one column.
+            target = tl.sum(weights, axis=0).to(tl.float64) * p.to(tl.float64)
+            whole = target.to(tl.int64)
+            missing = tl.maximum(whole + (whole.to(tl.float64) < target).to(tl.int64), 1)
+        short = tl.cumsum(weights, axis=0) < missing
+        # If every logit is -inf, no share is a number and no bin reaches the target: nothing is filtered.
+        chosen = tl.minimum(tl.sum(short.to(tl.int32), axis=0), BINS - 1)
+        SHIFT: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1) if STEP < STEPS else 0
+        threshold = ((threshold ^ MIN_KEY) | (chosen ^ (BINS - 1)) << SHIFT) ^ MIN_KEY
+        missing -= tl.sum(tl.where(bins < chosen, weights, 0), axis=0)
+    return threshold, missing
+
+
+@triton.jit
+def smallest_key(tallies, found, largest, k, least, V):
+    """Return the smallest key that min_p and top_k keep. least: the row's min_p."""
+    floor = ordered(tl.where(least > 0.0, largest + tl.log(tl.where(least > 0.0, least, 1.0)), float("-inf")))
+    if is_limit(k, V):
+        floor = tl.maximum(floor, narrowed(tallies, found, k, 1.0, False, STEPS)[0])
+    return floor
+
+
+@triton.jit
+def _top_p_lower_bound(maxima, largest, floor, p, V, groups, GROUPS: tl.constexpr):
+    """Return a lower bound of the top_p threshold: all columns below it together weigh less than 1 - p.
+
+    Each of the V columns below it weighs less than a V-th of 1 - p of the weight of the group maxima >= `floor`.
+    """
+    each = tl.arange(0, GROUPS)
+    values = tl.load(maxima + each, mask=each < groups, other=float("-inf"))
+    weight = tl.sum(tl.where(ordered(values) >= floor, tl.exp(values - largest), 0.0), axis=0)
+    return largest - (tl.log(V / ((1.0 - p) * weight)) + 1.0)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def _weigh_kernel(
+    logits,  # [R, V] any float
+    which,  # [R] int64, slot of each row
+    temperature,  # [slots] float32
+    top_k,  # [slots] int32
+    top_p,  # [slots] float32
+    min_p,  # [slots] float32
+    maxima,  # [R, groups] float32
+    tallies,  # [R, SEARCHES, STEPS, BINS] int64: weight of each bin's columns, bins of large values first
+    found,  # [R, SEARCHES, STEPS - 1, 2] int64: results of `narrowed` after the first steps
+    V,
+    groups,
+    blocks,
+    MASS: tl.constexpr,  # True for top_p, False for top_k
+    STEP: tl.constexpr,
+    GROUPS: tl.constexpr,  # a power of two
+    EARLY: tl.constexpr,
+):
+    """Add `blocks` blocks of one row to the tally of one search step, if the row uses that filter."""
+    take_turn(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(which + row)
+    part = tl.program_id(1)
+    divisor = tl.load(temperature + slot)
+    k, p = tl.load(top_k + slot), tl.load(top_p + slot)
+    is_active = is_limit(k, V)
+    if MASS:
+        is_active = p < 1.0
+    if (divisor < GREEDY_BELOW) | ~is_active:
+        return
+    logits += row * V
+    tallies += row * SEARCHES * STEPS * BINS
+    found += row * SEARCHES * (STEPS - 1) * 2
+    maxima += row * groups
+    largest = largest_value(maxima, groups, GROUPS)
+    if largest != largest:
+        return
+    # Columns below the floor sort after the threshold, so the floor matters only in the first step.
+    lowest = tl.full([], MIN_KEY, tl.int32)
+    if MASS and STEP == 0:
+        lowest = smallest_key(tallies, found, largest, k, tl.load(min_p + slot), V)
+    elif not MASS and STEP < 2:  # later steps know more bits
+        lowest = _min_top_k_key(maxima, k, groups, GROUPS)
+    if MASS:
+        tallies += STEPS * BINS
+        found += (STEPS - 1) * 2
+    threshold, missing = narrowed(tallies, found, k, p, MASS, STEP)
+    if STEP > 0:
+        tl.store(found + (STEP - 1) * 2, threshold, mask=part == 0)
+        tl.store(found + (STEP - 1) * 2 + 1, missing, mask=part == 0)
+        lowest = tl.maximum(lowest, threshold)
+    SHIFT: tl.constexpr = FIRST_SHIFT - DIGIT * STEP if STEP + 1 < STEPS else 0
+    KNOWN: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1)  # bits from here upwards are known
+    tallies += STEP * BINS
+    first = part * blocks
+    read = blocks_from(lowest, maxima, first, blocks, V, groups)
+    counting = read
+    if MASS and STEP == 0:
+        lower_bound = _top_p_lower_bound(maxima, largest, lowest, p, V, groups, GROUPS)
+        counting &= blocks_from(ordered(lower_bound), maxima, first, blocks, V, groups)
+        rest = tl.zeros([BLOCK], tl.int64)
+    ahead = load_if(read, logits, first, 0, V)
+    for block in range(blocks):
+        loaded, ahead = ahead, load_if(read, logits, first, block + 1, V)
+        if (read >> block) & 1:
+            values = tl.div_rn(loaded.to(tl.float32), divisor)
+            keys = ordered(values)
+            counted = ((first + block) * BLOCK + tl.arange(0, BLOCK) < V) & (keys >= lowest)
+            if STEP > 0:
+                counted = counted & ((keys >> KNOWN) == (threshold >> KNOWN))
+            weights = tl.full([BLOCK], 1, tl.int64)
+            if MASS:
+                share = tl.exp(values - largest)
+                weights = (tl.where(counted & (share > 0.0), share, 0.0) * MAX_WEIGHT).to(tl.int64)
+                counted = counted & (weights > 0)
+                if STEP == 0:
+                    rest += tl.where(values < lower_bound, weights, 0)
+                    counted = counted & (values >= lower_bound)
+            if (counting >> block) & 1:
+                bins = ((keys ^ MIN_KEY) >> SHIFT) & (BINS - 1) ^ (BINS - 1)
+                tl.atomic_add(tallies + bins, weights, mask=counted, sem="relaxed")
+    if MASS and STEP == 0:
+        tl.atomic_add(tallies + BINS - 1, tl.sum(rest, axis=0), sem="relaxed")  # this bin, below -inf, holds no number
+
+
+def programs_each(rows: int, V: int) -> int:
+    """Return the programs per row: fewer for many rows, as each program reads its row's tallies of the last step."""
+    blocks = triton.cdiv(V, BLOCK.value)
+    return int(min(max(PROGRAMS // rows, triton.cdiv(blocks, MAX_BLOCKS.value - 1)), blocks))
+
+
+def weigh(logits: Tensor, filters: tuple[Tensor, ...], searched: tuple[Tensor, ...]) -> None:
+    """Run all steps of both searches for the rows that use these filters.
+
+    filters: which, temperature, top_k, top_p and min_p; searched: maxima, zeroed tallies, found; shapes as in
+    `_weigh_kernel`.
+    """
+    R, V = logits.shape
+    groups, programs = searched[0].shape[1], programs_each(R, V)
+    for mass in (False, True):
+        for step in range(STEPS.value):
+            _weigh_kernel[(R, programs)](
+                logits,
+                *filters,
+                *searched,
+                V,
+                groups,
+                triton.cdiv(V, programs * BLOCK.value),
+                MASS=mass,
+                STEP=step,
+                GROUPS=triton.next_power_of_2(groups),
+                num_warps=NUM_WARPS,
+                maxnreg=REGISTERS,
+                **early(logits.device),
+            )

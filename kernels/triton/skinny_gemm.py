@@ -1,0 +1,253 @@
+"""Skinny matrix products (few rows), fused with the preceding norm, the SwiGLU gate or the residual addition.
+
+A step of a handful of rows is bound by reading all weights once. A layer is therefore six kernels instead of nine, and
+each streams its matrix from the first instruction: the root mean square is accumulated next to the product and divides
+it afterwards, and the epilogue runs while the product is in registers. Outputs map to the 16 rows of a tensor-core
+product and the batch to its 8 columns, or twice 8. Each warp of a program takes its own part of k, so no work or load
+is duplicated; Triton copies operands to shared memory several blocks ahead. Programs prefetch their first weights
+while the previous kernel ends (`kernels.triton.pdl`).
+"""
+
+# Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ANN001, ANN202
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.pdl import ALIGNED, early, fetch
+from kernels.triton.tile_table import FOUND
+
+FEW = 8  # up to this many rows the kernel is always used: the columns of a tensor-core product
+MAX_ROWS = 16  # up to this many rows it is used for matrices with a matching tile in the table
+WIDE = 1 << 15  # from this many outputs on, even large tiles give enough programs
+FETCHED = 1 << 16  # bytes that a program prefetches; the sum over concurrent programs fits in the L2 cache
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tile shape of a product: outputs and inputs per step, with `stages` - 1 steps in flight."""
+
+    outputs: int
+    inputs: int  # in half precision, over all warps; half as many in float32
+    warps: int
+    stages: int
+
+
+TILES = {matrix: Tile(*tile) for matrix, tile in FOUND.items()}
+
+
+def columns_for(rows: int) -> int:
+    """Return the tensor-core columns used for `rows` rows, at most MAX_ROWS."""
+    return FEW if rows <= FEW else MAX_ROWS
+
+
+def tile_for(outputs: int, inputs: int, gated: bool, columns: int, number_bytes: int) -> Tile:
+    """Return the tuned tile of TILES, else a default that fits two programs on a multiprocessor."""
+    tile = TILES.get((outputs, inputs, gated, columns))
+    if tile is None:
+        tile = Tile(32, 256, 4, 4) if outputs >= WIDE else Tile(16, 256, 4, 4 if gated else 6)
+    return replace(tile, inputs=tile.inputs * 2 // number_bytes)
+
+
+def fetched_early(outputs: int, inputs: int, gated: bool, number_bytes: int) -> int:
+    """Return the bytes of each output's weights to prefetch, a power of two; 0 if the weight rows are not aligned.
+
+    outputs: outputs per program.
+    """
+    row = inputs * number_bytes
+    if row % ALIGNED.value:
+        return 0
+    return 1 << (min(row, FETCHED // (2 * outputs if gated else outputs)).bit_length() - 1)
+
+
+@triton.jit
+def _fetch_weights(
+    weight,  # [N, K]
+    first,  # first output, int64
+    N,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BYTES: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Prefetch the first BYTES of the weights of BLOCK_N outputs, one lane per output."""
+    LANES_PER_OUTPUT: tl.constexpr = LANES // BLOCK_N
+    lanes = tl.arange(0, LANES)
+    fetch(weight + tl.minimum(first + lanes // LANES_PER_OUTPUT, N - 1) * K, lanes % LANES_PER_OUTPUT == 0, BYTES)
+
+
+# Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
+@triton.jit(do_not_specialize=["M"])
+def _few_rows_kernel(
+    x,  # [M, K] any float, strided over M
+    weight,  # [N, K], with GATED [2 N, K]: gate, then up projection
+    bias,  # [N] or [2 N], read when HAS_BIAS
+    norm,  # [K], read when NORM
+    out,  # [M, N]; with ADD the product is added to it
+    M,
+    N,
+    x_stride,
+    eps,
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # per part
+    PARTS: tl.constexpr,  # one per warp
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+    FETCHED: tl.constexpr,  # bytes to prefetch of each output's weights
+):
+    """Compute BLOCK_N outputs of all rows."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK_N
+    columns = first + tl.arange(0, BLOCK_N)
+    rows = tl.arange(0, FEW)
+    row_inside, column_inside = rows < M, columns < N
+    BLOCK: tl.constexpr = PARTS * BLOCK_K
+    first_inner = tl.arange(0, PARTS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        if FETCHED > 0:
+            _fetch_weights(weight, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
+            if GATED:
+                _fetch_weights(weight + tl.cast(N, tl.int64) * K, first, N, K, BLOCK_N, FETCHED, 32 * PARTS)
+    if NORM:
+        next_gain = tl.load(norm + first_inner, mask=first_inner < K, other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    target = out + rows[None, :] * N + columns[:, None]
+    store_mask = row_inside[None, :] & column_inside[:, None]
+    if ADD:  # loaded early, so that it has arrived when the product is done
+        residual = tl.load(target, mask=store_mask, other=0.0)
+    total = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
+    gated = tl.zeros([PARTS, BLOCK_N, FEW], tl.float32)
+    # The squares use separate loads, one block ahead: if the values were also a product's operand, Triton would copy
+    # them to shared memory with bank conflicts.
+    flat = tl.arange(0, BLOCK)
+    squares = tl.zeros([FEW, BLOCK], tl.float32)
+    at_squares = x + rows[:, None] * x_stride + flat[None, :]
+    if NORM:
+        next_values = tl.load(at_squares, mask=row_inside[:, None] & (flat < K)[None, :], other=0.0)
+    for start in range(0, K, BLOCK):
+        inner = start + first_inner
+        inside = inner < K
+        right = tl.load(
+            x + inner[:, :, None] + rows[None, None, :] * x_stride,
+            mask=inside[:, :, None] & row_inside[None, None, :],
+            other=0.0,
+        )
+        if NORM:
+            right = (right.to(tl.float32) * next_gain.to(tl.float32)[:, :, None]).to(right.dtype)
+            wide = next_values.to(tl.float32)
+            squares += wide * wide
+            ahead = start + BLOCK
+            next_gain = tl.load(norm + ahead + first_inner, mask=ahead + first_inner < K, other=0.0)
+            next_values = tl.load(at_squares + ahead, mask=row_inside[:, None] & (ahead + flat < K)[None, :], other=0.0)
+        weights = weight + columns[None, :, None] * K + inner[:, None, :]
+        weight_mask = column_inside[None, :, None] & inside[:, None, :]
+        total = tl.dot(tl.load(weights, mask=weight_mask, other=0.0), right, total, input_precision=PRECISION)
+        if GATED:
+            other = tl.load(weights + tl.cast(N, tl.int64) * K, mask=weight_mask, other=0.0)
+            gated = tl.dot(other, right, gated, input_precision=PRECISION)
+    result, factor = tl.sum(total, axis=0), tl.sum(gated, axis=0)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
+        result *= scale[None, :]
+        factor *= scale[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias + columns, mask=column_inside, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        if HAS_BIAS:
+            factor += tl.load(bias + N + columns, mask=column_inside, other=0.0).to(tl.float32)[:, None]
+        result = result * tl.sigmoid(result) * factor
+    if ADD:
+        result += residual.to(tl.float32)
+    tl.store(target, result.to(out.dtype.element_ty), mask=store_mask)
+
+
+class DenseLinear:
+    """Linear layer y = x @ weight.T + bias, x[T, K] -> [T, N]: this kernel for few rows, else torch's product."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep weight[N, K] and bias[N] or None unchanged."""
+        self.weight = weight.contiguous()
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute x[T, K] -> [T, N], in the dtype of the weight."""
+        return self.multiply_few(x) if self.takes_few(x) else F.linear(x, self.weight, self.bias)
+
+    def takes_few(self, x: Tensor, gated: bool = False) -> bool:
+        """Return whether `multiply_few` should compute x[T, K].
+
+        Not in float16, where a row not yet divided by its root mean square may overflow.
+        """
+        if x.shape[0] > MAX_ROWS or x.dtype not in (torch.bfloat16, torch.float32):
+            return False
+        outputs, inputs = self.weight.shape
+        return x.shape[0] <= FEW or (outputs // (2 if gated else 1), inputs, gated, MAX_ROWS) in TILES
+
+    def multiply_few(self, x: Tensor, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> Tensor:
+        """Compute x[T, K] -> [T, N], or [T, N / 2] with `gated`, for T up to MAX_ROWS.
+
+        See `norm_linear` and `norm_gated_linear` of `kernels.interface.Kernels`.
+        """
+        outputs = self.weight.shape[0] // 2 if gated else self.weight.shape[0]
+        out = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+        self._launch(x, norm, eps, out, gated, add=False)
+        return out
+
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
+        """Add x[T, K] @ weight.T + bias to residual[T, N]; the product is not rounded before the addition."""
+        if self.takes_few(x):
+            self.add_few(x, residual)
+            return
+        torch.addmm(residual, x, self.weight.T, out=residual)
+        if self.bias is not None:
+            residual += self.bias
+
+    def add_few(self, x: Tensor, residual: Tensor) -> None:
+        """Compute `add_to` with this kernel, for T up to MAX_ROWS."""
+        self._launch(x, None, 0.0, residual, gated=False, add=True)
+
+    def _launch(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor, gated: bool, add: bool) -> None:
+        assert x.shape[0] <= MAX_ROWS and x.stride(1) == 1 and out.is_contiguous()
+        (rows, inputs), outputs = x.shape, out.shape[1]
+        columns = columns_for(rows)
+        tile = tile_for(outputs, inputs, gated, columns, x.element_size())
+        _few_rows_kernel[(triton.cdiv(outputs, tile.outputs),)](
+            x,
+            self.weight,
+            self.bias,
+            norm,
+            out,
+            rows,
+            outputs,
+            x.stride(0),
+            eps,
+            K=inputs,
+            HAS_BIAS=self.bias is not None,
+            NORM=norm is not None,
+            GATED=gated,
+            ADD=add,
+            FEW=columns,
+            BLOCK_N=tile.outputs,
+            BLOCK_K=tile.inputs // tile.warps,
+            PARTS=tile.warps,
+            PRECISION="ieee",  # applies to float32 operands; half precision is not affected
+            FETCHED=fetched_early(tile.outputs, inputs, gated, x.element_size()),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **early(x.device),
+        )

@@ -1,0 +1,70 @@
+"""`carousel explain` with invalid addresses and with other servers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+
+import pytest
+
+from app.__main__ import main, say
+from app.cli.bench.client import NoServer
+from app.cli.explain import explain
+from tests.app.cli.test_bench import responding_with, serving
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--url", "http://127.0.0.1:abc"], 2),
+        (["--url", "http://[::1"], 2),
+        (["--url", "ftp://127.0.0.1"], 2),
+        (["--api-key", "a\r\nX: b"], 2),
+        (["--url", "127.0.0.1:1"], 1),
+    ],
+)
+def test_invalid_options_and_unreachable_servers_give_one_line(arguments: list[str], status: int, capsys):
+    """The status is 2 for an invalid URL or key and 1 if no server answers."""
+    assert main(["explain", "an-id", *arguments]) == status
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("carousel: ")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"null", b"5", b'{"object": "list"}', b'{"wall_ms": "long"}'])
+async def test_a_response_that_is_no_timeline_is_reported(body: bytes):
+    """This holds for any other response."""
+    async with serving(
+        responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    ) as target:
+        with pytest.raises(NoServer, match="is that the address of a server"):
+            await asyncio.to_thread(explain, target.url, "an-id", None)
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak HTTP"),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", "answered 404$"),
+        (b'HTTP/1.1 404 No\r\nContent-Length: 33\r\n\r\n{"error": {"message": "no such"}}', "404: no such"),
+    ],
+)
+async def test_the_reason_for_a_missing_timeline_is_reported(raw: bytes, expected: str):
+    """The text contains the server's message, if there is one."""
+    async with serving(responding_with(raw)) as target:
+        with pytest.raises(NoServer, match=expected):
+            await asyncio.to_thread(explain, target.url, "an-id", None)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", "bär ██ 2 × –\n"), ("latin-1", "bär ## 2 x -\n"), ("ascii", "b?r ## 2 x -\n")],
+)
+def test_output_can_be_written_in_every_encoding(encoding: str, expected: str, monkeypatch):
+    """Missing characters are replaced."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    say("bär ██ 2 × –")
+    output.flush()
+    assert output.buffer.getvalue().decode(encoding) == expected

@@ -1,0 +1,132 @@
+"""No valid request blocks the event loop for 20 ms.
+
+The heaviest bodies of every kind are sent, one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.cli.serve import SWITCH_SECONDS
+from app.engine_client.client import EngineClient
+from app.protocols.chat import MAX_MESSAGES
+from app.protocols.common import MAX_PARTS
+from app.server import create_app
+from app.settings import Settings
+from app.text.text_model import TextModel
+from engine.config import EngineConfig
+from tests.app.engine_client.test_client import CONFIG, fake_engine
+
+MAX_LAG_SECONDS = 0.020
+ATTEMPTS = 8  # a busy machine stops any process at times; a request that blocks the loop does so every time
+CONTEXT = 16_384  # of the fake engine
+IDS = 1 << 17
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def chat(*contents, **fields) -> dict:
+    """Return the body of a conversation, with an answer of one token."""
+    return {"messages": [{"role": "user", "content": content} for content in contents], "max_tokens": 1, **fields}
+
+
+def part(text: str) -> dict:
+    """Return a content part."""
+    return {"type": "text", "text": text}
+
+
+def text(unit: str, size: int = 3_900_000) -> str:
+    """Return a text of about `size` bytes."""
+    return unit * (size // len(unit.encode()))
+
+
+BODIES = {
+    "2,200 messages of 60 parts": (CHAT, chat(*[[part("a")] * 60] * 2200)),
+    "the maximum number of parts": (CHAT, chat(*[[part("a")] * 4] * (MAX_PARTS // 4))),
+    "the maximum number of parts in one message": (CHAT, chat([part("a")] * MAX_PARTS)),
+    "the maximum number of messages": (CHAT, chat(*["a"] * MAX_MESSAGES)),
+    "a message of one letter many times": (CHAT, chat(text("a"))),
+    "a message of digits": (CHAT, chat(text("7"))),
+    "a message of words": (CHAT, chat(text("Hello world, "))),
+    "a message of quotes": (CHAT, chat(text('"', 1_900_000))),
+    "a message of emoji": (CHAT, chat(text("\U0001f600", 1_200_000))),
+    "a message of line ends": (CHAT, chat(text("\n", 1_900_000))),
+    "a message of possible beginnings of control tokens": (CHAT, chat(text("<"))),
+    "a message of control tokens": (CHAT, chat(text("<|end|>"))),
+    "a message of spaces": (CHAT, chat(text(" "))),
+    "unknown keys": (CHAT, {f"{number}": 0 for number in range(300_000)}),
+    "the maximum number of unknown keys": (CHAT, {f"key{number}": 0 for number in range(29_000)}),
+    "metadata of many keys": (CHAT, chat("hi", metadata={f"key{number}": "" for number in range(29_000)})),
+    "empty arrays": (CHAT, chat("hi", tools=[[]] * 9_900)),
+    "empty arrays without end": (CHAT, chat("hi", tools=[[]] * 1_000_000)),
+    "a logit bias of many tokens": (CHAT, chat("hi", logit_bias={str(number): 1 for number in range(1024)})),
+    "a prompt of ids": (COMPLETIONS, {"prompt": [100] * (CONTEXT - 10), "max_tokens": 1}),
+    "a prompt of more ids than fit": (COMPLETIONS, {"prompt": [100] * IDS, "max_tokens": 1}),
+    "lists of ids": (COMPLETIONS, {"prompt": [[1, 2, 3]] * 4096, "max_tokens": 1}),
+    "a text to continue": (COMPLETIONS, {"prompt": text("Hello world, "), "max_tokens": 1}),
+    "a text to tokenize": ("/tokenize", {"prompt": text("7", 16 * CONTEXT)}),
+    "a text that is too long to tokenize": ("/tokenize", {"prompt": text("7")}),
+    "a conversation to tokenize": ("/tokenize", {"messages": chat(*["a"] * MAX_MESSAGES)["messages"]}),
+    "ids to detokenize": ("/detokenize", {"tokens": [100 + number % 100 for number in range(IDS)]}),
+}
+
+
+@pytest.fixture(scope="module")
+def bodies() -> dict[str, tuple[str, bytes]]:
+    """Return routes and encoded bodies by name."""
+    return {name: (route, json.dumps(body).encode()) for name, (route, body) in BODIES.items()}
+
+
+@pytest.fixture
+async def http(demo: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of the application, which runs on this event loop with the server's switch interval."""
+    settings = Settings(engine=EngineConfig(model="fake"), model_name="fake")
+    app = create_app(settings, EngineClient(CONFIG, fake_engine), TextModel.load(demo))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        while (await client.get("/health")).status_code != 200:
+            await asyncio.sleep(0.001)
+        yield client
+    sys.setswitchinterval(before)
+
+
+async def longest_gap(work: asyncio.Task) -> float:
+    """Return the longest time for which the loop ran nothing else while `work` ran, in seconds.
+
+    Time in which the whole process computed nothing is not counted, since the machine ran other processes then.
+    """
+    longest, wall, cpu = 0.0, time.monotonic(), time.process_time()
+    while not work.done():
+        await asyncio.sleep(0)
+        now, used = time.monotonic(), time.process_time()
+        longest = max(longest, min(now - wall, used - cpu))
+        wall, cpu = now, used
+    return longest
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_the_heaviest_bodies_do_not_block_the_event_loop(http: httpx.AsyncClient, bodies, name: str):
+    """The request is answered or refused, in an attempt that the machine did not disturb."""
+    route, body = bodies[name]
+    gaps = []
+    for _ in range(ATTEMPTS):
+        request = http.post(route, content=body, headers={"Content-Type": "application/json"}, timeout=60)
+        work = asyncio.ensure_future(request)
+        gaps.append(await longest_gap(work))
+        assert work.result().status_code in (200, 400), work.result().text[:200]
+        if gaps[-1] < MAX_LAG_SECONDS:
+            return
+    pytest.fail(f"the event loop was blocked for {[round(1000 * gap, 1) for gap in gaps]} ms")

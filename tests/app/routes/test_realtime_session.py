@@ -1,0 +1,236 @@
+"""Events of a realtime response over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+from websockets.client import ClientProtocol
+from websockets.frames import Opcode
+from websockets.uri import parse_uri
+
+from app.admission.event_pacer import EventPacer
+from app.http.websocket import WebSocketProtocol
+from app.protocols.realtime import ContentPart, ItemFields, ResponseFields
+from app.protocols.realtime_events import ConversationItem, SpokenResponse, Telling
+from app.routes.realtime_session import MAX_BURST, Session
+from app.streams.stream_log import Delta, Finished, StreamLog, Usage
+from app.streams.tail import AT_ONCE, pieces
+from engine.types import Phase, StatusEvent
+
+
+class Socket:
+    """Output of a session, which accepts direct writes while `has_room` is set."""
+
+    def __init__(self) -> None:
+        self.received: list[dict] = []
+        self.has_room = True
+
+    def write(self, messages: list[bytes]) -> bool:
+        if self.has_room:
+            self.received += map(json.loads, messages)
+        return self.has_room
+
+    async def send(self, message: bytes) -> None:
+        while not self.has_room:
+            await asyncio.sleep(0)
+        self.received.append(json.loads(message))
+
+
+def response() -> SpokenResponse:
+    return SpokenResponse("resp_1", ConversationItem("item_1", "assistant", ""), ResponseFields(), None)
+
+
+@given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
+@settings(max_examples=200)
+def test_every_delta_is_sent_once_in_order_across_stalls(script):
+    """The socket stalls and drains at any time, event ids are unique, and the response records its text."""
+
+    async def run() -> None:
+        socket, log, realtime_response = Socket(), StreamLog("s", "e", ""), response()
+        session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
+
+        async def send_events() -> None:
+            async for messages in pieces(log, 0, Telling(realtime_response, session._event_id), session):
+                for message in messages:
+                    await session.send(message)
+
+        sending = asyncio.create_task(send_events())
+        for action in script:
+            match action:
+                case 0 | 1:
+                    socket.has_room = bool(action)
+                case 2:
+                    await asyncio.sleep(0.001)
+                case 3:
+                    log.status = StatusEvent("s", 0, Phase.DECODE, 0)
+                    log.announce()
+                case str():
+                    log.append(Delta(0, action, 1))
+                    log.announce()
+        socket.has_room = True
+        log.append(Finished(0, "length"))
+        log.append(Usage(1, 1, 0))
+        log.announce()
+        await asyncio.wait_for(sending, 10)
+        deltas = [event["delta"] for event in socket.received if event["type"] == "response.output_text.delta"]
+        assert deltas == [action for action in script if isinstance(action, str) and action]
+        assert realtime_response.item.text == "".join(deltas) and realtime_response.finish == "length"
+        assert len({event["event_id"] for event in socket.received}) == len(socket.received)
+
+    asyncio.run(run())
+
+
+def test_a_delta_names_its_response_and_item():
+    """It has the fields of every other event, and any text is encoded as JSON."""
+    realtime_response = response()
+    log = StreamLog("s", "e", "")
+    log.append(Delta(0, 'a "quote"\n\u2028\x00\U0001f600', 1))
+    reader = SimpleNamespace(write=lambda messages: False)
+
+    async def first() -> list[bytes]:
+        return await anext(pieces(log, 0, Telling(realtime_response, lambda: "event_7"), reader))
+
+    (message,) = asyncio.run(first())
+    assert json.loads(message) == {
+        "type": "response.output_text.delta",
+        "event_id": "event_7",
+        "response_id": "resp_1",
+        "item_id": "item_1",
+        "output_index": 0,
+        "content_index": 0,
+        "delta": 'a "quote"\n\u2028\x00\U0001f600',
+    }
+
+
+class Transport(asyncio.Transport):
+    """Transport with a settable size of its write buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.buffered = 0
+        self.is_closed = False
+
+    def write(self, data) -> None:
+        self.sent += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def set_write_buffer_limits(self, high=None, low=None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def open_connection():
+    """Yield the direct write of an accepted connection, server protocol, transport, and client protocol."""
+    scopes = asyncio.Queue()
+    is_over = asyncio.Event()
+
+    async def application(scope, receive, send) -> None:
+        assert not scope["extensions"][AT_ONCE]["write"]([b"too early"])
+        await send({"type": "websocket.accept"})
+        scopes.put_nowait(scope)
+        await is_over.wait()
+
+    config = Config(application, log_config=None, lifespan="off", ws_per_message_deflate=False)
+    config.load()
+    server, transport = WebSocketProtocol(config, ServerState(), {}), Transport()
+    server.connection_made(transport)
+    client = ClientProtocol(parse_uri("ws://localhost/"))
+    client.send_request(client.connect())
+    server.data_received(b"".join(client.data_to_send()))
+    scope = await asyncio.wait_for(scopes.get(), 5)
+    client.receive_data(transport.sent)
+    client.events_received()
+    transport.sent = b""
+    yield scope["extensions"][AT_ONCE]["write"], server, transport, client
+    is_over.set()
+    server.stop_keepalive()
+    await asyncio.gather(*server.tasks)
+
+
+async def test_messages_are_written_before_the_call_returns(open_connection):
+    """Each is a text message of its own, for any length."""
+    write, _, transport, client = open_connection
+    texts = [b"x" * size for size in (1, 125, 126, 65_535, 65_536)]
+    assert write(texts)
+    client.receive_data(transport.sent)
+    frames = client.events_received()
+    assert [(frame.opcode, bytes(frame.data)) for frame in frames] == [(Opcode.TEXT, text) for text in texts]
+
+
+@pytest.mark.parametrize("why", ["full", "gone", "closing"])
+async def test_nothing_is_written_to_a_full_or_closed_transport(open_connection, why: str):
+    """The write returns False, so that the caller sends the messages in the normal way."""
+    write, server, transport, _ = open_connection
+    match why:
+        case "full":
+            transport.buffered = 1
+        case "gone":
+            transport.is_closed = True
+        case "closing":
+            server.conn.send_close(1000)
+            server.conn.data_to_send()
+    assert not write([b"x"])
+    assert transport.sent == b""
+
+
+async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pytest.MonkeyPatch):
+    """Events and the bytes that they send and fetch are counted, and another socket is served at once."""
+    monkeypatch.setattr("app.routes.realtime_session.MAX_EVENTS_PER_SECOND", 0.001)
+    service = SimpleNamespace(pacer=EventPacer())
+
+    def session() -> tuple[Session, Socket]:
+        socket = Socket()
+        return Session(service, SimpleNamespace(), socket.send, socket.write), socket
+
+    (small, small_socket), (large, large_socket), (other, other_socket) = session(), session(), session()
+
+    async def flood(flooding: Session, text: str) -> None:
+        while True:
+            await flooding.take(text)
+
+    floods = [
+        asyncio.ensure_future(flood(small, '{"type": "x"}')),
+        asyncio.ensure_future(flood(large, json.dumps({"type": "x", "event_id": "a" * 16_000}))),
+    ]
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(other.take('{"type": "x"}'), 5)
+    for task in floods:
+        assert not task.done()
+        task.cancel()
+    assert len(small_socket.received) <= MAX_BURST
+    assert len(large_socket.received) <= MAX_BURST / 2 + 1
+    assert len(other_socket.received) == 1
+
+
+async def test_a_closed_session_keeps_no_conversation():
+    """Its items are freed at once, even while something such as a traceback refers to the session."""
+    socket = Socket()
+    session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
+    fields = ItemFields(type="message", role="user", content=[ContentPart(type="input_text", text="a" * 1000)])
+    await session._create_item(fields, None)
+    items = weakref.ref(session._items)
+    await session.close()
+    assert items() is None
