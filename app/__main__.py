@@ -13,7 +13,7 @@ from typing import Any
 from app import __version__
 from app.cli.bench.options import Options, check
 from app.cli.bench.options import add_arguments as add_bench_arguments
-from app.settings import Settings, SettingsError, add_arguments, read_again, resolve
+from app.settings import Settings, SettingsError, add_arguments, reread_tenants, resolve
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
 
@@ -74,7 +74,7 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
 
     logs = start_logging(settings.log_level, settings.log_format)
     try:
-        status = run(settings, logs, lambda: read_again(flags))
+        status = run(settings, logs, lambda: reread_tenants(flags))
     finally:
         logs.writer.close(LAST_LINES_SECONDS)
     if status < 0:  # re-raised so that a supervisor sees which signal ended the process
@@ -83,29 +83,29 @@ def _serve(settings: Settings, flags: dict[str, Any]) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from app.cli.bench.client import NoServer  # imported late, as for `bench`
+    from app.cli.bench.client import ServerUnreachable  # imported late, as for `bench`
     from app.cli.explain import explain
 
     try:
         text = explain(options.url, options.id, options.api_key)
-    except NoServer as error:
+    except ServerUnreachable as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    say(text)
+    print_text(text)
     return 0
 
 
 def _usage(options: argparse.Namespace) -> int:
     from app.cli.usage import report
-    from app.observe.metering import MeteringRefused
+    from app.observe.metering import MeteringError
 
     try:
         text = report(options)
-    except MeteringRefused as error:
+    except MeteringError as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     if options.format == "table":
-        say(text)
+        print_text(text)
     else:
         # for programs: always UTF-8, so that no name changes with the terminal's encoding
         sys.stdout.buffer.write(f"{text}\n".encode())
@@ -123,26 +123,28 @@ def _keys(options: argparse.Namespace) -> int:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
     if text:
-        say(text)
+        print_text(text)
     if remark:
         print(remark, file=sys.stderr)
     return 0
 
 
 def _bench(options: Options) -> int:
-    from app.cli.bench.client import NoServer  # imported late: numpy and others would slow down the start of a server
+    from app.cli.bench.client import (
+        ServerUnreachable,  # imported late: numpy and others would slow down the start of a server
+    )
     from app.cli.bench.command import bench
 
     try:
         text, status = bench(options)
-    except NoServer as error:
+    except ServerUnreachable as error:
         print(f"carousel: {error}", file=sys.stderr)
         return 1
-    say(text)
+    print_text(text)
     return status
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print text, with ASCII replacements on a terminal that cannot encode it."""
     encoding = sys.stdout.encoding
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 # Only this process checks keys and accesses the model hub; /proc shows a process's environment to its user.
-SECRETS = frozenset(
+SECRET_VARIABLES = frozenset(
     {"CAROUSEL_API_KEY", "CAROUSEL_OPERATOR_KEY", "CAROUSEL_METRICS_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
 )
 
 
 def child_environment() -> dict[str, str]:
     """Return this process's environment without keys and tokens."""
-    return {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}

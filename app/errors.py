@@ -60,7 +60,7 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 # errors for which a retry would give the same result
-FINAL = frozenset({"deadline_exceeded", "engine_died", "not_a_number"})
+NON_RETRYABLE_CODES = frozenset({"deadline_exceeded", "engine_died", "not_a_number"})
 
 
 def failure_status(code: str) -> int:

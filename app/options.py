@@ -218,6 +218,8 @@ OPTIONS = (
     Option("threads", int, "CPU threads of the engine; default: one per core", engine=True),
     Option("max-wait-standard", float, "seconds after which a waiting standard request is overdue", engine=True),
     Option("max-wait-batch", float, "seconds after which a waiting batch request is overdue", engine=True),
-    Option("stretch", float, "maximum factor by which piggybacked batch work may lengthen a step", engine=True),
+    Option(
+        "max-step-slowdown", float, "maximum factor by which piggybacked batch work may lengthen a step", engine=True
+    ),
     Option("min-share", int, "tokens that a resumed request may generate before it is preempted again", engine=True),
 )

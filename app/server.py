@@ -25,8 +25,8 @@ from app.engine_client.client import EngineClient
 from app.errors import ApiError, KeyRefused, error_body
 from app.generation.registry import StreamRegistry
 from app.http.assets import Assets
-from app.http.root_path import Prefix
-from app.http.security import HostGuard, cross_origin, machine_names
+from app.http.root_path import RootPathMiddleware
+from app.http.security import HostMiddleware, cross_origin, machine_names
 from app.observe.collectors import (
     AdmissionCollector,
     ConnectionCollector,
@@ -99,26 +99,26 @@ def create_app(
             Route("/engine", pages.engine_page),
             Route("/favicon.ico", pages.icon),
             Mount("/static", Assets()),
-            Route("/v1/streams/{stream_id}", streams.stream_of, methods=["GET", "DELETE"]),
-            Route("/v1/requests/{request_id}", requests.account_of),
+            Route("/v1/streams/{stream_id}", streams.get_stream, methods=["GET", "DELETE"]),
+            Route("/v1/requests/{request_id}", requests.get_request_timeline),
             Route("/v1/models", ops.models),
             Route("/v1/models/{model_id:path}", ops.model),
             Route("/v1/engine/events", live.engine_events),
             WebSocketRoute("/v1/realtime", realtime.realtime),
-            Route("/v1/realtime", realtime.without_upgrade),
+            Route("/v1/realtime", realtime.upgrade_required),
             Route("/tokenize", ops.tokenize, methods=["POST"]),
             Route("/detokenize", ops.detokenize, methods=["POST"]),
             Route("/health", ops.health),
             Route("/readyz", ops.health),
-            Route("/livez", ops.alive),
+            Route("/livez", ops.livez),
             Route("/drain", ops.drain, methods=["POST"]),
             Route("/metrics", ops.metrics),
         ],
         middleware=[
             Middleware(RequestLog, registry=service.registry),
-            Middleware(HostGuard, settings=settings, own_names=machine_names(settings.host)),
+            Middleware(HostMiddleware, settings=settings, own_names=machine_names(settings.host)),
             *cross_origin(settings),
-            *([Middleware(Prefix, root_path=settings.root_path)] if settings.root_path else []),
+            *([Middleware(RootPathMiddleware, root_path=settings.root_path)] if settings.root_path else []),
         ],
         exception_handlers={
             ApiError: _api_error,

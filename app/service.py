@@ -18,10 +18,10 @@ from app.admission.event_pacer import EventPacer
 from app.admission.queues import Admission
 from app.admission.rate_limits import RateLimits
 from app.admission.refused_keys import RefusedKeys
-from app.admission.tenants import LIMITS, Tenant
-from app.admission.thread_queue import Turnstile
+from app.admission.tenants import LIMIT_OPTIONS, Tenant
+from app.admission.thread_queue import ThreadQueue
 from app.admission.websocket_limits import WebSocketLimits
-from app.engine_client.client import EngineClient, EngineUnavailable, Phase
+from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.generation.registry import StreamRegistry
@@ -32,23 +32,23 @@ from app.observe.metrics import Metrics
 from app.protocols.common import SamplingFields, Schema, parse
 from app.settings import Settings, SettingsError, check_keys
 from app.streams.stream_log import Encoder, StreamLog
-from app.streams.timeline import Intake
-from app.text.chat_template import TemplateRefused, VariableTaken
+from app.streams.timeline import IntakeTimeline
+from app.text.chat_template import MessagesRefused, ReservedVariable
 from app.text.text_model import TextModel
-from app.text.tokenize_queue import Encoding
+from app.text.tokenize_queue import TokenizeQueue
 from engine.errors import ContextExceeded, RequestRefused
-from engine.host import cores
+from engine.host import num_cores
 from engine.types import ModelInfo, Request, SamplingParams, ServiceClass
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
 
-ENGINE_GONE = "the engine is not available; see the server log"
+ENGINE_UNAVAILABLE = "the engine is not available; see the server log"
 MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
 CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
-CPU_SHARE = min(0.5, 0.05 * cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
+CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
 READ_SECONDS_PER_BYTE = 2.5e-9  # CPU time of reading a body on the event loop
-MAX_GRACE = 600.0  # maximum seconds for which an answer continues without a reader
+MAX_RESUME_SECONDS = 600.0  # maximum seconds for which an answer continues without a reader
 Turns = list[dict[str, Any]]  # of a conversation, as chat templates read them
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -80,12 +80,12 @@ class Service:
     metering: Metering | None
     started: int  # Unix time, shown to clients
     draining: bool = False  # the server is stopping: new requests are refused
-    encoding: Encoding = field(init=False)
+    encoding: TokenizeQueue = field(init=False)
     live: LiveFeed = field(init=False)
     # Decoding and rendering of large bodies.
-    bodies: Turnstile = field(default_factory=lambda: Turnstile(1, share=CPU_SHARE))
+    body_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
     # /tokenize and /detokenize, on which no answer depends.
-    probes: Turnstile = field(default_factory=lambda: Turnstile(1, share=CPU_SHARE))
+    tokenizer_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
     pacer: EventPacer = field(default_factory=EventPacer)
     limits: RateLimits = field(init=False)
     websockets: WebSocketLimits = field(init=False)
@@ -93,8 +93,8 @@ class Service:
     _running: int = 0  # choices of requests that have received a slot and have not ended
 
     def __post_init__(self) -> None:
-        self.encoding = Encoding(self.text)
-        defaults = {limit: getattr(self.settings, limit) for limit in LIMITS}
+        self.encoding = TokenizeQueue(self.text)
+        defaults = {limit: getattr(self.settings, limit) for limit in LIMIT_OPTIONS}
         self.limits = RateLimits(defaults, time.monotonic)
         self.websockets = WebSocketLimits(self.settings.max_websockets, time.monotonic)
         self.live = LiveFeed(self.client, self.metrics.recent, lambda: self.draining)
@@ -102,11 +102,13 @@ class Service:
     @property
     def info(self) -> ModelInfo:
         """Return the loaded model. Raises `ApiError` (503) before it is loaded, and if no engine will be started."""
-        if self.client.info is None or not self.client.takes_requests:
+        if self.client.info is None or not self.client.accepts_requests:
             loading = self.client.loading
             raise ApiError(
                 503,
-                f"the model is loading ({loading.what})" if self.client.phase is Phase.LOADING else ENGINE_GONE,
+                f"the model is loading ({loading.stage})"
+                if self.client.phase is EngineState.LOADING
+                else ENGINE_UNAVAILABLE,
                 code="engine_unavailable",
                 headers={"Retry-After": "2"},
             )
@@ -120,11 +122,11 @@ class Service:
         reached (429, 503). Called before expensive work for a request, and again when it is queued.
         """
         if requested is None:
-            requested = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest
+            requested = ServiceClass.STANDARD if tenant.may(ServiceClass.STANDARD) else tenant.highest_class
         try:
             self._check(tenant, requested, tokens, choices)
         except ApiError as error:
-            self.metrics.refused(tenant, requested, error.code or "other")
+            self.metrics.count_refusal(tenant, requested, error.code or "other")
             raise
         return requested
 
@@ -141,7 +143,7 @@ class Service:
                 code="tier_not_allowed",
             )
         self.limits.check(tenant, choices)
-        self.admission.check(tenant, requested, tokens, self.encoding.coming, max(0, self._slots - self._running))
+        self.admission.check(tenant, requested, tokens, self.encoding.pending, max(0, self._slots - self._running))
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) if `name` is not the served model. None selects the served model."""
@@ -159,19 +161,19 @@ class Service:
         service_class: ServiceClass,
         *,
         add_special_tokens: bool,
-        intake: Intake,
+        intake: IntakeTimeline,
         names: Mapping[str, str] = NO_NAMES,
     ) -> list[int]:
         """Return the token ids of a prompt, tokenized in turn. Raises `ApiError` if it is far too long."""
         most = self.info.max_model_len
         try:
             return await self.encoding.encode(
-                text, service_class, add_special_tokens=add_special_tokens, most=most, intake=intake
+                text, service_class, add_special_tokens=add_special_tokens, max_tokens=most, intake=intake
             )
         except ContextExceeded as error:
             raise _renamed(error, names) from None
 
-    async def parse(self, schema: type[Schema], body: bytes, intake: Intake | None = None) -> Schema:
+    async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
         """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""
         if len(body) <= MAX_INLINE_BYTES:
             return parse(schema, body)
@@ -180,7 +182,9 @@ class Service:
             check_structure(body)
             return parse(schema, body)
 
-        return await self.bodies.run(work, size=len(body), spent=READ_SECONDS_PER_BYTE * len(body), intake=intake)
+        return await self.body_queue.run(
+            work, size=len(body), cpu_seconds_spent=READ_SECONDS_PER_BYTE * len(body), intake=intake
+        )
 
     async def render_chat(
         self,
@@ -203,11 +207,11 @@ class Service:
             )
 
         try:
-            return work() if is_short else await self.bodies.run(work, size=size)
-        except VariableTaken as error:
+            return work() if is_short else await self.body_queue.run(work, size=size)
+        except ReservedVariable as error:
             name = "chat_template_kwargs"
             raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
-        except TemplateRefused as error:
+        except MessagesRefused as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -223,7 +227,9 @@ class Service:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        return await self.probes.run(lambda: self.encoding.encode_now(text, add_special_tokens), size=len(text))
+        return await self.tokenizer_queue.run(
+            lambda: self.encoding.encode_inline(text, add_special_tokens), size=len(text)
+        )
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """Return the text of `token_ids`. Raises `ApiError` (400) for one that is not in the vocabulary."""
@@ -236,7 +242,7 @@ class Service:
                     raise ApiError(400, message, param="tokens", code="invalid_value")
             return self.text.decode(token_ids, skip_special_tokens=False)
 
-        return await self.probes.run(work, size=16 * len(token_ids))
+        return await self.tokenizer_queue.run(work, size=16 * len(token_ids))
 
     def token_limit(self, wanted: int | None, prompt_tokens: int) -> int:
         """Return `wanted`, or by default as many tokens as context and KV pool have left after the prompt."""
@@ -255,9 +261,9 @@ class Service:
         encoder: Encoder,
         tenant: Tenant,
         service_class: ServiceClass,
-        intake: Intake,
+        intake: IntakeTimeline,
         names: Mapping[str, str] = NO_NAMES,
-        goes_on: bool = False,
+        continues_prompt: bool = False,
         grace: float = 0.0,
     ) -> Generation:
         """Start answering a request of one of the text protocols. Raises `ApiError` if the engine refuses it."""
@@ -273,7 +279,7 @@ class Service:
             intake=intake,
             deadline_ms=fields.deadline_ms,
             names=names,
-            goes_on=goes_on,
+            goes_on=continues_prompt,
             grace=grace,
         )
 
@@ -286,7 +292,7 @@ class Service:
         stops: tuple[str, ...],
         encoder: Encoder | None,
         tenant: Tenant,
-        intake: Intake,
+        intake: IntakeTimeline,
         names: Mapping[str, str] = NO_NAMES,
         priority: int = 0,
         n: int = 1,
@@ -314,16 +320,16 @@ class Service:
             cache_salt=tenant.owner,
             tenant=tenant.id,
             weight=tenant.weight,
-            deadline=None if deadline_ms is None else intake.arrived + deadline_ms / 1000,
+            deadline=None if deadline_ms is None else intake.arrived_at + deadline_ms / 1000,
             client_id=intake.client_id,
         )
         try:
             self.client.check(request)  # before anything is created from its tokens
         except RequestRefused as error:
-            self.metrics.refused(tenant, service_class, error.code)
+            self.metrics.count_refusal(tenant, service_class, error.code)
             raise _renamed(error, names) from None
         except EngineUnavailable:
-            raise ApiError(503, ENGINE_GONE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
+            raise ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable", headers={"Retry-After": "2"}) from None
         generation = Generation(
             request,
             self.text,
@@ -332,17 +338,17 @@ class Service:
             encoder,
             self.client,
             intake,
-            goes_on=goes_on,
-            grace=min(grace, MAX_GRACE),
+            continues_prompt=goes_on,
+            grace=min(grace, MAX_RESUME_SECONDS),
             on_start=self._started,
             on_end=self._ended,
-            on_token=self.metrics.book(service_class, tenant.name).token,
+            on_token=self.metrics.token_batch(service_class, tenant.name).add_token,
         )
-        self.client.submit(request, generation.take)
-        self.admission.enter(tenant.id, service_class, len(prompt))
+        self.client.submit(request, generation.handle_event)
+        self.admission.add_waiting(tenant.id, service_class, len(prompt))
         self.limits.enter(tenant, n, len(prompt))
         self.registry.add(generation)
-        generation.keep_deadline()
+        generation.start_deadline_timer()
         return generation
 
     async def drain(self, seconds: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
@@ -352,7 +358,7 @@ class Service:
         self.draining = True
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not is_hurried():
-            if all(generation.is_unread for generation in self.registry.live()):
+            if all(generation.has_no_reader for generation in self.registry.live()):
                 break
             await asyncio.sleep(0.05)
         for generation in self.registry.live():
@@ -390,7 +396,7 @@ class Service:
 
     def _leave_queue(self, generation: Generation) -> None:
         request = generation.request
-        self.admission.leave(request.tenant, request.service_class, len(request.prompt))
+        self.admission.remove_waiting(request.tenant, request.service_class, len(request.prompt))
 
     def _ended(self, generation: Generation) -> None:
         if generation.timing.started is None:
@@ -400,7 +406,7 @@ class Service:
         request = generation.request
         self.limits.leave(request.tenant, request.n, generation.completion_tokens)
         self.registry.finish(generation)
-        self.metrics.ended(generation)
+        self.metrics.count_end(generation)
         if self.metering is not None:
             name = self.metrics.name_of(generation.request.tenant)
-            self.metering.ended(generation, name, self.settings.model_name, self._slots)
+            self.metering.count_end(generation, name, self.settings.model_name, self._slots)

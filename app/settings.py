@@ -22,10 +22,10 @@ import msgspec
 
 from app.admission.keys_file import KeysFileError, read_keys_file
 from app.admission.tenant_tables import TenantError, read_tables, tenants_of
-from app.admission.tenants import LIMITS, SENT, Tenant, can_be_sent, key_digest, of_key
+from app.admission.tenants import KEY_CHARACTERS, LIMIT_OPTIONS, Tenant, is_valid_key, key_digest, tenant_of_key
 from app.options import OPTIONS, Option
 from app.resources import demo_model
-from app.text.generation_config import AUTO, FILE, NONE, config_file
+from app.text.generation_config import AUTO_CONFIG, GENERATION_CONFIG_FILE, NO_CONFIG, config_file
 from app.text.model_folder import ModelNotFound, find_folder
 from engine.config import EngineConfig
 
@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # dict: f
     allowed_hosts: tuple[str, ...] = ()  # in addition to the server's own names; "*": any
     allowed_origins: tuple[str, ...] = ()  # of other sites' pages; "*": any
     chat_template: str | None = None  # text of the template, not its path
-    generation_config: str = AUTO  # or "none", or the path of a file or folder
+    generation_config: str = AUTO_CONFIG  # or "none", or the path of a file or folder
     allow_control_tokens: bool = False  # in messages; otherwise they are plain text
     max_queue: int = 2048
     max_queue_tokens: int = 4 << 20
@@ -159,7 +159,7 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         ("max_queue", 1),
         ("max_queue_tokens", 1),
         ("max_body", 1),
-        *((limit, 0) for limit in LIMITS),
+        *((limit, 0) for limit in LIMIT_OPTIONS),
         ("max_connections", 1),
         ("max_connections_per_address", 0),
         ("websocket_idle_timeout", 1),
@@ -188,15 +188,16 @@ def resolve(flags: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
             values["chat_template"] = Path(values["chat_template"]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"chat_template: {error}") from None
-    chosen = values.get("generation_config", AUTO)
-    if chosen not in (AUTO, NONE) and not config_file(folder, chosen).is_file():
+    chosen = values.get("generation_config", AUTO_CONFIG)
+    if chosen not in (AUTO_CONFIG, NO_CONFIG) and not config_file(folder, chosen).is_file():
         raise SettingsError(
-            f"generation_config must be auto, none or the path of a file or of a folder with a {FILE}, got {chosen!r}"
+            "generation_config must be auto, none or the path of a file or of a folder with a "
+            f"{GENERATION_CONFIG_FILE}, got {chosen!r}"
         )
     return Settings(engine=engine.validate(), model_name=name, **values)
 
 
-def read_again(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
+def reread_tenants(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> tuple[Tenant, ...]:
     """Return the current keys and tenants of flags, environment and config file. Raises `SettingsError`."""
     values = _merge_sources(flags, environment)
     return _tenants(values.get("tenants", ()), values.get("api_key"))
@@ -225,8 +226,8 @@ def check_keys(digests: Iterable[str], operator_key: str | None, metrics_key: st
     for name, key in (("operator_key", operator_key), ("metrics_key", metrics_key)):
         if key is None:
             continue
-        if not key or not can_be_sent(key):
-            raise SettingsError(f"{name} must be {SENT}")
+        if not key or not is_valid_key(key):
+            raise SettingsError(f"{name} must be {KEY_CHARACTERS}")
         if key_digest(key) in used:
             raise SettingsError(f"{name} must not be an API key, the key of a tenant or another of the server's keys")
         used.add(key_digest(key))
@@ -277,9 +278,9 @@ def _tenants(named: tuple[Tenant, ...], keys: str | None) -> tuple[Tenant, ...]:
     if keys is not None and not given:
         raise SettingsError("api_key is given but contains no key; leave the option out to admit every client")
     for number, key in enumerate(given, start=1):
-        if not can_be_sent(key):
-            raise SettingsError(f"api_key: key {number} must be {SENT}")
-        tenants.setdefault(key_digest(key), of_key(key))
+        if not is_valid_key(key):
+            raise SettingsError(f"api_key: key {number} must be {KEY_CHARACTERS}")
+        tenants.setdefault(key_digest(key), tenant_of_key(key))
     return tuple(tenants.values())
 
 

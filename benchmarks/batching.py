@@ -33,7 +33,7 @@ def lengths(count: int, seed: int) -> list[int]:
 def drain(engine: Engine, lengths: list[int], seed: int) -> dict[str, Any]:
     """Submit all requests at once, step until all are done, and return the figures."""
     draw = random.Random(seed)
-    engine.scheduler.memory.pool.forget_cached()
+    engine.scheduler.kv_manager.pool.forget_cached()
     before = engine.load().counters
     began = time.perf_counter()
     for i, length in enumerate(lengths):

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.results import save, spread
 from benchmarks.timing import milliseconds
 from kernels.cpu.backend import CpuKernels
-from kernels.huge_pages import own_pages
+from kernels.huge_pages import mmap_zeros
 
 LAYERS, HEADS, KV_HEADS, DIM, PAGE = 30, 9, 3, 64, 32
 SECONDS = 0.3  # per measurement
@@ -68,7 +68,7 @@ class Pages:
         pages = list(range(each * load.sequences))
         random.Random(0).shuffle(pages)
         self.table = torch.tensor(pages, dtype=torch.int32).view(load.sequences, each)
-        self.memory = own_pages((len(pages), LAYERS, 2, KV_HEADS, PAGE, DIM), torch.bfloat16)
+        self.memory = mmap_zeros((len(pages), LAYERS, 2, KV_HEADS, PAGE, DIM), torch.bfloat16)
         self.memory[:] = torch.randn(KV_HEADS, PAGE, DIM, generator=torch.Generator().manual_seed(0))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:

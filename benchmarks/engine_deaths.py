@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.people_first import ask
+from benchmarks.people_first import request_body
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
 from benchmarks.sse_client import Part, receive
@@ -33,7 +33,7 @@ class Answer:
     """One stream with its arrival times."""
 
     def __init__(self, number: int) -> None:
-        self.body = ask("person" if number % 2 else "bulk", number, TOKENS)
+        self.body = request_body("person" if number % 2 else "bulk", number, TOKENS)
         self.raw = b""
         self.moments: list[float] = []
 

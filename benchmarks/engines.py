@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.device import Device
-from benchmarks.sections import GivenUp, Sections
+from benchmarks.sections import FeatureDisabled, Sections
 from benchmarks.shapes import Shape
 from engine.build import build_engine
 from engine.config import EngineConfig
@@ -54,7 +54,7 @@ class Engines:
     def get(self, build: Build) -> Engine:
         """Return an idle engine of a configuration, in bfloat16 on a GPU. Raises GivenUp if no variant of it works."""
         if self._engine is not None and build == self._build and not self._engine.has_work:
-            self._sections.use(self._at_fault)
+            self._sections.use_feature(self._at_fault)
             return self._engine
         self.drop()
         self._engine, self._build = self._first_that_works(build), build
@@ -75,24 +75,24 @@ class Engines:
         plain = replace(build, early_launch=False)
         for attempt in dict.fromkeys((build, plain, replace(plain, recorded=False))):
             name = f"engine {attempt}"
-            pdl.SWITCH.is_on = attempt.early_launch
-            self.early_launch = pdl.starts_early(self._on.device)
+            pdl.PDL_SWITCH.is_on = attempt.early_launch
+            self.early_launch = pdl.uses_pdl(self._on.device)
             self._at_fault = "early launch" if self.early_launch else name
             try:
                 for feature in (name, self._at_fault):
-                    self._sections.use(feature)
+                    self._sections.use_feature(feature)
                 return self._made(attempt)
-            except GivenUp:
+            except FeatureDisabled:
                 continue
             except Exception as error:
                 if not self._on.works():
                     raise
-                self._sections.give_up(name, error)
+                self._sections.disable(name, error)
             self._free()  # only here, where the exception no longer references the engine
-        raise GivenUp(f"{name} is no longer used: {self._sections.given_up[name]}")
+        raise FeatureDisabled(f"{name} is no longer used: {self._sections.given_up[name]}")
 
     def _free(self) -> None:
-        pdl.SWITCH.is_on = True
+        pdl.PDL_SWITCH.is_on = True
         gc.unfreeze()
         gc.collect()
         self._on.release()

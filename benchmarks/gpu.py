@@ -102,7 +102,7 @@ class Marks:
         kernel = _name(measure, shape.name)
 
         def alone() -> None:
-            self.sections.use(kernel)
+            self.sections.use_feature(kernel)
             self._engines.drop()
             measure(shape, *sizes)
 
@@ -346,7 +346,7 @@ def main() -> int:
     kept = partial(keep, device, options.also_in, options.only) if device.on_gpu else lambda sections: None
     sections = Sections(kept, options.seconds, works=device.works, record=options.record)
     marks = Marks(device, sections)
-    pdl.SWITCH.is_on = not options.no_early_launch
+    pdl.PDL_SWITCH.is_on = not options.no_early_launch
     if device.on_gpu:
         on_gpu(marks, not options.no_early_launch, not options.no_transformers)
     else:

@@ -20,10 +20,10 @@ from benchmarks.results import spread
 from benchmarks.shapes import Shape
 from engine.engine import Engine
 from engine.execution.graphs import PromptTokens
-from engine.types import Event, Mechanism, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.types import Event, PreemptionMode, Request, SamplingParams, ServiceClass, TokenEvent
 from kernels.query_tiles import query_tiles
 
-MOST_STEPS = 20_000  # several times more than any measurement here takes; beyond that the engine is stuck
+MAX_STEPS = 20_000  # several times more than any measurement here takes; beyond that the engine is stuck
 SETTLING_STEPS = 3  # after the last prompt, part of which may still be in flight
 ARRIVAL_SECONDS = 0.05  # range of random arrival times, several steps
 SPARE_TOKENS = 256  # maximum number that the first row generates until the last one is admitted
@@ -86,11 +86,11 @@ class EngineMarks:
         graphs = engine._runner._graphs
         if graphs is None:
             raise RuntimeError("this engine records no steps")
-        padding, prompt_tokens = np.full(rows, graphs.slots.nobody, np.int64), None
+        padding, prompt_tokens = np.full(rows, graphs.slots.padding_slot, np.int64), None
         if prompt:
             positions, zeros = np.arange(prompt), np.zeros(prompt, np.int64)
             tiles = query_tiles([(rows, rows, prompt, 0)])
-            prompt_tokens = PromptTokens(zeros + graphs.slots.nobody, positions, zeros, tiles)
+            prompt_tokens = PromptTokens(zeros + graphs.slots.padding_slot, positions, zeros, tiles)
         found = graphs.find(rows + prompt, context, False, len(prompt_tokens.tiles) if prompt_tokens else 0)
 
         def replay() -> None:
@@ -146,7 +146,9 @@ class EngineMarks:
             began = time.perf_counter()
             for step in range(steps):
                 if disturbed and step % 4 == 0:
-                    engine.scheduler.pause(engine.scheduler.running[-1], time.monotonic(), mechanism=Mechanism.SWAP)
+                    engine.scheduler.preempt(
+                        engine.scheduler.running[-1], time.monotonic(), mechanism=PreemptionMode.SWAP
+                    )
                 step_in_time(engine)
             means.append((time.perf_counter() - began) / steps)
         moved = 2 * (engine.load().counters.swapped_tokens - before) * shape.kv_bytes
@@ -295,11 +297,11 @@ WHEN_DECIDED = {"late": step_in_time, "at once": Engine.step}
 
 def stepped(engine: Engine, step: Callable[[Engine], list[Event]] = step_in_time) -> Iterator[list[Event]]:
     """Yield the events of one step after another. Raises RuntimeError after MOST_STEPS steps."""
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         yield step(engine)
     load = engine.load()
     raise RuntimeError(
-        f"{MOST_STEPS} steps were not enough: by class, {load.running} running, {load.waiting} waiting, {load.paused} "
+        f"{MAX_STEPS} steps were not enough: by class, {load.running} running, {load.waiting} waiting, {load.paused} "
         f"paused; the last step had {load.decode_rows} rows, {load.pages.free} of {load.pages.total} pages are free"
     )
 

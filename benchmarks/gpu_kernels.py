@@ -46,7 +46,10 @@ class KernelMarks:
         lengths = torch.linspace(1, longest, batch, device=self._on.device).to(torch.int32)
         lengths = lengths[torch.randperm(batch, device=self._on.device)]
         sizes = {"shape": shape.name, "batch": batch, "longest": longest, "page_size": page_size}
-        with patch.object(decode_tasks, "SPLIT", split), patch.object(decode_attention, "PROGRAMS", programs):
+        with (
+            patch.object(decode_tasks, "SPLIT_POSITIONS", split),
+            patch.object(decode_attention, "PROGRAMS_PER_MULTIPROCESSOR", programs),
+        ):
             columns = sizes | {"split": split, "programs": programs}
             self._decode_attention("decode attention, mixed", shape, lengths, longest, page_size, columns)
 
@@ -72,7 +75,7 @@ class KernelMarks:
         self, shape: Shape, batch: int, context: int, page_size: int, stages: int, split: int
     ) -> None:
         """Measure `decode_attention` with other stages and splits."""
-        with patch.object(decode_tasks, "SPLIT", split), patch.object(decode_attention, "NUM_STAGES", stages):
+        with patch.object(decode_tasks, "SPLIT_POSITIONS", split), patch.object(decode_attention, "NUM_STAGES", stages):
             self.decode_attention(shape, batch, context, page_size, stages=stages, split=split)
 
     def prefill_attention(self, shape: Shape, tokens: int, page_size: int, **more: int) -> None:
@@ -95,12 +98,12 @@ class KernelMarks:
         self, shape: Shape, tokens: int, page_size: int, queries: int, block: int, warps: int, stages: int
     ) -> None:
         """Measure `prefill_attention` with other tiles of queries, blocks of positions, warps and stages."""
-        program = prefill_attention.Program(block, warps, stages)
+        program = prefill_attention.LaunchParameters(block, warps, stages)
         columns = {"queries": queries, "block": block, "warps": warps, "stages": stages}
         with ExitStack() as stack:
             for module in (query_tiles, prefill_attention):
-                stack.enter_context(patch.object(module, "QUERIES", queries))
-            stack.enter_context(patch.object(prefill_attention, "program_for", lambda *args: program))
+                stack.enter_context(patch.object(module, "MAX_TILE_QUERIES", queries))
+            stack.enter_context(patch.object(prefill_attention, "launch_parameters", lambda *args: program))
             stack.callback(prefill_attention._tiles.cache_clear)
             prefill_attention._tiles.cache_clear()
             self.prefill_attention(shape, tokens, page_size, **columns)

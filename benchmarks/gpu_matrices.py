@@ -45,7 +45,8 @@ ROWS = (1, skinny_gemm.MAX_ROWS)  # row counts to tune for: a single stream, and
 
 Found = dict[tuple[int, int, bool, int], Tile]  # by outputs, inputs, gated, and columns
 
-MODULE = '''"""Tuned tiles of skinny products (`kernels.triton.skinny_gemm.Tile`), keyed by (outputs, inputs, gated, rows).
+MODULE = '''"""Tuned tiles of skinny products (`kernels.triton.skinny_gemm.Tile`), keyed by (outputs, inputs, gated,
+rows).
 
 For gated layers, outputs are those of the gate. rows is 8 or 16, the upper bound; without a tile for 16, products of 9
 to 16 rows use torch. Written by `python -m benchmarks.gpu_matrices --write`: the fastest tiles for 1 and 16 rows on
@@ -70,15 +71,15 @@ class Layer:
         self._layer = DenseLinear(random(matrix.rows, matrix.inputs), None)
         self._residual = random(rows, matrix.outputs) if matrix.added else None
 
-    def by_one_kernel(self) -> Tensor:
+    def fused(self) -> Tensor:
         """Compute the product and its surroundings with the fused kernel."""
         if self._residual is not None:
-            self._layer.add_few(self._x, self._residual)
+            self._layer.add_skinny(self._x, self._residual)
             return self._residual
         norm = self._norm if self._matrix.normed else None
-        return self._layer.multiply_few(self._x, norm, EPS, self._matrix.gated)
+        return self._layer.multiply_skinny(self._x, norm, EPS, self._matrix.gated)
 
-    def by_the_library(self) -> Tensor:
+    def unfused(self) -> Tensor:
         """Compute the product with torch, which also fuses the addition, and its surroundings with separate kernels."""
         weight = self._layer.weight
         if self._residual is not None:
@@ -94,10 +95,10 @@ class Layer:
         """
         self._x.normal_()
         residual = None if self._residual is None else self._residual.clone()
-        fused = self.by_one_kernel().float()
+        fused = self.fused().float()
         if residual is not None:
             self._residual = residual
-        expected = self.by_the_library().float()
+        expected = self.unfused().float()
         return float((fused - expected).abs().max() / expected.abs().max())
 
 
@@ -113,8 +114,8 @@ class MatrixMarks:
         """Compare the fused kernel with torch for all matrices of a shape. The bound is reading the weight once."""
         for matrix in shape.matrices:
             layers = self._layers(matrix, rows)
-            fused = self._times([layer.by_one_kernel for layer in layers])
-            torch_times = self._times([layer.by_the_library for layer in layers])
+            fused = self._times([layer.fused for layer in layers])
+            torch_times = self._times([layer.unfused for layer in layers])
             self._add(
                 "matrix", shape=shape.name, matrix=matrix.name, rows=rows, us=microseconds(fused),
                 by_the_library_us=microseconds(torch_times), of_copy_rate=self._of_copy_rate(matrix, fused),
@@ -134,7 +135,7 @@ class MatrixMarks:
             try:
                 with patch.dict(skinny_gemm.TILES, {key: tile}):
                     error = layers[0].error()
-                    times = self._times([layer.by_one_kernel for layer in layers])
+                    times = self._times([layer.fused for layer in layers])
             except Exception as failure:
                 self._add("tile that fails", **sizes, tile=list(vars(tile).values()), error=str(failure))
                 continue
@@ -147,9 +148,9 @@ class MatrixMarks:
         if not found:
             raise RuntimeError(f"No tile computes {matrix} correctly.")
         seconds, best = min(found, key=lambda one: one[0])
-        if rows <= skinny_gemm.FEW:
+        if rows <= skinny_gemm.MAX_ALWAYS_ROWS:
             return best
-        times = self._times([layer.by_the_library for layer in layers])
+        times = self._times([layer.unfused for layer in layers])
         rate = self._of_copy_rate(matrix, times)
         self._add("library", **sizes, us=microseconds(times), of_copy_rate=rate)
         return best if seconds < median(times) else None
@@ -181,7 +182,7 @@ def candidates(gated: bool, columns: int) -> Iterator[Tile]:
 
 
 def as_module(device: str, found: Found) -> str:
-    """Return the new content of kernels/triton/tile_table.py: the found tiles, and its current tiles of other matrices."""
+    """Return the new content of kernels/triton/tile_table.py: found tiles, and current tiles of other matrices."""
     table = tile_table.FOUND | {matrix: astuple(tile) for matrix, tile in found.items()}
     return MODULE.format(device=device, rows="".join(f"    {matrix}: {tile},\n" for matrix, tile in table.items()))
 

@@ -48,7 +48,7 @@ DEVICE_TESTS = (
         for name in (
             "attention",
             "decode_step",
-            "few_rows",
+            "skinny_gemm",
             "invariant",
             "log_probs",
             "noise",

@@ -83,7 +83,7 @@ def compiling(capability: int, early_launch: bool) -> Iterator[dict[str, Any]]:
 
     with ExitStack() as stack:
         for target, name, value in (
-            (pdl, "can_start_early", lambda device: early_launch),
+            (pdl, "supports_pdl", lambda device: early_launch),
             (JITFunction, "run", compile_only),
             (torch.nn.functional, "linear", product),
             (torch, "addmm", lambda residual, x, weight, out=None: out),

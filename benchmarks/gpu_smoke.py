@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from engine.execution.graphs import record
-from kernels.plans import DecodeTasks
+from kernels.plans import SplitDecodePlan
 from kernels.triton import pdl
 from kernels.triton.backend import TritonKernels
 from kernels.triton.skinny_gemm import DenseLinear
@@ -71,7 +71,7 @@ class Smoke:
             f"{next(rates):.2f} and {next(rates):.2f} TB/s, partly from the L2 cache"
         )
 
-    def arrivals(self) -> str:
+    def check_split_counters(self) -> str:
         """Repeat decode attention with splits that are combined by the last program to finish."""
         kernels = TritonKernels()
         rows, heads, kv_heads, dim, page, context = (4, 32, 8, 64, 64, 2048) if self.on_gpu else (2, 4, 2, 16, 16, 80)
@@ -81,7 +81,7 @@ class Smoke:
         table = torch.randperm(rows * pages, device=self.device).to(torch.int32).view(rows, pages)
         lengths = torch.full((rows,), context, dtype=torch.int32, device=self.device)
         plan = kernels.plan_decode(table, lengths, heads, keys, 0)
-        assert isinstance(plan, DecodeTasks)
+        assert isinstance(plan, SplitDecodePlan)
 
         def attend() -> Tensor:
             return kernels.decode_attention(q, keys, values, table, lengths, 0.1, 0, plan)
@@ -122,12 +122,12 @@ class Smoke:
 
         def step() -> Tensor:
             y = x.clone()
-            out.add_few(qkv.multiply_few(y, norm, EPS), y)
-            down.add_few(gate_up.multiply_few(y, norm, EPS, gated=True), y)
+            out.add_skinny(qkv.multiply_skinny(y, norm, EPS), y)
+            down.add_skinny(gate_up.multiply_skinny(y, norm, EPS, gated=True), y)
             return y
 
         size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
-        with nullcontext() if begins_early else patch.object(pdl, "SWITCH", pdl.Switch(is_on=False)):
+        with nullcontext() if begins_early else patch.object(pdl, "PDL_SWITCH", pdl.PdlSwitch(is_on=False)):
             eager = step()
             if not self.on_gpu:
                 return eager, eager, 0.0, size
@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--no-early-launch", action="store_true", help="skip the check of early launch")
     options = parser.parse_args()
     smoke = Smoke(torch.device(options.device))
-    checks = [smoke.versions, smoke.copy_rate, smoke.arrivals, smoke.kernels_of_a_replay]
+    checks = [smoke.versions, smoke.copy_rate, smoke.check_split_counters, smoke.kernels_of_a_replay]
     if not options.no_early_launch:
         checks.append(smoke.early_launch)  # last, because a fault there may crash the device
     failed = 0

@@ -65,7 +65,7 @@ def _read(output: bytes | None) -> Measured:
     return Measured(ways[0] if ways else {}, rates)
 
 
-def _tell(shape: Shape, device: torch.device, prompts: list[list[int]], output: int, runs: int) -> Iterator[str]:
+def _run_task(shape: Shape, device: torch.device, prompts: list[list[int]], output: int, runs: int) -> Iterator[str]:
     """Measure in this process and yield each result as a line.
 
     The first run is a warm-up. A run ends with its last answer: the manager starts before the first run and stops after
@@ -132,7 +132,7 @@ def main() -> None:
     """Read a task from standard input and print a line per result."""
     task = json.loads(sys.stdin.read())
     shape, device = SHAPES[task.pop("shape")], torch.device(task.pop("device"))
-    for line in _tell(shape, device, **task):
+    for line in _run_task(shape, device, **task):
         print(f"\n{line}", flush=True)
 
 

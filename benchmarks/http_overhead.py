@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.engine_client.engine_process import ENGINE_ENVIRONMENT
+from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.resources import demo_model
 from benchmarks.results import save, spread
 from benchmarks.serving import Serving
@@ -70,7 +70,7 @@ def in_process(model: Path) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**ENGINE_ENVIRONMENT, **os.environ},  # as the server starts its engine
+        env={**ENGINE_ENVIRONMENT_DEFAULTS, **os.environ},  # as the server starts its engine
     )
 
 

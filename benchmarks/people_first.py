@@ -24,7 +24,7 @@ SLOTS, BULK, BULK_TOKENS, PEOPLE, ANSWER = 8, 48, 400, 12, 8
 PROMPT = 40
 
 
-def ask(kind: str, number: int, tokens: int) -> dict[str, Any]:
+def request_body(kind: str, number: int, tokens: int) -> dict[str, Any]:
     """Return the body of a request with a unique prompt, different from the first token on."""
     digest = hashlib.blake2b(f"{kind}{number}".encode(), digest_size=PROMPT).digest()
     prompt = [300 + 7 * byte for byte in digest]
@@ -40,23 +40,26 @@ def ask(kind: str, number: int, tokens: int) -> dict[str, Any]:
     }
 
 
-async def person(host: str, port: int, number: int) -> float:
+async def time_to_first_token(host: str, port: int, number: int) -> float:
     """Send one interactive request and return the seconds to its first token."""
     began = time.perf_counter()
-    moments = await stream(host, port, "/v1/completions", ask("person", number, ANSWER))
+    moments = await stream(host, port, "/v1/completions", request_body("person", number, ANSWER))
     return moments[0] - began
 
 
 async def measure(host: str, port: int, alone: list[str], run: int) -> dict[str, Any]:
     """Measure interactive requests on the idle server, then under load."""
     first = 1000 * (run + 1)
-    idle = [await person(host, port, first + i) for i in range(PEOPLE)]
-    bulk = [asyncio.create_task(text(host, port, "/v1/completions", ask("bulk", i, BULK_TOKENS))) for i in range(BULK)]
+    idle = [await time_to_first_token(host, port, first + i) for i in range(PEOPLE)]
+    bulk = [
+        asyncio.create_task(text(host, port, "/v1/completions", request_body("bulk", i, BULK_TOKENS)))
+        for i in range(BULK)
+    ]
     await asyncio.sleep(0.5)
     loaded = []
     for i in range(PEOPLE):
         saturated = sum(not task.done() for task in bulk) > SLOTS
-        seconds = await person(host, port, first + 500 + i)
+        seconds = await time_to_first_token(host, port, first + 500 + i)
         if saturated and sum(not task.done() for task in bulk) >= SLOTS:
             loaded.append(seconds)
         await asyncio.sleep(0.05)
@@ -65,9 +68,9 @@ async def measure(host: str, port: int, alone: list[str], run: int) -> dict[str,
     return {"run": run, "idle": idle, "loaded": loaded, "bulk_texts_changed": changed, "bulk_finished": len(texts)}
 
 
-async def play(host: str, port: int, runs: int) -> list[dict[str, Any]]:
+async def run(host: str, port: int, runs: int) -> list[dict[str, Any]]:
     """Generate the bulk texts alone, warm up, and return the rows of the runs."""
-    alone = [await text(host, port, "/v1/completions", ask("bulk", i, BULK_TOKENS)) for i in range(BULK)]
+    alone = [await text(host, port, "/v1/completions", request_body("bulk", i, BULK_TOKENS)) for i in range(BULK)]
     rows = []
     for run in range(-1, runs):
         row = await measure(host, port, alone, run)
@@ -91,7 +94,7 @@ def main() -> None:
     pages = SLOTS * (-(-(PROMPT + BULK_TOKENS) // 16))
     sizes = ["--max-num-seqs", str(SLOTS), "--num-pages", str(pages), "--page-size", "16", "--max-model-len", "512"]
     with Serving(*sizes) as server:
-        rows = asyncio.run(play(server.host, server.port, options.runs))
+        rows = asyncio.run(run(server.host, server.port, options.runs))
     idle = [seconds for row in rows for seconds in row["idle"]]
     loaded = [seconds for row in rows for seconds in row["loaded"]]
     summary = {

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.results import save, spread
 from engine.config import EngineConfig
-from engine.scheduling.batch import Outcome, Sampled
+from engine.scheduling.batch import Sampled, StepOutcome
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
@@ -51,7 +51,7 @@ def step(scheduler: Scheduler) -> float:
     began = time.perf_counter()
     batch = scheduler.schedule(1.0)
     decided = time.perf_counter()
-    outcome = Outcome(tuple(Sampled(7) for _ in batch.sampled))
+    outcome = StepOutcome(tuple(Sampled(7) for _ in batch.sampled_slots))
     computed = time.perf_counter()
     scheduler.commit(outcome, 1.0)
     scheduler.take_events()

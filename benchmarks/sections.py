@@ -21,11 +21,11 @@ from typing import Any
 Row = dict[str, Any]
 
 DEVICE_FAILED = 3  # exit status of a process that has lost its device
-MOST_PROCESSES = 10  # maximum number of successive processes
-MOST_SECONDS = 100.0  # limit of a section; more than any section takes including compilation
+MAX_PROCESSES = 10  # maximum number of successive processes
+MAX_SECTION_SECONDS = 100.0  # limit of a section; more than any section takes including compilation
 
 
-class GivenUp(Exception):
+class FeatureDisabled(Exception):
     """A section needs a feature that is no longer used."""
 
 
@@ -43,7 +43,7 @@ class Sections:
         clock: Callable[[], float] = time.monotonic,
         works: Callable[[], bool] = lambda: True,
         record: Path | None = None,
-        most_seconds: float = MOST_SECONDS,
+        most_seconds: float = MAX_SECTION_SECONDS,
     ) -> None:
         """Resume from `record` if that file exists.
 
@@ -81,17 +81,17 @@ class Sections:
             self._measure(name, measure)
         self._keep(self)
 
-    def use(self, what: str) -> None:
+    def use_feature(self, what: str) -> None:
         """Declare the feature that the rest of this section uses; if the process or device fails, it is given up.
 
         Raises GivenUp if it was given up before.
         """
         if what in self.given_up:
-            raise GivenUp(f"{what} is no longer used: {self.given_up[what]}")
+            raise FeatureDisabled(f"{what} is no longer used: {self.given_up[what]}")
         self._used = what
         self._write()
 
-    def give_up(self, what: str, error: Exception) -> None:
+    def disable(self, what: str, error: Exception) -> None:
         """Record and print that a feature is no longer used."""
         self.given_up[what] = f"{type(error).__name__}: {error}"
         print(f"{what}: given up\n{traceback.format_exc()}", flush=True)
@@ -125,7 +125,7 @@ class Sections:
         with self._watched():
             try:
                 measure()
-            except GivenUp as error:
+            except FeatureDisabled as error:
                 self._leave_out(name, str(error))
             except Exception as error:
                 self.failed[name] = f"{type(error).__name__}: {error}"
@@ -173,7 +173,7 @@ def in_processes(command: Sequence[str], seconds: float) -> int:
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        for _ in range(MOST_PROCESSES):
+        for _ in range(MAX_PROCESSES):
             left = max(0.0, until - time.monotonic())
             more = ["--seconds", str(left), "--record", str(record)]
             status = subprocess.run([*command, *more], check=False).returncode

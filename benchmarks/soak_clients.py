@@ -34,8 +34,8 @@ from benchmarks.soak_requests import (
     DONE,
     MAX_ANSWER_SECONDS,
     Answer,
-    Ask,
     BadAnswer,
+    SoakRequest,
     answer_of,
     ask_realtime,
     ask_sse,
@@ -74,7 +74,7 @@ class Record:
             example = {"at": time.time(), "client": client, "request": request, "kind": kind}
             self.examples.append(example | {"detail": detail[:DETAIL_CHARACTERS]})
 
-    async def judge(self, client: str, ask: Ask, answering: Awaitable[Answer], expected: Answer) -> None:
+    async def judge(self, client: str, ask: SoakRequest, answering: Awaitable[Answer], expected: Answer) -> None:
         """Count an answer, as a failure unless it is the expected one."""
         began = time.monotonic()
         self.answers[client] += 1
@@ -231,7 +231,7 @@ class Clients:
         ask = chance.choice(self._sse)
         await self.record.judge("resumed", ask, self._ask_twice(ask, chance), self._expected[ask.name])
 
-    async def _ask_twice(self, ask: Ask, chance: random.Random) -> Answer:
+    async def _ask_twice(self, ask: SoakRequest, chance: random.Random) -> Answer:
         reader, writer = await self._begin(ask, f"X-Carousel-Resume: {RESUME_SECONDS}\r\n")
         raw = await read_some(reader, chance)
         close(writer, abort=chance.random() < 0.5)
@@ -271,7 +271,7 @@ class Clients:
         writer.write(request)
         return reader, writer
 
-    async def _begin(self, ask: Ask, headers: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _begin(self, ask: SoakRequest, headers: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         body = json.dumps(ask.body).encode()
         return await self._connect(post_head(self._port, ask.path, f"{headers}Content-Length: {len(body)}") + body)
 

@@ -29,7 +29,7 @@ class BadAnswer(Exception):
 
 
 @dataclass(frozen=True)
-class Ask:
+class SoakRequest:
     """Request of the fixed set."""
 
     name: str
@@ -56,7 +56,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
-def sse_asks(count: int) -> list[Ask]:
+def sse_asks(count: int) -> list[SoakRequest]:
     """Return `count` different streamed requests, the same in every run."""
     chance = random.Random(1)
     asks = []
@@ -68,11 +68,11 @@ def sse_asks(count: int) -> list[Ask]:
         else:
             messages = [{"role": "user", "content": text}]
             body |= {"messages": messages, "ignore_eos": number % 2 == 0} | VARIANTS[number % 8]
-        asks.append(Ask(f"sse {number}", COMPLETIONS if "prompt" in body else CHAT, body))
+        asks.append(SoakRequest(f"sse {number}", COMPLETIONS if "prompt" in body else CHAT, body))
     return asks
 
 
-def realtime_asks(count: int) -> list[Ask]:
+def realtime_asks(count: int) -> list[SoakRequest]:
     """Return `count` different `response.create` events, the same in every run, that leave no conversation items."""
     chance = random.Random(2)
     asks = []
@@ -86,7 +86,9 @@ def realtime_asks(count: int) -> list[Ask]:
             "seed": number,
             "max_output_tokens": chance.choice(MAX_TOKENS),
         }
-        asks.append(Ask(f"realtime {number}", "/v1/realtime", {"type": "response.create", "response": response}))
+        asks.append(
+            SoakRequest(f"realtime {number}", "/v1/realtime", {"type": "response.create", "response": response})
+        )
     return asks
 
 
@@ -139,7 +141,7 @@ def answer_of(data: Iterable[str]) -> Answer:
     return answer
 
 
-async def ask_sse(port: int, ask: Ask) -> Answer:
+async def ask_sse(port: int, ask: SoakRequest) -> Answer:
     """Send a streamed request and return its answer. Raises `BadAnswer`, `OSError`, `TimeoutError`."""
     raw = bytearray()
     try:
@@ -150,7 +152,7 @@ async def ask_sse(port: int, ask: Ask) -> Answer:
     return answer_of(data for _, data in events_of(bytes(raw)))
 
 
-async def ask_realtime(socket: ClientConnection, ask: Ask) -> Answer:
+async def ask_realtime(socket: ClientConnection, ask: SoakRequest) -> Answer:
     """Request a response over an open WebSocket and return it.
 
     Raises `BadAnswer`, `TimeoutError` and the exceptions of websockets.

@@ -59,7 +59,7 @@ async def receive(
     path: str,
     body: dict[str, Any],
     take: Callable[[Part], object],
-    wakes_at: int | None = None,
+    rcvlowat: int | None = None,
     key: str | None = None,
 ) -> None:
     """POST `body` and pass the response, including its headers, to `take` as it arrives.
@@ -76,8 +76,8 @@ async def receive(
     loop = asyncio.get_running_loop()
     connected, response = await loop.create_connection(lambda: _Response(take), host, port)
     transport = cast(asyncio.Transport, connected)  # uvloop's transports do not inherit from asyncio's
-    if wakes_at is not None:
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
+    if rcvlowat is not None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, rcvlowat)
     try:
         transport.write(head.encode() + payload)
         await response.ended

@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from engine import worker
-from engine.ipc import EngineChannel, Stepped
+from engine.ipc import EngineChannel, StepResult
 from engine.types import TokenEvent
 
 
@@ -27,7 +27,7 @@ class StampedChannel(EngineChannel):
         """Send a message, taking the time before and recording it afterwards, so that recording delays no token."""
         now = time.perf_counter()
         super().send(message)  # type: ignore[arg-type]
-        if isinstance(message, Stepped):
+        if isinstance(message, StepResult):
             for event in message.events:
                 if isinstance(event, TokenEvent):
                     self.stamps.setdefault(event.request_id, []).append(now)

@@ -20,7 +20,7 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-class Felt:
+class Latencies:
     """Latencies of the requests of one class and tenant."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Felt:
                 return 1000 * tenths / BINS_PER_SECOND
         return 0.0
 
-    def add(self, others: Felt) -> None:
+    def add(self, others: Latencies) -> None:
         """Merge the latencies of other requests."""
         self.firsts += others.firsts
         self.longest += others.longest
@@ -67,7 +67,7 @@ class _Answer:
 
     __slots__ = ("at", "felt", "first", "gaps", "last", "longest", "tokens")
 
-    def __init__(self, at: float, felt: Felt) -> None:
+    def __init__(self, at: float, felt: Latencies) -> None:
         self.at, self.felt, self.gaps = at, felt, felt.gaps
         self.first = self.last = self.longest = 0.0
         self.tokens = 0
@@ -78,12 +78,12 @@ class Tally:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._felt: dict[tuple[ServiceClass, str], Felt] = {}
+        self._felt: dict[tuple[ServiceClass, str], Latencies] = {}
         self._answers: dict[str, _Answer] = {}
 
     def arrive(self, at: float, request: Request) -> tuple[float, Request]:
         """Register a request and return both arguments."""
-        felt = self._felt.setdefault((request.service_class, request.tenant), Felt())
+        felt = self._felt.setdefault((request.service_class, request.tenant), Latencies())
         self._answers[request.id] = _Answer(at, felt)
         return at, request
 
@@ -110,9 +110,9 @@ class Tally:
             if event.finish is not None:
                 self._end(self._answers.pop(event.request_id))
 
-    def all(self) -> Felt:
+    def all(self) -> Latencies:
         """Return the latencies of all requests together."""
-        together = Felt()
+        together = Latencies()
         for felt in self._felt.values():
             together.add(felt)
         return together
@@ -122,7 +122,7 @@ class Tally:
         found: dict[str, Any] = {"tokens_per_second": self.tokens / seconds, "seconds": seconds}
         for service_class in ServiceClass:
             of_class = {tenant: felt for (c, tenant), felt in self._felt.items() if c is service_class and felt.firsts}
-            together = Felt()
+            together = Latencies()
             for tenant, felt in sorted(of_class.items()):
                 together.add(felt)
                 if len(of_class) > 1:

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.tally import percentile
 
-QUIET = 0.05  # maximum share of stolen CPU time of a quiet window
-PATIENCE = 5  # rounds per requested quiet window
+MAX_STOLEN_SHARE = 0.05  # maximum share of stolen CPU time of a quiet window
+ROUNDS_PER_WINDOW = 5  # rounds per requested quiet window
 RESAMPLES = 500
 
 
@@ -64,13 +64,13 @@ def figures(windows: list[Window]) -> dict[str, float]:
     return found
 
 
-def over(some: list[Window], others: list[Window]) -> dict[str, float]:
+def latency_ratios(some: list[Window], others: list[Window]) -> dict[str, float]:
     """Return the latency percentiles of some windows divided by those of others."""
     above, below = figures(some), figures(others)
     return {key: above[key] / below[key] for key in above if key.endswith(("p50", "p99"))}
 
 
-def by_chance(ratios: Callable[..., dict[str, float]], *groups: list[Window]) -> dict[str, dict[str, float]]:
+def bootstrap_ratios(ratios: Callable[..., dict[str, float]], *groups: list[Window]) -> dict[str, dict[str, float]]:
     """Return the ratios of groups of windows with their 90 % bootstrap intervals, resampling each group's windows."""
     draw = random.Random(0).choices
     again = [ratios(*(draw(group, k=len(group)) for group in groups)) for _ in range(RESAMPLES)]
@@ -81,7 +81,7 @@ def by_chance(ratios: Callable[..., dict[str, float]], *groups: list[Window]) ->
     return found
 
 
-class Turns:
+class AlternatingWindows:
     """Collects the windows of each part of a comparison."""
 
     def __init__(self, parts: list[str]) -> None:
@@ -96,7 +96,7 @@ class Turns:
         for example by Ctrl-C, return with the windows so far if each part has at least one.
         """
         try:
-            for turn in range(PATIENCE * quiet_windows):
+            for turn in range(ROUNDS_PER_WINDOW * quiet_windows):
                 await self._round(turn, measure, quiet_windows)
         except asyncio.CancelledError:
             if not all(self.every.values()):
@@ -111,7 +111,7 @@ class Turns:
                 continue
             window = await measure(name, len(self.quiet[name]) + 1)
             self.every[name].append(window)
-            if window.stolen <= QUIET:
+            if window.stolen <= MAX_STOLEN_SHARE:
                 self.quiet[name].append(window)
             row = {"turn": turn, "part": name, **figures([window])}
             self.rows.append(row)

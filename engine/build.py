@@ -25,7 +25,7 @@ from engine.execution.models.safetensors_files import find_not_finite
 from engine.execution.runner import ModelRunner
 from engine.execution.swap import STAGING_BYTES
 from engine.heartbeat import Heartbeat
-from engine.host import cores, free_memory, total_memory
+from engine.host import free_memory_bytes, num_cores, total_memory_bytes
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
@@ -64,8 +64,8 @@ def build_engine(
     config = msgspec.structs.replace(config, page_size=_page_size(config, device))
     dtype = _dtype(config.dtype, device)
     kernels = _kernels(config, device, dtype)
-    kernels.count_tasks(heartbeat.address if heartbeat else None)
-    kernels.set_threads(config.threads or cores())  # all cores, for preparing the weights
+    kernels.count_progress(heartbeat.address if heartbeat else None)
+    kernels.set_threads(config.threads or num_cores())  # all cores, for preparing the weights
     model = load_model(
         Path(config.model),
         dtype=dtype,
@@ -75,13 +75,13 @@ def build_engine(
         kernels=kernels,
         on_layer=heartbeat.beat if heartbeat else lambda: None,
     )
-    if config.batch_invariant and not model.is_own:
+    if config.batch_invariant and not model.is_native:
         raise ConfigError(
             "batch_invariant is not supported for a model that runs in transformers; the README lists the families "
             "that this engine runs itself"
         )
     _check_heads(model, kernels, device)
-    if not config.threads and model.num_parameters < SMALL_MODEL_PARAMETERS and not kernels.tolerates_neighbours:
+    if not config.threads and model.num_parameters < SMALL_MODEL_PARAMETERS and not kernels.robust_to_noisy_cores:
         kernels.set_threads(1)
     max_len = _max_len(config, model.max_position)
     _check_slots(config, max_len)
@@ -181,7 +181,9 @@ def _page_size(config: EngineConfig, device: torch.device) -> int:
 
 def _kernels(config: EngineConfig, device: torch.device, dtype: torch.dtype | None) -> Kernels:
     try:
-        return load_kernels(device, dtype, config.kernels, config.batch_invariant, may_round=config.dtype == "auto")
+        return load_kernels(
+            device, dtype, config.kernels, config.batch_invariant, allow_bf16_activations=config.dtype == "auto"
+        )
     except ValueError as error:
         raise ConfigError(f"batch_invariant is not available: {error}") from error
 
@@ -211,7 +213,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
 def _cache_dtype(name: str, model: Model, kernels: Kernels) -> torch.dtype:
     """Return the dtype of the KV cache; by default that of the weights, if the kernels support it."""
     dtype = model.weights_dtype if name == "auto" else _known_dtype("kv_cache_dtype", name)
-    if dtype == model.dtype or kernels.keeps(dtype, model.num_heads, model.num_kv_heads, model.head_dim):
+    if dtype == model.dtype or kernels.supports_kv_dtype(dtype, model.num_heads, model.num_kv_heads, model.head_dim):
         return dtype
     if name == "auto":
         return model.dtype
@@ -254,7 +256,7 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
     max_pages = 2 * config.max_num_seqs * -(-max_len // config.tokens_per_page)
     if config.num_pages is not None:
         pages = config.num_pages
-        available = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory()
+        available = torch.cuda.mem_get_info(model.device)[1] if model.device.type == "cuda" else total_memory_bytes()
         if pages * page_bytes > available:
             raise ConfigError(
                 f"num_pages ({pages}) of {page_bytes} bytes each need {pages * page_bytes / 2**30:.1f} GiB, but only "
@@ -268,7 +270,7 @@ def _size_cache(config: EngineConfig, model: Model, dtype: torch.dtype, max_len:
         pages = min(max_pages, int(free - reserved - (1.0 - config.memory_fraction) * total) // page_bytes)
     else:
         # Half of the free memory: the other half is for untouched weights, activations and other processes.
-        pages = min(max_pages, int(config.memory_fraction * free_memory() / 2) // page_bytes)
+        pages = min(max_pages, int(config.memory_fraction * free_memory_bytes() / 2) // page_bytes)
     if pages < 1:
         raise ConfigError(
             f"there is no memory for a KV page of {page_bytes} bytes; use a smaller model or raise memory_fraction"

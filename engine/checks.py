@@ -44,11 +44,13 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
     sampling = request.sampling
     if not request.prompt:
         raise InvalidParameter("the prompt is empty", param="prompt")
-    for choice, tokens in request.said.items():
+    for choice, tokens in request.output_so_far.items():
         if not 0 <= choice < request.n or len(tokens) >= sampling.max_tokens:
-            raise InvalidParameter(f"said: choice {choice} has ended or does not exist", param="said")
+            raise InvalidParameter(f"said: choice {choice} has ended or does not exist", param="output_so_far")
         if tokens and not 0 <= min(tokens) <= max(tokens) < info.vocab_size:
-            raise InvalidParameter(f"said: token IDs must be between 0 and {info.vocab_size - 1}", param="said")
+            raise InvalidParameter(
+                f"said: token IDs must be between 0 and {info.vocab_size - 1}", param="output_so_far"
+            )
     lowest, highest = min(request.prompt), max(request.prompt)
     if lowest < 0 or highest >= info.vocab_size:
         raise InvalidParameter(

@@ -66,7 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # Guarantees for sequences that are not first in the queue; see engine/scheduling/policies/carousel.py.
     max_wait_standard: float = 30.0  # seconds
     max_wait_batch: float = 120.0  # seconds
-    stretch: float = 2.0  # maximum slowdown of a step by piggybacked lower classes, as a factor
+    max_step_slowdown: float = 2.0  # maximum slowdown of a step by piggybacked lower classes, as a factor
     # Longest fluent time between tokens, in seconds; limits steps with prompts (docs/decisions/0029).
     target_itl_interactive: float | None = None  # None = DEFAULT_TARGET_ITL_SECONDS
     target_itl_standard: float | None = None
@@ -110,8 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.step_time is not None and not 0 < self.step_time < float("inf"):
             raise ConfigError(f"step_time must be a positive number of seconds, got {self.step_time}")
         self._check_targets()
-        if not self.stretch >= 1:  # refuses NaN too; infinity: lower classes piggyback at any cost
-            raise ConfigError(f"stretch must be at least 1, got {self.stretch}")
+        if not self.max_step_slowdown >= 1:  # refuses NaN too; infinity: lower classes piggyback at any cost
+            raise ConfigError(f"stretch must be at least 1, got {self.max_step_slowdown}")
         if self.batch_size is not None and self.batch_size > self.max_num_seqs:
             raise ConfigError(f"batch_size must be at most max_num_seqs ({self.max_num_seqs}), got {self.batch_size}")
         if self.batching == "continuous" and (self.batch_size is not None or self.batch_timeout):

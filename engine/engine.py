@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from engine.checks import check_request
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.launch_lead import Lead
-from engine.scheduling.batch import Batch, Outcome
+from engine.launch_lead import LaunchLead
+from engine.scheduling.batch import Batch, StepOutcome
 from engine.scheduling.scheduler import Scheduler
-from engine.types import Event, Load, ModelInfo, Request
+from engine.types import EngineLoad, Event, ModelInfo, Request
 
 POSITION_REPORT_SECONDS = 0.2  # seconds
 
@@ -30,20 +30,20 @@ class Runner(Protocol):
     def runs_ahead(self) -> bool:
         """Return whether `launch` returns before the step is computed, so that the next can be scheduled meanwhile."""
 
-    def launch(self, batch: Batch) -> Callable[[], Outcome]:
+    def launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Begin a step: move pages, put the batch's tokens through the model, sample.
 
         Steps are computed in the order of their launches. Returns a function that waits for the outcome.
         """
 
     @property
-    def ran_dry(self) -> bool:
+    def device_was_idle(self) -> bool:
         """Return whether the device had completed all earlier steps by the end of the last launch.
 
         Read only if `runs_ahead`.
         """
 
-    def take_memory(self, pages: int) -> bool:
+    def prefault_pages(self, pages: int) -> bool:
         """Make the system provide some of the memory of the first `pages` pages, which have never been held.
 
         Otherwise the first step that writes there waits for it. Takes milliseconds. Returns False if nothing is left to
@@ -70,9 +70,9 @@ class Engine:
         self._positions_reported_at = 0.0
         self._last_step = (0, 0, 0.0)  # decode rows, prefill tokens, seconds
         # Batch, launch time and outcome of each step, oldest first.
-        self._flying: deque[tuple[Batch, float, Callable[[], Outcome]]] = deque()
+        self._in_flight: deque[tuple[Batch, float, Callable[[], StepOutcome]]] = deque()
         self._committed_at = 0.0
-        self._lead = Lead()
+        self._launch_lead = LaunchLead()
         self._busy_seconds = 0.0
 
     def submit(self, request: Request) -> None:
@@ -86,7 +86,7 @@ class Engine:
         """End a request or one of its choices; its slot and pages are free before the next step."""
         self.scheduler.abort(request_id, self._clock(), choice)
 
-    def step(self, tell: Callable[[list[Event]], None] | None = None) -> list[Event]:
+    def step(self, on_admission: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Schedule and launch a step, and commit one: the same step, or the previous one if the runner runs ahead.
 
         Returns the events in order. `tell` receives the events so far if the step admits sequences. If the process dies
@@ -94,34 +94,34 @@ class Engine:
         """
         began = self._clock()
         batch = self.scheduler.schedule(began)
-        if tell is not None and batch.joins:
-            tell(self.scheduler.take_events())
+        if on_admission is not None and batch.joins:
+            on_admission(self.scheduler.take_events())
         if not batch.is_empty:
             outcome = self._runner.launch(batch)
-            if self._flying:
-                previous = self._flying[-1][0]
-                self._lead.observe(
+            if self._in_flight:
+                previous = self._in_flight[-1][0]
+                self._launch_lead.observe(
                     is_recorded=self.scheduler.is_recorded(previous),
-                    foreseen=self.scheduler.foresee(previous),
-                    ran_dry=self._runner.ran_dry,
+                    estimated=self.scheduler.estimate_step_time(previous),
+                    device_was_idle=self._runner.device_was_idle,
                 )
-            self._flying.append((batch, began, outcome))
+            self._in_flight.append((batch, began, outcome))
         max_in_flight = 1 if self._runner.runs_ahead and not batch.is_empty else 0
-        while len(self._flying) > max_in_flight:
-            self._commit(*self._flying.popleft())
+        while len(self._in_flight) > max_in_flight:
+            self._commit(*self._in_flight.popleft())
         if began - self._positions_reported_at >= POSITION_REPORT_SECONDS:
             self._positions_reported_at = began
-            self.scheduler.waiting.tell_positions(began)
+            self.scheduler.waiting.report_positions(began)
         return self.scheduler.take_events()
 
     def take_memory(self) -> bool:
-        """Prefault pages when the engine is idle; see `Runner.take_memory`."""
-        return self._runner.take_memory(self.scheduler.memory.pool.touched)
+        """Prefault pages when the engine is idle; see `Runner.prefault_pages`."""
+        return self._runner.prefault_pages(self.scheduler.kv_manager.pool.num_touched)
 
     @property
     def has_work(self) -> bool:
         """Return whether a step would do something."""
-        return self.scheduler.has_work or bool(self._flying)
+        return self.scheduler.has_work or bool(self._in_flight)
 
     def seconds_to_step(self) -> float | None:
         """Return the seconds until the next step has to be scheduled; None if there are no requests.
@@ -130,13 +130,13 @@ class Engine:
         meanwhile join the next step (docs/decisions/0021).
         """
         now = self._clock()
-        if self._flying:
-            batch, launched, _ = self._flying[-1]
-            ends_at = max(launched, self._committed_at) + self.scheduler.foresee(batch)
-            return max(0.0, ends_at - self._lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
+        if self._in_flight:
+            batch, launched, _ = self._in_flight[-1]
+            ends_at = max(launched, self._committed_at) + self.scheduler.estimate_step_time(batch)
+            return max(0.0, ends_at - self._launch_lead.seconds(is_recorded=self.scheduler.is_recorded(batch)) - now)
         return max(0.0, self.scheduler.next_step_at(now) - now) if self.scheduler.has_work else None
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Return the load and counters, with the size of the last step."""
         decode_rows, prefill_tokens, seconds = self._last_step
         return replace(
@@ -148,7 +148,7 @@ class Engine:
             busy_seconds=self._busy_seconds,
         )
 
-    def _commit(self, batch: Batch, launched: float, outcome: Callable[[], Outcome]) -> None:
+    def _commit(self, batch: Batch, launched: float, outcome: Callable[[], StepOutcome]) -> None:
         sampled = outcome()
         now = self._clock()
         self.scheduler.commit(sampled, now)

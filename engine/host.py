@@ -12,7 +12,7 @@ CGROUP_MEMORY = (
 )
 
 
-def free_memory() -> int:
+def free_memory_bytes() -> int:
     """Return the bytes available without swapping: Linux's MemAvailable, limited by a container's remaining allowance.
 
     On other systems, half of the physical memory is assumed to be free.
@@ -31,11 +31,11 @@ def free_memory() -> int:
     return free
 
 
-def total_memory() -> int:
+def total_memory_bytes() -> int:
     """Return the bytes of physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def cores() -> int:
+def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

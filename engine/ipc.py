@@ -1,7 +1,7 @@
 """Messages between the API process and the engine process, and their encoding on the socket.
 
 A frame is a little-endian uint32 length and one msgpack message. Messages are typed and the decoder refuses anything
-else, so received data is never executed and always has a known shape. One `Stepped` carries all results of a step.
+else, so received data is never executed and always has a known shape. One `StepResult` carries all results of a step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from engine.config import EngineConfig
-from engine.types import Event, Load, ModelInfo, Request, Snapshot
+from engine.types import EngineLoad, Event, ModelInfo, Request, Snapshot
 
-MAX_FRAME = 256 << 20  # bytes; a million-token prompt is about 5 MB
+MAX_FRAME_BYTES = 256 << 20  # bytes; a million-token prompt is about 5 MB
 
 MAX_READ_BYTES = 16 << 20  # bytes read between two steps
 SELECTOR_TICK_SECONDS = 0.001  # seconds; a selector rounds its timeout up to a multiple of this
@@ -44,23 +44,23 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     choice: int | None = None
 
 
-class Watch(msgspec.Struct, frozen=True, tag="watch"):
+class WatchSnapshots(msgspec.Struct, frozen=True, tag="watch"):
     """Start or stop sending snapshots for the live view."""
 
-    on: bool
+    is_enabled: bool
 
 
-class Echo(msgspec.Struct, frozen=True, tag="echo"):
+class Ping(msgspec.Struct, frozen=True, tag="echo"):
     """Request a sign of progress from an idle engine.
 
     The engine's main loop turns once to read this message, and thereby counts a heartbeat. There is no answer.
     """
 
 
-class Loading(msgspec.Struct, frozen=True, tag="loading"):
+class LoadProgress(msgspec.Struct, frozen=True, tag="loading"):
     """Progress of the startup."""
 
-    what: str
+    stage: str
     done: int
     total: int
 
@@ -77,51 +77,51 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
+class StepResult(msgspec.Struct, frozen=True, tag="stepped"):
     """Results of one step."""
 
     events: tuple[Event, ...]
-    load: Load
+    load: EngineLoad
     snapshot: Snapshot | None = None
 
 
-ToEngine = Start | Submit | Abort | Watch | Echo
-FromEngine = Loading | Ready | Failed | Stepped
+ToEngine = Start | Submit | Abort | WatchSnapshots | Ping
+FromEngine = LoadProgress | Ready | Failed | StepResult
 
-M = TypeVar("M")
+MessageT = TypeVar("MessageT")
 
-to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+ENGINE_DECODER: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+API_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
     """Return one frame with `message`."""
     body = _encoder.encode(message)
-    if len(body) > MAX_FRAME:
-        raise ValueError(f"frames must be at most {MAX_FRAME} bytes, got {len(body)}")
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"frames must be at most {MAX_FRAME_BYTES} bytes, got {len(body)}")
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader(Generic[M]):
+class FrameReader(Generic[MessageT]):
     """Decoder of a byte stream, split at arbitrary positions, into messages."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[MessageT]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
+    def feed(self, data: bytes) -> list[MessageT]:
         """Return the messages that `data` completes.
 
         Raises `ValueError` for a frame that is too long, and msgspec's subclass of it for an unknown message.
         """
         self._buffer += data
-        messages: list[M] = []
+        messages: list[MessageT] = []
         offset = 0
         while len(self._buffer) - offset >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, offset)
-            if length > MAX_FRAME:
-                raise ValueError(f"frames must be at most {MAX_FRAME} bytes, got {length}")
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"frames must be at most {MAX_FRAME_BYTES} bytes, got {length}")
             end = offset + _LENGTH.size + length
             if end > len(self._buffer):
                 break
@@ -140,13 +140,13 @@ class EngineChannel:
     """The engine's end of the channel, which never blocks a step.
 
     Data that the socket does not take at once waits in memory, bounded by the output of the running requests. Optional
-    messages are not sent while data is waiting (`is_clear`).
+    messages are not sent while data is waiting (`is_drained`).
     """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._reader = FrameReader(to_engine)
+        self._reader = FrameReader(ENGINE_DECODER)
         self._pending = bytearray()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
@@ -182,7 +182,7 @@ class EngineChannel:
                 return []
 
     @property
-    def is_clear(self) -> bool:
+    def is_drained(self) -> bool:
         """Return whether the socket has taken everything sent so far."""
         return not self._pending
 

@@ -13,28 +13,28 @@ growth during that time is soon undone. This module reads no clock.
 from __future__ import annotations
 
 GROWTH_FACTOR, SHRINK_FACTOR = 1.5, 0.99
-LEAST = 1e-4  # seconds
-FIRST = 0.02  # longer than most steps, which are therefore scheduled at once until more is known
+MIN_LEAD_SECONDS = 1e-4  # seconds
+INITIAL_LEAD_SECONDS = 0.02  # longer than most steps, which are therefore scheduled at once until more is known
 
 
-class Lead:
+class LaunchLead:
     """Lead times in seconds, one for recorded steps and one for others.
 
     Steps launched operation by operation take longer to launch and are harder to estimate.
     """
 
     def __init__(self) -> None:
-        self._seconds = {True: FIRST, False: FIRST}
+        self._seconds = {True: INITIAL_LEAD_SECONDS, False: INITIAL_LEAD_SECONDS}
 
     def seconds(self, *, is_recorded: bool) -> float:
         """Return the lead before the estimated end of such a step."""
         return self._seconds[is_recorded]
 
-    def observe(self, *, is_recorded: bool, foreseen: float, ran_dry: bool) -> None:
+    def observe(self, *, is_recorded: bool, estimated: float, device_was_idle: bool) -> None:
         """Adapt the lead after a launch.
 
-        `ran_dry`: the device had completed the previous step, of this kind and estimated at `foreseen` seconds.
+        `device_was_idle`: the device had completed the previous step, of this kind and estimated at `foreseen` seconds.
         """
         seconds = self._seconds[is_recorded]
-        grown = min(GROWTH_FACTOR * seconds, max(seconds, foreseen)) if ran_dry else SHRINK_FACTOR * seconds
-        self._seconds[is_recorded] = max(grown, LEAST)
+        grown = min(GROWTH_FACTOR * seconds, max(seconds, estimated)) if device_was_idle else SHRINK_FACTOR * seconds
+        self._seconds[is_recorded] = max(grown, MIN_LEAD_SECONDS)

@@ -137,7 +137,7 @@ class LogHandler(logging.Handler):
         """Write one line about a record that cannot be formatted. The base class would write to standard error."""
         self.writer.write(f"ERROR carousel.log: a record of {record.pathname}:{record.lineno} cannot be formatted")
 
-    def announce(self, line: str) -> None:
+    def write_plain(self, line: str) -> None:
         """Write a line for the operator at any log level; in text format without a prefix."""
         if self.is_json:
             line = self.format(logging.LogRecord("carousel", logging.INFO, __file__, 0, line, None, None))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.scheduling.batch import Batch, Outcome, Sampled
+from engine.scheduling.batch import Batch, Sampled, StepOutcome
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
@@ -65,17 +65,17 @@ class SimulatedRunner:
 
     def __init__(self, slots: int, cost: StepCost, clock: Clock) -> None:
         self.runs_ahead = cost.host is not None
-        self.ran_dry = True
+        self.device_was_idle = True
         self._cost = cost
         self._clock = clock
         self._lengths = array("q", [0]) * slots
         self._done_at = 0.0  # completion time of everything launched
 
-    def take_memory(self, pages: int) -> bool:
+    def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False
 
-    def launch(self, batch: Batch) -> Callable[[], Outcome]:
+    def launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Advance the clock by the host's time now, and by the device's time when the outcome is read."""
         cost, lengths = self._cost, self._lengths
         for join in batch.joins:
@@ -102,12 +102,12 @@ class SimulatedRunner:
         started_at = max(self._done_at, self._clock.now)
         if batch.chunks and not is_recorded:  # computed while it is launched
             self._clock.now += cost.host_prompts
-        self.ran_dry = self._done_at < self._clock.now
+        self.device_was_idle = self._done_at < self._clock.now
         self._done_at = done_at = max(started_at + seconds, self._clock.now)
 
-        def outcome() -> Outcome:
+        def outcome() -> StepOutcome:
             self._clock.now = max(self._clock.now, done_at)
-            return Outcome((SAMPLED_TOKEN,) * sampled)
+            return StepOutcome((SAMPLED_TOKEN,) * sampled)
 
         return outcome
 
@@ -116,13 +116,13 @@ def simulate(
     config: EngineConfig,
     cost: StepCost,
     arrivals: Iterable[tuple[float, Request]],
-    take: Callable[[list[Event], float], None],
+    on_events: Callable[[list[Event], float], None],
     *,
     num_pages: int,
     host_pages: int = 0,
     max_len: int = 4096,
     costs: Costs | None = None,
-    make: Callable[..., Engine] = Engine,
+    engine_factory: Callable[..., Engine] = Engine,
 ) -> Engine:
     """Serve `arrivals` (in seconds, sorted) to the end and return the engine, for its counters.
 
@@ -148,7 +148,7 @@ def simulate(
         dtype="none",
         parameters=0,
     )
-    engine = make(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
+    engine = engine_factory(config, info, scheduler, SimulatedRunner(config.max_num_seqs, cost, clock), clock)
     arrivals_iterator = iter(arrivals)
     next_arrival = next(arrivals_iterator, None)
     while next_arrival is not None or engine.has_work:
@@ -164,5 +164,5 @@ def simulate(
             if next_arrival is not None:
                 clock.now = next_arrival[0] + cost.wake
         else:
-            take(engine.step(), clock.now)
+            on_events(engine.step(), clock.now)
     return engine

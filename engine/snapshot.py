@@ -38,10 +38,10 @@ def _waiting(sequence: Sequence, now: float) -> WaitView:
     return WaitView(
         request_id=sequence.request.id,
         service_class=sequence.service_class,
-        paused=sequence.state is State.PAUSED,
+        paused=sequence.state is State.PREEMPTED,
         waited=now - sequence.waiting_since,
         context=len(sequence.tokens),
         cause=sequence.cause,
-        by=sequence.paused_by,
+        by=sequence.preempted_by,
         mechanism=sequence.mechanism,
     )

@@ -34,7 +34,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"  # the engine failed this request; see EndEvent.message
 
 
-class Mechanism(enum.StrEnum):
+class PreemptionMode(enum.StrEnum):
     """Method by which a preempted sequence keeps its computed tokens."""
 
     SWAP = "swap"  # its pages move to host memory
@@ -42,7 +42,7 @@ class Mechanism(enum.StrEnum):
     RECOMPUTE = "recompute"  # its pages are dropped; its tokens are prefilled again on resume
 
 
-class Cause(enum.StrEnum):
+class WaitReason(enum.StrEnum):
     """Reason for which a request waits."""
 
     STEP = "step"  # the next step: none has been scheduled since it arrived
@@ -53,8 +53,8 @@ class Cause(enum.StrEnum):
     BUDGET = "budget"  # it has a slot, but the tokens of this step go to other sequences
     FAIRNESS = "fairness"  # its tenant had more service than other waiting tenants of its class
     DEADLINE = "deadline"  # an earlier deadline goes first
-    BODY = "body"  # the rest of the request body, which its client still has to send
-    TEXTS = "texts"  # long texts of other requests, which are tokenized first
+    REQUEST_BODY = "body"  # the rest of the request body, which its client still has to send
+    TOKENIZATION = "texts"  # long texts of other requests, which are tokenized first
     READER = "reader"  # nothing: it is complete, but its reader has not read all of it
     BATCH = "batch"  # a batch is admitted as a whole, and this one is not complete
     RESTART = "restart"  # an engine: the previous one has died, and the next one is starting
@@ -100,7 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # None = off, k = the chosen token's and the k best alternatives'
 
     @property
-    def penalises(self) -> bool:
+    def has_penalties(self) -> bool:
         """Return whether earlier tokens change the probabilities of the next one."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
@@ -119,9 +119,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float = 1.0  # of its tenant: share relative to a tenant of weight 1
     deadline: float | None = None  # when all of it must be complete, on the machine's monotonic clock
     # Output of a previous engine that died, by choice; choices not listed had ended. Empty: there was no output.
-    said: dict[int, tuple[int, ...]] = {}
+    output_so_far: dict[int, tuple[int, ...]] = {}
     # Start of the wait on the same clock, if it began before this request or in an engine that died.
-    since: float | None = None
+    waiting_since: float | None = None
     client_id: str = ""  # the X-Request-Id sent by its client, or that of its WebSocket's handshake; for log lines
 
     @property
@@ -132,7 +132,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def choices(self) -> Iterable[int]:
         """Return the choices that are to be answered, in order."""
-        return sorted(self.said) or range(self.n)
+        return sorted(self.output_so_far) or range(self.n)
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -171,12 +171,14 @@ class StatusEvent(msgspec.Struct, frozen=True, array_like=True, tag="status"):
     choice: int
     phase: Phase
     position: int = 0  # queued, paused: 1 = next
-    cause: Cause | None = None  # queued, paused, prefill: reason for waiting
-    by: ServiceClass | None = None  # paused: class of the sequence that got its place; None if memory ran short
-    mechanism: Mechanism | None = None  # paused
-    why: str = ""  # paused: why this sequence was chosen
+    cause: WaitReason | None = None  # queued, paused, prefill: reason for waiting
+    preempted_by: ServiceClass | None = (
+        None  # paused: class of the sequence that got its place; None if memory ran short
+    )
+    mechanism: PreemptionMode | None = None  # paused
+    victim_reason: str = ""  # paused: why this sequence was chosen
     cached_tokens: int = 0  # in its first slot: prompt tokens found in the prefix cache
-    at: float = 0.0  # time on the machine's monotonic clock, which all its processes share
+    monotonic_time: float = 0.0  # time on the machine's monotonic clock, which all its processes share
 
     @property
     def state(self) -> str:
@@ -212,12 +214,12 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     preemptions: tuple[tuple[int, int, int], ...] = ((0, 0, 0),) * 3  # by class: swap, partial, recompute
     late: int = 0  # requests that were given up because their deadline could not be met
 
-    def paused_by(self, mechanism: Mechanism) -> int:
+    def paused_by(self, mechanism: PreemptionMode) -> int:
         """Return the number of preemptions with `mechanism`."""
-        return sum(by_class[list(Mechanism).index(mechanism)] for by_class in self.preemptions)
+        return sum(by_class[list(PreemptionMode).index(mechanism)] for by_class in self.preemptions)
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True):
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """Current load of the engine, sent with every step."""
 
     running: tuple[int, int, int]  # by class
@@ -252,9 +254,9 @@ class WaitView(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     waited: float  # seconds
     context: int
-    cause: Cause | None = None
+    cause: WaitReason | None = None
     by: ServiceClass | None = None
-    mechanism: Mechanism | None = None
+    mechanism: PreemptionMode | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):

@@ -1,7 +1,7 @@
 """Main loop of the engine process: messages -> steps -> events. One thread, no event loop; it sleeps when idle.
 
-Started by `app.engine_client.engine_process` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket pair and a heartbeat;
-tests run `serve` on a thread.
+Started by `app.engine_client.engine_process` as `python -m engine.worker FD FD LEVEL FORMAT`, with one end of a socket
+pair and a heartbeat; tests run `serve` on a thread.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from engine.heartbeat import Heartbeat
 from engine.ipc import (
     Abort,
     ChannelClosed,
-    Echo,
     EngineChannel,
     Failed,
-    Loading,
+    LoadProgress,
+    Ping,
     Ready,
     Start,
-    Stepped,
+    StepResult,
     Submit,
     ToEngine,
-    Watch,
+    WatchSnapshots,
 )
 from engine.log_queue import start_logging
 from engine.request_logging import log_request
@@ -42,8 +42,10 @@ log = logging.getLogger("carousel.engine")
 
 SNAPSHOT_SECONDS = 0.2  # seconds between snapshots while requests run
 IDLE_SNAPSHOT_SECONDS = 2.0  # seconds between snapshots while idle
-BEAT = 1.0  # seconds after which the load is sent while requests exist although nothing has happened, as a sign of life
-LAST_LINES_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
+HEARTBEAT_SECONDS = (
+    1.0  # seconds after which the load is sent while requests exist although nothing has happened, as a sign of life
+)
+MAX_LOG_FLUSH_SECONDS = 1.0  # maximum time for writing queued log lines when the process ends
 
 Builder = Callable[[EngineConfig, Callable[[str, int, int], None]], Engine]
 
@@ -84,12 +86,12 @@ class Worker:
             self._refusals = []
             now = time.monotonic()
             view = self._take_snapshot(now)
-            if events or view is not None or (self._engine.has_work and now - self._sent_at >= BEAT):
+            if events or view is not None or (self._engine.has_work and now - self._sent_at >= HEARTBEAT_SECONDS):
                 self._sent_at = now
                 self._send_step(events, view)
 
     def _send_step(self, events: list[Event], view: Snapshot | None = None) -> None:
-        self._channel.send(Stepped(tuple(events), self._engine.load(), view))
+        self._channel.send(StepResult(tuple(events), self._engine.load(), view))
 
     def _poll_timeout(self) -> float | None:
         """Return the seconds to wait for a message; None (no limit) while idle and not watched."""
@@ -97,7 +99,7 @@ class Worker:
             return 0.0
         seconds = self._engine.seconds_to_step()
         if seconds is not None:
-            return min(seconds, BEAT)
+            return min(seconds, HEARTBEAT_SECONDS)
         return IDLE_SNAPSHOT_SECONDS if self._is_watched else None
 
     def _handle(self, message: ToEngine) -> None:
@@ -110,15 +112,15 @@ class Worker:
                     self._refusals += _refusal(request, error)
             case Abort(request_id, choice):
                 self._engine.abort(request_id, choice)
-            case Echo():
+            case Ping():
                 pass  # this turn of the loop counts a heartbeat
-            case Watch(on):
+            case WatchSnapshots(on):
                 self._is_watched, self._watched_at = on, 0.0
             case Start():
                 log.warning("a second start message was ignored")
 
     def _take_snapshot(self, now: float) -> Snapshot | None:
-        if not self._is_watched or now - self._watched_at < SNAPSHOT_SECONDS or not self._channel.is_clear:
+        if not self._is_watched or now - self._watched_at < SNAPSHOT_SECONDS or not self._channel.is_drained:
             return None
         self._watched_at = now
         return snapshot(self._engine.scheduler, now)
@@ -150,7 +152,7 @@ def serve(sock: socket.socket, build: Builder, heartbeat: Heartbeat) -> None:
 def _build(channel: EngineChannel, build: Builder, config: EngineConfig) -> Engine:
     """Return the engine; if it cannot be built, send the reason and wait for `ChannelClosed`."""
     try:
-        return build(config, lambda what, done, total: channel.send(Loading(what, done, total)))
+        return build(config, lambda what, done, total: channel.send(LoadProgress(what, done, total)))
     except ChannelClosed:
         raise
     except (EngineError, OSError) as error:
@@ -192,7 +194,7 @@ def main() -> None:
         log.exception("the engine failed")
         raise SystemExit(1) from None
     finally:
-        logs.writer.close(LAST_LINES_SECONDS)
+        logs.writer.close(MAX_LOG_FLUSH_SECONDS)
 
 
 if __name__ == "__main__":

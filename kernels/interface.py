@@ -19,7 +19,7 @@ from kernels.decoder import DecoderShape, DecoderWeights, ForwardPass, Linear, S
 from kernels.plans import DecodePlan, RopePlan
 from kernels.slots import PromptRows, SlotTensors, StepRows, StepState
 
-Choice = Literal["auto", "torch"]
+BackendChoice = Literal["auto", "torch"]
 
 
 class Kernels(Protocol):
@@ -29,13 +29,13 @@ class Kernels(Protocol):
     """
 
     @property
-    def tolerates_neighbours(self) -> bool:
+    def robust_to_noisy_cores(self) -> bool:
         """Return whether a core shared with another process slows a step by no more than that core's share."""
 
     def set_threads(self, threads: int) -> None:
         """Set the number of CPU threads that compute, including the caller's."""
 
-    def count_tasks(self, counter: int | None) -> None:
+    def count_progress(self, counter: int | None) -> None:
         """Increment the uint64 at address `counter` during long operations, so that a watchdog sees progress in a step.
 
         The memory must stay valid until the next call. None disables counting. Operations that return at once, or that
@@ -48,13 +48,13 @@ class Kernels(Protocol):
         Kernels that are already recorded do not change.
         """
 
-    def activations(self, dtype: torch.dtype) -> torch.dtype:
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of a decoder's activations if `dtype` is requested."""
 
-    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    def weight_dtype(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which to pass a matrix to `pack_linear`, given its stored and the requested dtype."""
 
-    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+    def supports_kv_dtype(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         """Return whether the cache of such heads may be in `dtype` even if activations have another dtype."""
 
     def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:

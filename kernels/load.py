@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from kernels.interface import Choice, Kernels
+from kernels.interface import BackendChoice, Kernels
 
 log = logging.getLogger("carousel.kernels")
 
@@ -14,9 +14,9 @@ log = logging.getLogger("carousel.kernels")
 def load(
     device: torch.device,
     dtype: torch.dtype | None = None,
-    choice: Choice = "auto",
+    choice: BackendChoice = "auto",
     batch_invariant: bool = False,
-    may_round: bool = False,
+    allow_bf16_activations: bool = False,
 ) -> Kernels:
     """Return the fastest back end for `device` and the requested `dtype` (None: unknown).
 
@@ -42,13 +42,13 @@ def load(
 
         return TritonKernels()
     if choice != "torch" and dtype in (torch.float32, torch.bfloat16):
-        from kernels.cpu.library import CannotCompile
+        from kernels.cpu.library import CompileError
 
         try:
             from kernels.cpu.backend import CpuKernels
 
-            return CpuKernels(may_round or dtype == torch.bfloat16)
-        except CannotCompile as error:
+            return CpuKernels(allow_bf16_activations or dtype == torch.bfloat16)
+        except CompileError as error:
             log.warning("The CPU kernels are unavailable; falling back to torch, which is slower. Reason: %s", error)
     if batch_invariant and dtype != torch.float32:
         raise ValueError(f"torch's kernels are batch-invariant on a CPU in float32 only, got dtype {dtype}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def page_rows(cache: Tensor) -> int:
+def page_stride_rows(cache: Tensor) -> int:
     """Return the distance between pages in rows of D values."""
     _, _, positions, dim = cache.shape
     page_stride, *inner_strides = cache.stride()
@@ -16,7 +16,7 @@ def page_rows(cache: Tensor) -> int:
     return page_stride // dim
 
 
-def as_rows(cache: Tensor, width: int) -> Tensor:
+def view_as_rows(cache: Tensor, width: int) -> Tensor:
     """Return a view of the memory from the first page to the end of the last one, as rows of `width` values."""
     pages, heads, positions, dim = cache.shape
     num_values = (pages - 1) * cache.stride(0) + heads * positions * dim

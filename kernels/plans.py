@@ -47,7 +47,7 @@ class DecodePlan:
 
 
 @dataclass(frozen=True)
-class DecodeGroups(DecodePlan):
+class GroupedDecodePlan(DecodePlan):
     """Groups in ascending length.
 
     order, restore: [B] int64, the permutation to sorted order and its inverse; None for the identity.
@@ -59,7 +59,7 @@ class DecodeGroups(DecodePlan):
 
 
 @dataclass(frozen=True)
-class DecodeTiles(DecodePlan):
+class DecodeTilePlan(DecodePlan):
     """Decode rows as prefill tiles.
 
     tiles: [B, 4] int32, each row as a chunk of one query (see `kernels.query_tiles`), or of none without a context.
@@ -69,7 +69,7 @@ class DecodeTiles(DecodePlan):
 
 
 @dataclass(frozen=True)
-class DecodeTasks(DecodePlan):
+class SplitDecodePlan(DecodePlan):
     """Splits of all contexts, for every key/value head.
 
     tasks: [5, B * splits] int32: row, split, first visible position, context length and split size of each task.

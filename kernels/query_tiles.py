@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-QUERIES = 64  # maximum per tile
-COLUMNS = 4  # row of the page table, first query row, number of queries, position of the first query
+MAX_TILE_QUERIES = 64  # maximum per tile
+TILE_COLUMNS = 4  # row of the page table, first query row, number of queries, position of the first query
 
 Tile = tuple[int, int, int, int]
 
@@ -17,9 +17,9 @@ def query_tiles(chunks: Iterable[Tile]) -> list[Tile]:
     alone.
     """
     tiles = [
-        (table_row, row + done, min(QUERIES, queries - done), position + done)
+        (table_row, row + done, min(MAX_TILE_QUERIES, queries - done), position + done)
         for table_row, row, queries, position in chunks
-        for done in range(0, queries, QUERIES)
+        for done in range(0, queries, MAX_TILE_QUERIES)
     ]
     tiles.sort(key=lambda tile: tile[2] + tile[3], reverse=True)
     return tiles

@@ -32,7 +32,7 @@ class SlotTensors:
     choice: Tensor
 
     @property
-    def nobody(self) -> int:
+    def padding_slot(self) -> int:
         """Return the index of the padding row."""
         return len(self.lengths) - 1
 
@@ -60,7 +60,7 @@ class StepRows:
 
     token_ids: Tensor
     positions: Tensor
-    places: Tensor
+    slot_mapping: Tensor
     page_table: Tensor
     context_lens: Tensor
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from kernels.interface import Kernels
 
 
-class Composed:
+class UnfusedKernels:
     """Defaults for back ends without fused operations; see `kernels.interface.Kernels`."""
 
-    def count_tasks(self, counter: int | None) -> None:
+    def count_progress(self, counter: int | None) -> None:
         """Do nothing: a step calls these operations one by one, so each is short."""
 
     def use_early_launch(self, allowed: bool) -> bool:

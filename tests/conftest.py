@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from app.engine_client.engine_process import ENGINE_ENVIRONMENT
+from app.engine_client.engine_process import ENGINE_ENVIRONMENT_DEFAULTS
 from app.resources import demo_model
 from tests import chromium, requirements
 
 # Match the engine process; the variables must be set before torch is loaded.
-os.environ.update(ENGINE_ENVIRONMENT)
+os.environ.update(ENGINE_ENVIRONMENT_DEFAULTS)
 
 import torch
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.ipc import ChannelClosed
-from engine.scheduling.batch import Batch, Join, Outcome, Sampled
+from engine.scheduling.batch import Batch, Join, Sampled, StepOutcome
 
 NAN_MARK = -9  # stored in a page instead of a token
 
@@ -65,7 +65,7 @@ class MemoryRunner:
         crash_injector: CrashInjector | None = None,
     ) -> None:
         self.runs_ahead = runs_ahead
-        self.ran_dry = ran_dry
+        self.device_was_idle = ran_dry
         self.nan_tokens = frozenset(nan_tokens)
         self.page_size = page_size
         self.vocab_size = vocab_size
@@ -78,11 +78,11 @@ class MemoryRunner:
         self.most_tokens = 0
         self.crash_injector = crash_injector
 
-    def take_memory(self, pages: int) -> bool:
+    def prefault_pages(self, pages: int) -> bool:
         """Return False: there is no memory to prefault."""
         return False
 
-    def launch(self, batch: Batch) -> Callable[[], Outcome]:
+    def launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Apply the moves of `batch` in the order that `Batch` and `Moves` define, then compute the step."""
         for page, content in self.swapping_in:
             self.pages[page] = content
@@ -95,7 +95,7 @@ class MemoryRunner:
         self.swapping_in = [(page, list(self.host[host])) for host, page in batch.swap_in]
         for page, _ in self.swapping_in:
             self.pages[page] = [-2] * self.page_size  # unreadable until the next step
-        for slot, index, page in batch.grown:
+        for slot, index, page in batch.new_pages:
             assert len(self.tables[slot]) == index
             self.tables[slot].append(page)
         for join in batch.joins:
@@ -117,7 +117,7 @@ class MemoryRunner:
                 page = self.tables[slot][position // self.page_size]
                 self.pages[page][position % self.page_size] = token
         broken = tuple(NAN_MARK in self._read(chunk.slot, chunk.start + chunk.length) for chunk in batch.chunks)
-        outcome = Outcome(tuple(self._sample(slot) for slot in batch.sampled), broken)
+        outcome = StepOutcome(tuple(self._sample(slot) for slot in batch.sampled_slots), broken)
         return lambda: outcome
 
     def _sample(self, slot: int) -> Sampled:

@@ -16,7 +16,7 @@ FORBIDDEN = {
     "engine/scheduling": ("torch", "numpy", "time", "random", "kernels", "engine.execution", "engine.engine"),
     "engine/execution": ("engine.scheduling.scheduler", "engine.scheduling.policy", "engine.scheduling.queue"),
     "app": ("torch", "kernels", "engine.execution", "engine.build", "engine.scheduling", "requests"),
-    "app/schemas": ("starlette", "app.routes", "app.engine_client.client", "app.service"),
+    "app/protocols": ("starlette", "app.routes", "app.engine_client.client", "app.service"),
 }
 
 

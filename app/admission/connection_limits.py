@@ -13,7 +13,7 @@ RESERVED_FILES = 64  # open files for the engine, logs, static files, and connec
 DEFAULT_PER_ADDRESS = 256
 MAX_LINGERING = 16  # refused connections that stay open until the client has read the answer
 RETRY_SECONDS = 5  # it is unknown when another connection ends
-TOTAL, PER_ADDRESS = "max_connections", "max_connections_per_address"
+TOTAL_LIMIT, ADDRESS_LIMIT = "max_connections", "max_connections_per_address"
 
 Release = Callable[[], None]
 
@@ -28,7 +28,7 @@ class ConnectionLimits:
         each of their connections may be of another client.
         """
         self.open = 0
-        self.refused = {TOTAL: 0, PER_ADDRESS: 0}
+        self.refused = {TOTAL_LIMIT: 0, ADDRESS_LIMIT: 0}
         self._total = total
         self._per_address = per_address
         self._proxies = proxies
@@ -40,11 +40,11 @@ class ConnectionLimits:
         network = client_network(client)
         limit = self._limit(client, network)
         if limit and self._by_network[network] >= limit:
-            self.refused[PER_ADDRESS] += 1
-            raise _refusal(429, PER_ADDRESS, f"This address has {limit:,} connections open, which is the limit")
+            self.refused[ADDRESS_LIMIT] += 1
+            raise _refusal(429, ADDRESS_LIMIT, f"This address has {limit:,} connections open, which is the limit")
         if self.open >= self._total:
-            self.refused[TOTAL] += 1
-            raise _refusal(503, TOTAL, f"The server has {self._total:,} connections open, which is the limit")
+            self.refused[TOTAL_LIMIT] += 1
+            raise _refusal(503, TOTAL_LIMIT, f"The server has {self._total:,} connections open, which is the limit")
         self.open += 1
         self._by_network[network] += 1
 

@@ -22,7 +22,7 @@ class EventPacer:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def turn(self) -> None:
+    async def wait_turn(self) -> None:
         """Wait until one event may be handled."""
         loop = asyncio.get_running_loop()
         if not self._waiting and self._take(loop.time()):

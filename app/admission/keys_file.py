@@ -1,7 +1,7 @@
 """Reader of the keys file: names, key digests and limits of tenants, which `carousel keys` edits.
 
-The file has the same `[tenants.NAME]` tables as the configuration file (app.admission.tenant_tables) and nothing else. The server
-reads it at the start, on SIGHUP and when it changes (app.cli.key_reload).
+The file has the same `[tenants.NAME]` tables as the configuration file (app.admission.tenant_tables) and nothing else.
+The server reads it at the start, on SIGHUP and when it changes (app.cli.key_reload).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from engine.types import ServiceClass
 
 RATE_DECAY_SECONDS = 30.0  # time constant of the exponential decay of observed drain rates
 DRAIN_TARGET_SHARE = 0.75  # of a bound: Retry-After is the time until a queue has drained to this share
-UNKNOWN_SECONDS, MOST_SECONDS = 5, 600  # Retry-After while no rate is known, and its maximum
+DEFAULT_RETRY_SECONDS, MAX_RETRY_SECONDS = 5, 600  # Retry-After while no rate is known, and its maximum
 
 
 # Tenants without waiting requests whose drain rate is remembered.
@@ -105,7 +105,7 @@ class Admission:
         self._tenants: OrderedDict[str, TenantQueues] = OrderedDict()  # the least recently active first
 
     def check(
-        self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, coming: int = 0, slots: int = 0
+        self, tenant: Tenant, service_class: ServiceClass, tokens: int = 0, about_to_queue: int = 0, slots: int = 0
     ) -> None:
         """Raise `ApiError` if the tenant's queue (429) or the queue of its class (503) is full.
 
@@ -118,7 +118,7 @@ class Admission:
             429, "of this key", "queue_quota_exceeded",
         )  # fmt: skip
         self._check(
-            self._classes[service_class], self._max_requests, self._max_tokens, tokens, coming - slots,
+            self._classes[service_class], self._max_requests, self._max_tokens, tokens, about_to_queue - slots,
             503, f"of class {service_class.label}", "server_full",
         )  # fmt: skip
         if self._tenant_share < 1:
@@ -129,7 +129,7 @@ class Admission:
                 429, f"of one client in class {service_class.label}", "queue_share_exceeded",
             )  # fmt: skip
 
-    def enter(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+    def add_waiting(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """Count a request that starts to wait."""
         queues = self._tenants.get(tenant_id)
         if queues is None:
@@ -139,7 +139,7 @@ class Admission:
         for queue in (self._classes[service_class], queues.all, queues.classes[service_class]):
             queue.enter(tokens)
 
-    def leave(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
+    def remove_waiting(self, tenant_id: str, service_class: ServiceClass, tokens: int) -> None:
         """Count a request that has received a slot or has ended."""
         now = self._clock()
         queues = self._tenants[tenant_id]
@@ -180,7 +180,9 @@ class Admission:
         seconds = queue.seconds_until(
             DRAIN_TARGET_SHARE * max_requests, max(0.0, DRAIN_TARGET_SHARE * max_tokens - tokens), self._clock()
         )
-        retry_seconds = UNKNOWN_SECONDS if seconds == math.inf else min(MOST_SECONDS, max(1, math.ceil(seconds)))
+        retry_seconds = (
+            DEFAULT_RETRY_SECONDS if seconds == math.inf else min(MAX_RETRY_SECONDS, max(1, math.ceil(seconds)))
+        )
         waiting = f"{queue.tokens:,}" if too_long else f"{requests:,}"
         limit = f"{max_tokens:,} prompt tokens" if too_long else f"{max_requests:,} requests"
         raise ApiError(

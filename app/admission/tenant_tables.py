@@ -25,11 +25,19 @@ from typing import Any
 
 import msgspec
 
-from app.admission.tenants import ALL_TIERS, LIMITS, SENT, Tenant, TenantLimits, can_be_sent, key_digest
+from app.admission.tenants import (
+    ALL_TIERS,
+    KEY_CHARACTERS,
+    LIMIT_OPTIONS,
+    Tenant,
+    TenantLimits,
+    is_valid_key,
+    key_digest,
+)
 
-DIGEST = re.compile("[0-9a-f]{64}")
+DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
 POSITIVE_LIMITS = ("deadline_ms", "max_queue", "max_queue_tokens", "websocket_idle_timeout")
-MIN_VALUES = dict.fromkeys(LIMITS, 0) | dict.fromkeys(POSITIVE_LIMITS, 1)
+MIN_VALUES = dict.fromkeys(LIMIT_OPTIONS, 0) | dict.fromkeys(POSITIVE_LIMITS, 1)
 LIMIT_FIELDS = TenantLimits.__struct_fields__
 
 
@@ -88,9 +96,9 @@ def _check_key(table: TenantTable, at: str) -> None:
     if (table.key is None) == (table.key_sha256 is None):
         given = "neither" if table.key is None else "both"
         raise TenantError(f"{at} must have either key or key_sha256, but has {given}")
-    if table.key is not None and not (table.key and can_be_sent(table.key)):
-        raise TenantError(f"{at}.key must be {SENT}")
-    if table.key_sha256 is not None and not DIGEST.fullmatch(table.key_sha256):
+    if table.key is not None and not (table.key and is_valid_key(table.key)):
+        raise TenantError(f"{at}.key must be {KEY_CHARACTERS}")
+    if table.key_sha256 is not None and not DIGEST_PATTERN.fullmatch(table.key_sha256):
         # The value is not repeated in the message, as it may be a key that was put there by mistake.
         raise TenantError(f"{at}.key_sha256 must be 64 lower-case hexadecimal digits, the SHA-256 of a key")
 

@@ -22,9 +22,9 @@ TIER_OF_CLASS = {
 }
 ALL_TIERS = tuple(TIER_OF_CLASS.values())
 # Limits of a tenant, and options of the same names for all tenants.
-LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "max_websockets")
+LIMIT_OPTIONS = ("requests_per_minute", "tokens_per_minute", "max_concurrency", "max_websockets")
 ID_DIGITS = 16  # of a digest: enough to identify owners, short enough for logs
-SENT = "printable ASCII without spaces"  # requirement of `can_be_sent`
+KEY_CHARACTERS = "printable ASCII without spaces"  # requirement of `is_valid_key`
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class Tenant(TenantLimits, frozen=True, kw_only=True):
         return TIER_OF_CLASS[service_class] in self.tiers
 
     @property
-    def highest(self) -> ServiceClass:
+    def highest_class(self) -> ServiceClass:
         """Return the highest class that it may use."""
         return min(c for c in ServiceClass if self.may(c))
 
@@ -95,13 +95,13 @@ class AnonymousTenant(Tenant, frozen=True, kw_only=True):
         return bool(self.network)
 
 
-ANYBODY = AnonymousTenant(name="anybody")  # clients on this machine, if no keys are configured
+ANONYMOUS = AnonymousTenant(name="anybody")  # clients on this machine, if no keys are configured
 
 
 @lru_cache(maxsize=1024)
 def anonymous(network: str) -> Tenant:
     """Return the tenant of a client without a key. Its name, which labels metrics, is the same for all networks."""
-    return AnonymousTenant(name=ANYBODY.name, network=network) if network else ANYBODY
+    return AnonymousTenant(name=ANONYMOUS.name, network=network) if network else ANONYMOUS
 
 
 def key_digest(key: str) -> str:
@@ -109,12 +109,12 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def can_be_sent(key: str) -> bool:
+def is_valid_key(key: str) -> bool:
     """Return whether a key can be sent in a header, in which clients and servers only agree on ASCII."""
     return key.isascii() and key.isprintable() and " " not in key
 
 
-def of_key(key: str) -> Tenant:
+def tenant_of_key(key: str) -> Tenant:
     """Return the tenant of a key that has no table."""
     digest = key_digest(key)
     return Tenant(name=f"key-{digest[:6]}", digest=digest)

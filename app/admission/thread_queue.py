@@ -14,8 +14,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from app.admission.cell_rate import CellRate
-from app.streams.timeline import Intake
-from engine.types import Cause, ServiceClass
+from app.streams.timeline import IntakeTimeline
+from engine.types import ServiceClass, WaitReason
 
 RELEASE_BYTES = 1 << 20  # bytes or characters of inputs after which freed memory is returned to the system
 RELEASE_SECONDS = 1.0  # delay after the last of them
@@ -25,7 +25,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 Result = TypeVar("Result")
 
 
-class Turnstile:
+class ThreadQueue:
     """Bounded executor of functions in threads.
 
     With a limited `share`, a turnstile pauses after its functions until they have used no more than that share of a
@@ -33,16 +33,16 @@ class Turnstile:
     whole core.
     """
 
-    def __init__(self, places: int, reserved: int = 0, share: float = math.inf) -> None:
+    def __init__(self, max_concurrent: int, reserved: int = 0, max_cpu_share: float = math.inf) -> None:
         """places: concurrent functions. reserved: number of these for interactive requests, because a running function
         cannot be stopped. share: maximum share of a core.
         """
-        self._budget = CellRate(share, TOLERANCE_SECONDS)
+        self._budget = CellRate(max_cpu_share, TOLERANCE_SECONDS)
         self._pause_timer: asyncio.TimerHandle | None = None
         self._releasing: asyncio.TimerHandle | None = None
         self.pending = 0  # functions that wait or run
         self._read = 0  # bytes or characters since memory was last returned
-        self._free = places
+        self._free = max_concurrent
         self._reserved = reserved
         self._waiting: list[tuple[ServiceClass, int, asyncio.Future[None]]] = []  # a heap
         self._arrivals = count()
@@ -53,8 +53,8 @@ class Turnstile:
         service_class: ServiceClass = ServiceClass.STANDARD,
         *,
         size: int = 0,
-        spent: float = 0.0,
-        intake: Intake | None = None,
+        cpu_seconds_spent: float = 0.0,
+        intake: IntakeTimeline | None = None,
     ) -> Result:
         """Return the result of `work`.
 
@@ -69,7 +69,7 @@ class Turnstile:
             await self._turn(service_class, intake)
             used: list[float] = []
             running = asyncio.get_running_loop().run_in_executor(None, _timed, work, used)
-            running.add_done_callback(lambda ended: self._end(ended, spent + sum(used)))
+            running.add_done_callback(lambda ended: self._end(ended, cpu_seconds_spent + sum(used)))
             try:
                 return await asyncio.shield(running)
             finally:
@@ -85,9 +85,9 @@ class Turnstile:
         self._releasing = None
         if not self.pending:  # otherwise after the last of them
             self._read = 0
-            asyncio.get_running_loop().run_in_executor(None, release_memory)
+            asyncio.get_running_loop().run_in_executor(None, trim_malloc)
 
-    async def _turn(self, service_class: ServiceClass, intake: Intake | None) -> None:
+    async def _turn(self, service_class: ServiceClass, intake: IntakeTimeline | None) -> None:
         mine = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (service_class, next(self._arrivals), mine))
         self._admit_waiting()
@@ -98,18 +98,18 @@ class Turnstile:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():  # the place was granted at the moment of the cancellation
-                self._pass_on()
+                self._release_place()
             raise
         if intake is not None:
-            intake.waited(began, time.monotonic(), Cause.TEXTS)
+            intake.record_wait(began, time.monotonic(), WaitReason.TOKENIZATION)
 
     def _end(self, running: asyncio.Future[Any], cpu_seconds: float) -> None:
         if not running.cancelled():
             running.exception()  # mark it as retrieved: asyncio would log it as an error if the caller was cancelled
         self._budget.spend(time.monotonic(), cpu_seconds)
-        self._pass_on()
+        self._release_place()
 
-    def _pass_on(self) -> None:
+    def _release_place(self) -> None:
         self._free += 1
         self._admit_waiting()
 
@@ -141,7 +141,7 @@ def _timed(work: Callable[[], Result], used: list[float]) -> Result:
         used.append(time.thread_time() - began)
 
 
-def release_memory() -> None:
+def trim_malloc() -> None:
     """Return freed memory to the system: glibc keeps it for each thread that allocated, and a tokenizer allocates a
     hundred times the size of its text.
     """
@@ -150,7 +150,7 @@ def release_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def keep_little_memory() -> None:
+def limit_malloc_cache() -> None:
     """Make glibc return large buffers to the system when they are freed. By default it raises the size limit for that
     with every large buffer that is freed, and keeps all smaller ones.
     """

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 from urllib.parse import quote
 
-from app.admission.tenants import SENT, can_be_sent
-from app.cli.bench.client import NoServer, Target, ask_json
+from app.admission.tenants import KEY_CHARACTERS, is_valid_key
+from app.cli.bench.client import ServerUnreachable, Target, request_json
 from app.settings import SettingsError
 
 BAR_CHARACTERS = 40  # width of the bars
@@ -34,21 +34,23 @@ MECHANISM_TEXTS = {
 
 
 def explain(url: str, request_id: str, api_key: str | None) -> str:
-    """Query the server for a request's timeline and return it as text. Raises `NoServer`, and `SettingsError` for an
-    invalid URL or key.
+    """Query the server for a request's timeline and return it as text. Raises `ServerUnreachable`, and `SettingsError`
+    for an invalid URL or key.
     """
     target = Target.parse(url)
-    if not can_be_sent(api_key or ""):
-        raise SettingsError(f"an API key must be {SENT}")
+    if not is_valid_key(api_key or ""):
+        raise SettingsError(f"an API key must be {KEY_CHARACTERS}")
     path = f"/v1/requests/{quote(request_id, safe='', errors='surrogateescape')}"
-    account = asyncio.run(ask_json(target, "GET", path, key=api_key))
+    account = asyncio.run(request_json(target, "GET", path, key=api_key))
     try:
-        return "\n".join(lines(account))
+        return "\n".join(timeline_lines(account))
     except (LookupError, TypeError, ValueError, OverflowError):
-        raise NoServer(f"{target.url}{path} is not a request's timeline: is that the address of a server?") from None
+        raise ServerUnreachable(
+            f"{target.url}{path} is not a request's timeline: is that the address of a server?"
+        ) from None
 
 
-def lines(account: dict[str, Any]) -> list[str]:
+def timeline_lines(account: dict[str, Any]) -> list[str]:
     """Return the timeline as lines of text."""
     wall = account["wall_ms"]
     text = [

@@ -14,10 +14,10 @@ from app.admission.tenant_tables import LIMIT_FIELDS, TenantTable
 from app.admission.tenants import ALL_TIERS
 from app.cli.keys_editor import add_key, revoke_key
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST_DIGITS = 12  # of a digest, in the list
 # Flags of `add`, named like the fields of a table.
-LIMITS: dict[str, tuple[type, str]] = {
+LIMIT_FLAGS: dict[str, tuple[type, str]] = {
     "weight": (float, "share of a class, against 1 for other tenants"),
     "deadline_ms": (int, "deadline of requests without one, in milliseconds"),
     "max_queue": (int, "maximum waiting requests"),
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("name", type=_name, help="name of the tenant, in logs and metrics")
     add.add_argument("--replace", action="store_true", help="give an existing tenant a new key; the old one is revoked")
     add.add_argument("--tiers", type=_tiers, help=f"service tiers, separated by commas: {', '.join(ALL_TIERS)}")
-    for field, (kind, text) in LIMITS.items():
+    for field, (kind, text) in LIMIT_FLAGS.items():
         add.add_argument(f"--{field.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=text)
     listing = commands.add_parser("list", help="print names, dates, first digits of digests, and limits")
     listing.add_argument("--json", action="store_true", help="print a JSON array")
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def _name(given: str) -> str:
-    if not NAME.fullmatch(given):
+    if not NAME_PATTERN.fullmatch(given):
         allowed = "1 to 64 ASCII letters, digits, dots, hyphens and underscores, the first a letter or digit"
         raise argparse.ArgumentTypeError(f"the name must have {allowed}, got {given!r}")
     return given

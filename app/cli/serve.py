@@ -22,18 +22,18 @@ from app.admission.addresses import AddressList
 from app.admission.connection_limits import RESERVED_FILES, ConnectionLimits
 from app.admission.keys_file import is_exposed
 from app.admission.tenants import Tenant
-from app.admission.thread_queue import keep_little_memory
+from app.admission.thread_queue import limit_malloc_cache
 from app.cli.graceful import GracefulServer
 from app.cli.key_reload import KeyReload
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.http.connection import Connection
 from app.http.security import is_loopback
-from app.http.slow_client import UNREAD_SECONDS, keep_unread
+from app.http.slow_client import TCP_USER_TIMEOUT_SECONDS, set_tcp_user_timeout
 from app.http.websocket import WebSocketProtocol
 from app.server import create_app
 from app.settings import Settings, SettingsError
-from app.text.chat_template import TemplateBroken
-from app.text.checkpoint_files import TokenizerMissing
+from app.text.chat_template import InvalidTemplate
+from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from engine.log_queue import LogHandler, LogWriter
 
@@ -58,17 +58,17 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
     read_configured: returns the current tenants of the options and the config file; see `KeyReload`.
     """
     if (files := _allow_files()) < MIN_OPEN_FILES:
-        logs.announce(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
+        logs.write_plain(f"carousel: `ulimit -n` allows {files} open files; at least {MIN_OPEN_FILES} are needed")
         return 1
     connections = _connection_limits(settings, files)
     try:
         text = load_text(settings)
         bound = _bind(settings.host, settings.port)
-    except (TokenizerMissing, TemplateBroken, OSError) as error:
-        logs.announce(f"carousel: {error}")
+    except (TokenizerError, InvalidTemplate, OSError) as error:
+        logs.write_plain(f"carousel: {error}")
         return 1
     sys.setswitchinterval(SWITCH_SECONDS)
-    keep_little_memory()
+    limit_malloc_cache()
     client = EngineClient(
         settings.engine,
         watchdog=settings.watchdog_timeout,
@@ -100,7 +100,7 @@ def run(settings: Settings, logs: LogHandler, read_configured: Callable[[], tupl
 
 
 def load_text(settings: Settings) -> TextModel:
-    """Return the tokenizer and chat template that `settings` select. Raises `TokenizerMissing`, `TemplateBroken`."""
+    """Return the tokenizer and chat template that `settings` select. Raises `TokenizerError`, `InvalidTemplate`."""
     return TextModel.load(
         Path(settings.engine.model),
         settings.chat_template,
@@ -114,7 +114,7 @@ async def _run(
 ) -> int:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
-    logs.announce(f"Carousel is starting on {url} with {settings.model_name}")
+    logs.write_plain(f"Carousel is starting on {url} with {settings.model_name}")
     if not (settings.requires_keys or is_loopback(settings.host)):
         log.warning("every client that can reach %s may use it; --api-key and --keys-file require keys", settings.host)
     if settings.keys_file is not None and is_exposed(Path(settings.keys_file)):
@@ -126,7 +126,7 @@ async def _run(
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     failure = "" if serving.done() else loading.result()
     if failure and not server.should_exit:  # not if the server was stopped before it was ready
-        logs.announce(f"carousel: {failure}")
+        logs.write_plain(f"carousel: {failure}")
         server.should_exit = True
         await serving
         return 1
@@ -138,7 +138,7 @@ async def _run(
     await asyncio.wait((serving, losing), return_when=asyncio.FIRST_COMPLETED)
     is_lost = losing.done() and not server.should_exit
     if is_lost:
-        logs.announce("carousel: stopping with status 1, because no engine can be started")
+        logs.write_plain("carousel: stopping with status 1, because no engine can be started")
         server.should_exit = True
     losing.cancel()
     await serving
@@ -157,9 +157,9 @@ async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str
         shown = "weights"
         while not ready.done():
             loading = client.loading
-            if loading.what in LONG_PHASES:
-                if loading.what != shown:
-                    shown = loading.what
+            if loading.stage in LONG_PHASES:
+                if loading.stage != shown:
+                    shown = loading.stage
                     bar.set_description(shown)
                     bar.reset()
                 bar.total = loading.total
@@ -170,7 +170,7 @@ async def _show_loading(client: EngineClient, url: str, logs: LogHandler) -> str
     except EngineUnavailable as error:
         return str(error)
     tokens = info.num_pages * info.page_size
-    logs.announce(
+    logs.write_plain(
         f"Ready: {url}  ({info.parameters / 1e6:.1f}M parameters in {info.dtype} on {info.device}, "
         f"{info.max_num_seqs} slots, KV for {tokens:,} tokens, context {info.max_model_len:,})"
     )
@@ -220,7 +220,7 @@ def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    keep_unread(sock, UNREAD_SECONDS)  # inherited by every connection
+    set_tcp_user_timeout(sock, TCP_USER_TIMEOUT_SECONDS)  # inherited by every connection
     try:
         sock.bind((host, port))
         sock.listen(BACKLOG)  # only now is the address exclusively ours: two servers may bind at the same moment

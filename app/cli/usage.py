@@ -1,5 +1,5 @@
-"""`carousel usage FILE`: usage and cost by tenant or other keys. Reads the file that app/observe/metering.py writes, even
-during writing.
+"""`carousel usage FILE`: usage and cost by tenant or other keys. Reads the file that app/observe/metering.py writes,
+even during writing.
 
 Sums are integers (tokens, microseconds) and money is in fractions: exact until printed, then rounded once.
 """
@@ -21,7 +21,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from app.observe.metering import MeteringRefused, check
+from app.observe.metering import MeteringError, check
 
 KEYS = {
     "tenant": "tenant",
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report(options: argparse.Namespace) -> str:
-    """Return the text that the command prints. Raises `MeteringRefused`."""
+    """Return the text that the command prints. Raises `MeteringError`."""
     given = (options.price_per_hour, options.price_input, options.price_cached, options.price_output)
     cached = options.price_input if options.price_cached is None else options.price_cached
     prices = None
@@ -115,7 +115,7 @@ def report(options: argparse.Namespace) -> str:
 
 def read(path: Path, by: Sequence[str], since: float | None = None, until: float | None = None) -> Groups:
     """Return the sums of the requests that ended in [since, until), Unix seconds, for each value of the keys, sorted.
-    Raises `MeteringRefused`.
+    Raises `MeteringError`.
     """
     keys = [KEYS[key] for key in by]
     # Each value is rounded to whole microseconds, as it was written: a sum of floats would depend on its order.
@@ -136,7 +136,7 @@ def read(path: Path, by: Sequence[str], since: float | None = None, until: float
 
 def _rows(path: Path, query: str, bounds: tuple[float, float]) -> list[tuple[Any, ...]]:
     if not path.is_file():
-        raise MeteringRefused(f"{path}: there is no such file")
+        raise MeteringError(f"{path}: there is no such file")
     try:
         try:
             return _query(path, "mode=ro", query, bounds)
@@ -146,8 +146,8 @@ def _rows(path: Path, query: str, bounds: tuple[float, float]) -> list[tuple[Any
             # For concurrent reading SQLite creates a file beside it, which may be forbidden; without a -wal file no
             # process writes.
             return _query(path, "immutable=1", query, bounds)
-    except (sqlite3.Error, MeteringRefused) as error:
-        raise MeteringRefused(f"{path}: {error}") from None
+    except (sqlite3.Error, MeteringError) as error:
+        raise MeteringError(f"{path}: {error}") from None
 
 
 def _query(path: Path, mode: str, query: str, bounds: tuple[float, float]) -> list[tuple[Any, ...]]:

@@ -16,20 +16,20 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from app.engine_client.engine_process import Life
+from app.engine_client.engine_process import EngineProcess
 from app.engine_client.in_flight import InFlight, Sink
-from app.engine_client.restart_policy import FRUITLESS, Lives
+from app.engine_client.restart_policy import MAX_FAILED_STARTS, RestartPolicy
 from engine.checks import check_request
 from engine.config import EngineConfig
-from engine.ipc import Abort, Echo, FromEngine, Loading, Ready, Stepped, Submit, Watch
-from engine.types import Load, ModelInfo, Request, Snapshot
+from engine.ipc import Abort, FromEngine, LoadProgress, Ping, Ready, StepResult, Submit, WatchSnapshots
+from engine.types import EngineLoad, ModelInfo, Request, Snapshot
 from engine.worker import Builder
 
 log = logging.getLogger("carousel.client")
 
-LOOK_SECONDS = 0.25  # between two checks of the heartbeat
+HEARTBEAT_POLL_SECONDS = 0.25  # between two checks of the heartbeat
 STALL_SECONDS = 3.0  # without progress after which a server with work is reported as not ready
-CANARY_SECONDS = 2.0  # without a heartbeat after which an idle engine is sent an echo request
+ECHO_AFTER_SECONDS = 2.0  # without a heartbeat after which an idle engine is sent an echo request
 # minimum seconds without a message that a loading engine is given, regardless of the watchdog's time
 MIN_LOADING_SECONDS = 300.0
 EXIT_SECONDS = 5.0  # seconds in which a stopped engine may exit by itself
@@ -38,7 +38,7 @@ CLOSED_EXIT_SECONDS = 1.0  # the same for an engine that has closed its channel
 CATCH_UP_SECONDS = 0.2
 
 
-class Phase(Enum):
+class EngineState(Enum):
     """State of the engine as a whole."""
 
     LOADING = "loading"
@@ -49,7 +49,7 @@ class Phase(Enum):
     STOPPED = "stopped"
 
 
-STARTING = (Phase.LOADING, Phase.RESTARTING, Phase.RETRYING)
+STARTING = (EngineState.LOADING, EngineState.RESTARTING, EngineState.RETRYING)
 
 
 class EngineUnavailable(Exception):
@@ -72,19 +72,19 @@ class EngineClient:
         engine process's log.
         """
         self.config = config
-        self.phase = Phase.LOADING
-        self.loading = Loading("start", 0, 1)
+        self.phase = EngineState.LOADING
+        self.loading = LoadProgress("start", 0, 1)
         self.failure = ""
         self.info: ModelInfo | None = None
-        self.load: Load | None = None
+        self.load: EngineLoad | None = None
         self.restarts = 0
         self._build = build
         self._logs = logs
         self._restart_interval = restart_interval
         self._in_flight = InFlight()
-        self._watchers: set[Callable[[Snapshot, Load], None]] = set()
+        self._watchers: set[Callable[[Snapshot, EngineLoad], None]] = set()
         self._changed = asyncio.Event()
-        self._lives = Lives()
+        self._lives = RestartPolicy()
         self._ready_at = math.inf  # of the current engine; infinity while it loads
         self._restart: asyncio.Task[None] | None = None
         self._watchdog = watchdog
@@ -92,58 +92,60 @@ class EngineClient:
         self._beats = 0  # heartbeat count at `_heard_at`
         self._is_echo_due = False  # an idle engine was sent an echo request
         self._looking: asyncio.Task[None] | None = None
-        self._life = Life(self._hear, self._lose, build, logs)
+        self._engine = EngineProcess(self._hear, self._lose, build, logs)
 
     # Engine lifecycle -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the engine and begin to load the model. Returns at once; `ready` waits."""
-        await self._life.start(self.config)
+        await self._engine.start(self.config)
         self._looking = asyncio.create_task(self._look())
 
     async def ready(self) -> ModelInfo:
         """Wait until requests are served. Raises `EngineUnavailable` with a one-line reason."""
         while self.phase in STARTING:
             await self._changed.wait()
-        if self.info is None or self.phase is not Phase.READY:
+        if self.info is None or self.phase is not EngineState.READY:
             raise EngineUnavailable(self.failure or "the engine is stopped")
         return self.info
 
     async def failed(self) -> str:
         """Wait until no further engine will be started. Returns the reason."""
-        while self.phase is not Phase.FAILED:
+        while self.phase is not EngineState.FAILED:
             await self._changed.wait()
         return self.failure
 
     async def stop(self) -> None:
         """Close the channel and wait for the process to end."""
-        self._set_phase(Phase.STOPPED)
+        self._set_phase(EngineState.STOPPED)
         if tasks := [task for task in (self._restart, self._looking) if task is not None]:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        await self._life.end(EXIT_SECONDS)
+        await self._engine.close(EXIT_SECONDS)
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
         """Return the engine's process, if it has one."""
-        return self._life.process
+        return self._engine.process
 
     # Requests -----------------------------------------------------------------------------------------------------
 
     @property
-    def takes_requests(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Return whether there is an engine or its replacement is starting."""
-        return self.phase in (Phase.READY, Phase.RESTARTING)
+        return self.phase in (EngineState.READY, EngineState.RESTARTING)
 
     @property
     def is_stalled(self) -> bool:
         """Return whether an engine with work has made no progress for `STALL_SECONDS`. It may still recover."""
-        return self.phase is Phase.READY and self._is_sign_due and time.monotonic() - self._heard_at > STALL_SECONDS
+        return (
+            self.phase is EngineState.READY and self._is_sign_due and time.monotonic() - self._heard_at > STALL_SECONDS
+        )
 
     def check(self, request: Request) -> None:
         """Raise `RequestRefused` for a request that can never be served, and `EngineUnavailable` without an engine."""
-        if self.info is None or not self.takes_requests:
+        if self.info is None or not self.accepts_requests:
             raise EngineUnavailable(self.failure or "the engine is not ready")
         check_request(request, self.info)
 
@@ -154,10 +156,10 @@ class EngineClient:
         if not self._in_flight:
             self._heard_at = time.monotonic()
         ongoing = self._in_flight.add(request, sink)
-        if self.phase is Phase.READY and not self._in_flight.is_on_trial:
-            self._life.send(Submit(ongoing.as_it_stands()))
+        if self.phase is EngineState.READY and not self._in_flight.is_on_trial:
+            self._engine.send(Submit(ongoing.resume_request()))
         else:
-            ongoing.tell_no_engine()
+            ongoing.report_no_engine()
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Ask the engine to end a request or one choice. Its `EndEvent` still arrives at the sink."""
@@ -166,7 +168,7 @@ class EngineClient:
             return
         ongoing.abort(choice)
         if ongoing.is_sent:
-            self._life.send(Abort(request_id, choice))
+            self._engine.send(Abort(request_id, choice))
         else:  # called later: a caller must not receive an event during its own call
             asyncio.get_running_loop().call_soon(self._in_flight.drop_aborted, request_id)
 
@@ -175,21 +177,21 @@ class EngineClient:
         """Requests that have not ended."""
         return len(self._in_flight)
 
-    def watch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
+    def watch(self, watcher: Callable[[Snapshot, EngineLoad], None]) -> None:
         """Call `watcher` with each snapshot from now on."""
         if not self._watchers:
-            self._life.send(Watch(True))
+            self._engine.send(WatchSnapshots(True))
         self._watchers.add(watcher)
 
-    def unwatch(self, watcher: Callable[[Snapshot, Load], None]) -> None:
+    def unwatch(self, watcher: Callable[[Snapshot, EngineLoad], None]) -> None:
         """Stop calling `watcher`; without watchers the engine makes no snapshots."""
         self._watchers.discard(watcher)
         if not self._watchers:
-            self._life.send(Watch(False))
+            self._engine.send(WatchSnapshots(False))
 
     # Internals ------------------------------------------------------------------------------------------------------
 
-    def _set_phase(self, phase: Phase) -> None:
+    def _set_phase(self, phase: EngineState) -> None:
         self.phase = phase
         self._changed.set()
         self._changed = asyncio.Event()
@@ -198,103 +200,104 @@ class EngineClient:
         """Handle a message from the engine; yields after each event."""
         self._note_progress()
         match message:
-            case Stepped(events, load, snapshot):
+            case StepResult(events, load, snapshot):
                 self.load = load
                 for event in events:
-                    if self._in_flight.take(event):
+                    if self._in_flight.handle(event):
                         self._send_unsent()
                     yield
                 if snapshot is not None:
                     for watcher in list(self._watchers):
                         watcher(snapshot, load)
-            case Loading():
+            case LoadProgress():
                 self.loading = message
                 self._changed.set()
                 self._changed = asyncio.Event()
             case Ready(info) if self.phase in STARTING:
                 self.info = info
                 self._ready_at = time.monotonic()
-                if self.phase is not Phase.LOADING:
+                if self.phase is not EngineState.LOADING:
                     log.warning("the engine is ready again; resumed requests: %d", len(self._in_flight))
                     if self._watchers:
-                        self._life.send(Watch(True))
-                self._set_phase(Phase.READY)
+                        self._engine.send(WatchSnapshots(True))
+                self._set_phase(EngineState.READY)
                 self._send_unsent()
 
     def _send_unsent(self) -> None:
-        self._life.send(*map(Submit, self._in_flight.take_unsent()))
+        self._engine.send(*map(Submit, self._in_flight.requests_to_send()))
 
     def _lose(self, why: str) -> None:
         """Handle the loss of an engine. Starts another one, unless it was the first, whose failure is reported, or too
         many engines in a row have ended without progress.
         """
-        if self.phase in (Phase.FAILED, Phase.STOPPED):
+        if self.phase in (EngineState.FAILED, EngineState.STOPPED):
             return
-        if self.phase is Phase.LOADING:  # callers of `ready` report it
+        if self.phase is EngineState.LOADING:  # callers of `ready` report it
             self._fail(why)
             return
         self._count_life()
-        self._set_phase(Phase.RESTARTING)
+        self._set_phase(EngineState.RESTARTING)
         self.load = None  # nothing runs without an engine
-        self.loading = Loading("start", 0, 1)
-        if self._lives.are_enough and self._restart_interval is not None:
-            why += f"; {FRUITLESS} or more engines in a row failed, so the next starts in {self._restart_interval:g} s"
+        self.loading = LoadProgress("start", 0, 1)
+        if self._lives.is_exhausted and self._restart_interval is not None:
+            seconds = f"{self._restart_interval:g} s"
+            why += f"; {MAX_FAILED_STARTS} or more engines in a row failed, so the next starts in {seconds}"
             log.error("%s", why)
             self.failure = why
-            self._set_phase(Phase.RETRYING)
+            self._set_phase(EngineState.RETRYING)
             self._in_flight.fail(why, "engine_unavailable")
             self._restart = asyncio.create_task(self._start_anew(self._restart_interval))
             return
-        if self._lives.are_enough:
-            why += f"; {FRUITLESS} engines in a row failed, so no other one is started"
+        if self._lives.is_exhausted:
+            why += f"; {MAX_FAILED_STARTS} engines in a row failed, so no other one is started"
             log.error("%s", why)
             self._fail(why)
             return
         log.error("%s; another one is started; requests waiting for it: %d", why, len(self._in_flight))
-        self._restart = asyncio.create_task(self._start_anew(self._lives.pause))
+        self._restart = asyncio.create_task(self._start_anew(self._lives.backoff_seconds))
 
     def _count_life(self) -> None:
         got_on, was_at_work = self._in_flight.has_got_on, self._in_flight.is_at_work
         had_culprit, seconds = self._in_flight.lose_engine(), time.monotonic() - self._ready_at
-        self._lives.count(got_on=got_on, was_at_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
+        self._lives.record_end(made_progress=got_on, had_work=was_at_work, had_culprit=had_culprit, seconds=seconds)
         self._ready_at = math.inf
 
     async def _start_anew(self, pause: float) -> None:
         try:
             # wait until the old process has ended, so that its memory is free
-            await self._life.end(CLOSED_EXIT_SECONDS)
-            if self._life.ending:
-                log.error("the process of that engine ended %s", self._life.ending)
+            await self._engine.close(CLOSED_EXIT_SECONDS)
+            if self._engine.exit_description:
+                log.error("the process of that engine ended %s", self._engine.exit_description)
             await asyncio.sleep(pause)
-            self._life = Life(self._hear, self._lose, self._build, self._logs)
+            self._engine = EngineProcess(self._hear, self._lose, self._build, self._logs)
             self._note_progress()
             # keep the number of pages: an admitted request may need all of them
-            await self._life.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
+            await self._engine.start(replace(self.config, num_pages=self.info.num_pages) if self.info else self.config)
             self.restarts += 1
         except Exception as error:  # no process, thread or descriptor was available; a retry may succeed
             self._lose(f"no engine could be started: {error}")
 
     def _note_progress(self) -> None:
-        self._heard_at, self._beats, self._is_echo_due = time.monotonic(), self._life.heartbeat.count, False
+        self._heard_at, self._beats, self._is_echo_due = time.monotonic(), self._engine.heartbeat.count, False
 
     async def _look(self) -> None:
         """Check the heartbeat, send echo requests, and replace an engine that makes no progress."""
         while True:
             began = time.monotonic()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(HEARTBEAT_POLL_SECONDS)
             if (
-                time.monotonic() - began > LOOK_SECONDS + STALL_SECONDS / 2
+                time.monotonic() - began > HEARTBEAT_POLL_SECONDS + STALL_SECONDS / 2
             ):  # this process was delayed, and possibly the engine too
                 self._heard_at = time.monotonic()
-            if self._life.heartbeat.count != self._beats:
+            if self._engine.heartbeat.count != self._beats:
                 self._note_progress()
-            elif self.phase is Phase.READY:
+            elif self.phase is EngineState.READY:
                 self._send_canary()
             if self._is_silent:
                 await asyncio.sleep(CATCH_UP_SECONDS)
-                if self._life.heartbeat.count == self._beats and self._is_silent:
+                if self._engine.heartbeat.count == self._beats and self._is_silent:
                     silent = time.monotonic() - self._heard_at
-                    self._life.give_up(f"the engine has made no progress for {silent:.0f} s")
+                    self._engine.abandon(f"the engine has made no progress for {silent:.0f} s")
 
     def _send_canary(self) -> None:
         """Send an echo request to an engine without a recent heartbeat.
@@ -303,12 +306,12 @@ class EngineClient:
         generation request would detect nothing more on a CPU, and would occupy the device of an otherwise idle machine;
         a hanging device is detected at the first step.
         """
-        if self._is_echo_due or time.monotonic() - self._heard_at < CANARY_SECONDS:
+        if self._is_echo_due or time.monotonic() - self._heard_at < ECHO_AFTER_SECONDS:
             return
         if not self._in_flight:
             self._heard_at = time.monotonic()
         self._is_echo_due = True
-        self._life.send(Echo())
+        self._engine.send(Ping())
 
     @property
     def _is_sign_due(self) -> bool:
@@ -317,13 +320,13 @@ class EngineClient:
     @property
     def _is_silent(self) -> bool:
         silent = time.monotonic() - self._heard_at
-        if self.phase in (Phase.RESTARTING, Phase.RETRYING):
+        if self.phase in (EngineState.RESTARTING, EngineState.RETRYING):
             return silent > max(self._watchdog, MIN_LOADING_SECONDS)
-        return self.phase is Phase.READY and self._is_sign_due and silent > self._watchdog
+        return self.phase is EngineState.READY and self._is_sign_due and silent > self._watchdog
 
     def _fail(self, why: str) -> None:
         """Fail all waiting requests. The first reason counts, and being stopped is one."""
         self.failure = why
-        self._set_phase(Phase.FAILED)
+        self._set_phase(EngineState.FAILED)
         self._in_flight.fail(why, "engine_unavailable")
-        self._restart = asyncio.create_task(self._life.end(CLOSED_EXIT_SECONDS))
+        self._restart = asyncio.create_task(self._engine.close(CLOSED_EXIT_SECONDS))

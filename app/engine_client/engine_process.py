@@ -20,7 +20,7 @@ import engine
 from app.child_environment import child_environment
 from engine.config import EngineConfig
 from engine.heartbeat import Heartbeat
-from engine.ipc import Failed, FrameReader, FromEngine, Start, ToEngine, encode, from_engine
+from engine.ipc import API_DECODER, Failed, FrameReader, FromEngine, Start, ToEngine, encode
 from engine.worker import Builder, serve
 
 log = logging.getLogger("carousel.life")
@@ -28,16 +28,16 @@ log = logging.getLogger("carousel.life")
 # Iterations for which an idle OpenMP thread of the engine spins before it sleeps, if torch computes on a CPU. Without
 # spinning, small models become slower, because their operations follow each other within microseconds. With unlimited
 # spinning, the threads take the cores that this process needs.
-ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "50000"}
+ENGINE_ENVIRONMENT_DEFAULTS = {"GOMP_SPINCOUNT": "50000"}
 
 # Events handled before the event loop runs other callbacks, which takes a millisecond or two.
-EVENTS_A_TURN = 64
+MAX_EVENTS_PER_TURN = 64
 
 ENDED_MESSAGE = "the engine process ended unexpectedly"
 KILL_WAIT_SECONDS = 10.0  # seconds to wait for a killed process
 
 
-class Life:
+class EngineProcess:
     """Engine in its own process; with `build`, on a thread of this process (for tests).
 
     hear: handles a message and yields after each of its events. lose: called once with the reason when nothing more
@@ -47,8 +47,8 @@ class Life:
 
     def __init__(
         self,
-        hear: Callable[[FromEngine], Iterator[None]],
-        lose: Callable[[str], None],
+        on_message: Callable[[FromEngine], Iterator[None]],
+        on_loss: Callable[[str], None],
         build: Builder | None = None,
         logs: tuple[str, str] = ("info", "text"),
     ) -> None:
@@ -57,7 +57,7 @@ class Life:
         self._is_started = False
         self._build = build
         self._logs = logs
-        self._channel = _Channel(hear, lose)
+        self._channel = _Channel(on_message, on_loss)
         self.heartbeat = Heartbeat()
 
     async def start(self, config: EngineConfig) -> None:
@@ -82,11 +82,11 @@ class Life:
         if self._is_started:  # nothing may precede the first message
             self._channel.send(messages)
 
-    def give_up(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Close the channel of a running but unusable engine and report its loss."""
         self._channel.give_up(why)
 
-    async def end(self, patience: float) -> None:
+    async def close(self, patience: float) -> None:
         """Close the channel and wait for the engine to end; kill its process after `patience` seconds."""
         self._channel.close()
         self.heartbeat.close()
@@ -101,7 +101,7 @@ class Life:
                     await asyncio.to_thread(self.process.wait, KILL_WAIT_SECONDS)
 
     @property
-    def ending(self) -> str:
+    def exit_description(self) -> str:
         """Return how the process ended, for the log; empty if it has not ended or there is none."""
         status = self.process.returncode if self.process is not None else None
         if status is None:
@@ -118,7 +118,7 @@ class _Channel(asyncio.Protocol):
     def __init__(self, hear: Callable[[FromEngine], Iterator[None]], lose: Callable[[str], None]) -> None:
         self._hear = hear
         self._lose = lose
-        self._frames = FrameReader(from_engine)
+        self._frames = FrameReader(API_DECODER)
         self._messages: deque[FromEngine] = deque()
         self._handling: Iterator[None] | None = None  # set while messages are being handled
         self._transport: asyncio.Transport | None = None
@@ -178,7 +178,7 @@ class _Channel(asyncio.Protocol):
     def _continue(self) -> None:
         assert self._handling is not None and self._transport is not None
         for count, _ in enumerate(self._handling, 1):
-            if count == EVENTS_A_TURN:
+            if count == MAX_EVENTS_PER_TURN:
                 if self._transport.is_reading():
                     self._transport.pause_reading()
                 asyncio.get_running_loop().call_soon(self._continue)
@@ -194,7 +194,7 @@ def _spawn(sock: socket.socket, heartbeat: Heartbeat, logs: tuple[str, str]) -> 
     """Start the engine in a new interpreter, with the same import paths as this one from any folder."""
     path = str(Path(engine.__file__).resolve().parent.parent)
     paths = [path, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {**ENGINE_ENVIRONMENT, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**ENGINE_ENVIRONMENT_DEFAULTS, **child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
         [sys.executable, "-m", "engine.worker", str(sock.fileno()), str(heartbeat.fileno()), *logs],
         pass_fds=[sock.fileno(), heartbeat.fileno()],

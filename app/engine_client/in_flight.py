@@ -16,21 +16,21 @@ from collections.abc import Callable, Set
 from msgspec.structs import replace
 
 from engine.request_logging import log_request
-from engine.types import Cause, EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
+from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent, WaitReason
 
 log = logging.getLogger("carousel.in_flight")
 
 Sink = Callable[[Event], None]
 
-SUSPECTED = 2  # deaths of engines that were computing the request, without progress since
+SUSPECT_DEATHS = 2  # deaths of engines that were computing the request, without progress since
 # tokens of each choice after which an earlier crash is not attributed to it: more than are in flight at once
-PROGRESS = 4
+MIN_PROGRESS_TOKENS = 4
 CULPRIT_MESSAGE = (
     "The engine died {} times while computing this request, the last time with no other; see the server log."
 )
 
 
-class Ongoing:
+class InFlightRequest:
     """A request, the output of its choices, and its state in the current engine."""
 
     __slots__ = (
@@ -40,16 +40,16 @@ class Ongoing:
         "_waiting_since",
         "deaths",
         "is_sent",
+        "output",
         "progress",
         "request",
-        "said",
         "sink",
     )
 
     def __init__(self, request: Request, sink: Sink) -> None:
         self.request = request
         self.sink = sink
-        self.said = {choice: array("I") for choice in range(request.n)}  # token ids of choices that have not ended
+        self.output = {choice: array("I") for choice in range(request.n)}  # token ids of choices that have not ended
         self.is_sent = False
         self.progress = 0  # tokens since it was sent
         self.deaths = 0  # of engines that were computing it, since its last progress
@@ -59,36 +59,36 @@ class Ongoing:
         self._waiting_since: float | None = None  # since when all its choices wait, according to their events
 
     @property
-    def is_at_work(self) -> bool:
+    def may_be_computing(self) -> bool:
         """Return whether an engine may be computing it; true unless it is known to wait."""
         return self.is_sent and (bool(self._running) or not self._has_reported)
 
     @property
-    def has_got_on(self) -> bool:
+    def has_progressed(self) -> bool:
         """Return whether it made enough progress since it was sent that its earlier state did not crash the engine."""
-        return self.progress >= PROGRESS * len(self.said)
+        return self.progress >= MIN_PROGRESS_TOKENS * len(self.output)
 
-    def as_it_stands(self) -> Request:
+    def resume_request(self) -> Request:
         """Mark the request as sent and return it with its output so far, for the current engine to resume."""
         self.is_sent, self._has_reported, self.progress = True, False, 0
         self._running.clear()
         said: dict[int, tuple[int, ...]] = {}
-        if len(self.said) < self.request.n or any(self.said.values()):
-            said = {choice: tuple(tokens) for choice, tokens in self.said.items()}
+        if len(self.output) < self.request.n or any(self.output.values()):
+            said = {choice: tuple(tokens) for choice, tokens in self.output.items()}
         if not said and self._waiting_since is None:
             return self.request
-        return replace(self.request, said=said, since=self._waiting_since)
+        return replace(self.request, output_so_far=said, waiting_since=self._waiting_since)
 
-    def note(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Update the state from an event of a choice that has not ended."""
         choice = event.choice
         if isinstance(event, TokenEvent):
-            self.said[choice].append(event.token_id)
+            self.output[choice].append(event.token_id)
             self.progress += 1
             if event.finish is not None:
-                del self.said[choice]
+                del self.output[choice]
         elif isinstance(event, EndEvent):
-            del self.said[choice]
+            del self.output[choice]
         elif event.state == "running":
             self._has_reported = True
             self._running.add(choice)
@@ -97,26 +97,28 @@ class Ongoing:
             self._has_reported = True
             self._running.discard(choice)
             if self._waiting_since is None and not self._running:
-                self._waiting_since = event.at
+                self._waiting_since = event.monotonic_time
 
-    def tell(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
         """Pass an event to the sink. An exception in one sink must not end the task that serves all requests."""
         try:
             self.sink(event)
         except Exception:
             log_request(log, logging.ERROR, self.request, "an event could not be handled", has_traceback=True)
 
-    def tell_no_engine(self) -> None:
+    def report_no_engine(self) -> None:
         """Report that the request waits for an engine."""
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-        for choice in self.said.keys() - self._aborted:
-            self.tell(StatusEvent(self.request.id, choice, Phase.QUEUED, cause=Cause.RESTART, at=now))
+        for choice in self.output.keys() - self._aborted:
+            self.deliver(
+                StatusEvent(self.request.id, choice, Phase.QUEUED, cause=WaitReason.RESTART, monotonic_time=now)
+            )
 
     def abort(self, choice: int | None) -> None:
         """Mark the request or one choice as aborted, whether or not an engine receives the abort."""
-        self._aborted |= self.said.keys() if choice is None else {choice}
+        self._aborted |= self.output.keys() if choice is None else {choice}
 
     def end_aborted(self) -> None:
         """End aborted choices without an engine."""
@@ -124,33 +126,33 @@ class Ongoing:
 
     def end(self, choices: Set[int], finish: FinishReason, message: str = "", code: str = "") -> None:
         """End those of `choices` that have not ended, without an event from the engine."""
-        for choice in sorted(self.said.keys() & choices):
-            self.tell(StatusEvent(self.request.id, choice, Phase.ENDED, at=time.monotonic()))
+        for choice in sorted(self.output.keys() & choices):
+            self.deliver(StatusEvent(self.request.id, choice, Phase.ENDED, monotonic_time=time.monotonic()))
             event = EndEvent(self.request.id, choice, finish, message, code)
-            self.note(event)
-            self.tell(event)
+            self.update(event)
+            self.deliver(event)
 
     def fail(self, message: str, code: str) -> None:
         """End all choices with an error."""
-        self.end(self.said.keys(), FinishReason.ERROR, message, code)
+        self.end(self.output.keys(), FinishReason.ERROR, message, code)
 
     def lose_engine(self) -> None:
         """Record the loss of the engine; the request waits for the next one."""
         level, activity = (
-            (logging.WARNING, "while computing it") if self.is_at_work else (logging.INFO, "while it waited")
+            (logging.WARNING, "while computing it") if self.may_be_computing else (logging.INFO, "while it waited")
         )
         log_request(log, level, self.request, "the engine died %s; it resumes in the next engine", activity)
-        self.deaths += self.is_at_work
+        self.deaths += self.may_be_computing
         self.is_sent, self.progress = False, 0
-        self.tell_no_engine()
+        self.report_no_engine()
 
 
 class InFlight:
     """Requests in flight, in order of arrival."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, Ongoing] = {}
-        self._suspects: list[Ongoing] = []  # the first one is on trial
+        self._requests: dict[str, InFlightRequest] = {}
+        self._suspects: list[InFlightRequest] = []  # the first one is on trial
         self._has_answered = False  # the current engine has completed a request
 
     def __len__(self) -> int:
@@ -159,33 +161,33 @@ class InFlight:
     @property
     def is_at_work(self) -> bool:
         """Return whether the engine may be computing any request."""
-        return any(request_state.is_at_work for request_state in self._requests.values())
+        return any(request_state.may_be_computing for request_state in self._requests.values())
 
     @property
     def is_on_trial(self) -> bool:
         """Return whether a suspect is on trial while other requests wait."""
         return bool(self._suspects)
 
-    def add(self, request: Request, sink: Sink) -> Ongoing:
+    def add(self, request: Request, sink: Sink) -> InFlightRequest:
         """Add a new request."""
-        request_state = self._requests[request.id] = Ongoing(request, sink)
+        request_state = self._requests[request.id] = InFlightRequest(request, sink)
         return request_state
 
-    def get(self, request_id: str) -> Ongoing | None:
+    def get(self, request_id: str) -> InFlightRequest | None:
         """Return a request; None if it has ended."""
         return self._requests.get(request_id)
 
-    def take(self, event: Event) -> bool:
+    def handle(self, event: Event) -> bool:
         """Pass on an event from the engine. Returns whether it ended a trial."""
         request_state = self._requests.get(event.request_id)
-        if request_state is None or event.choice not in request_state.said:
+        if request_state is None or event.choice not in request_state.output:
             return False
-        request_state.note(event)
-        if not request_state.said:
+        request_state.update(event)
+        if not request_state.output:
             del self._requests[event.request_id]
             self._has_answered = self._has_answered or isinstance(event, TokenEvent)
-        request_state.tell(event)
-        if not request_state.deaths or not request_state.has_got_on:
+        request_state.deliver(event)
+        if not request_state.deaths or not request_state.has_progressed:
             return False
         request_state.deaths = 0
         if request_state not in self._suspects:
@@ -193,33 +195,33 @@ class InFlight:
         self._suspects.remove(request_state)
         return True
 
-    def take_unsent(self) -> list[Request]:
+    def requests_to_send(self) -> list[Request]:
         """Return the requests that may be sent to the engine now and have not been, in order."""
         for request_state in list(self._requests.values()):
             if not request_state.is_sent:
                 request_state.end_aborted()
         self._forget_ended()
         eligible = self._suspects[:1] or self._requests.values()
-        return [request_state.as_it_stands() for request_state in eligible if not request_state.is_sent]
+        return [request_state.resume_request() for request_state in eligible if not request_state.is_sent]
 
     def drop_aborted(self, request_id: str) -> None:
         """End the aborted choices of a request that no engine has."""
         request_state = self._requests.get(request_id)
         if request_state is not None and not request_state.is_sent:
             request_state.end_aborted()
-            if not request_state.said:
+            if not request_state.output:
                 self._forget_ended()
 
     @property
     def has_got_on(self) -> bool:
         """Return whether the current engine has completed a request, or has made progress with one."""
-        return self._has_answered or any(request_state.has_got_on for request_state in self._requests.values())
+        return self._has_answered or any(request_state.has_progressed for request_state in self._requests.values())
 
     def lose_engine(self) -> bool:
         """Record the loss of the engine. Its culprit, if known, ends with an error; the others wait for the next
         engine. Returns whether there is a culprit.
         """
-        at_work = [request_state for request_state in self._requests.values() if request_state.is_at_work]
+        at_work = [request_state for request_state in self._requests.values() if request_state.may_be_computing]
         culprits = at_work if at_work == self._suspects[:1] else []
         for culprit in culprits:
             message = CULPRIT_MESSAGE.format(culprit.deaths + 1)
@@ -229,7 +231,9 @@ class InFlight:
             request_state.lose_engine()
         self._has_answered = False
         self._forget_ended()
-        suspects = (request_state for request_state in self._requests.values() if request_state.deaths >= SUSPECTED)
+        suspects = (
+            request_state for request_state in self._requests.values() if request_state.deaths >= SUSPECT_DEATHS
+        )
         self._suspects = sorted(suspects, key=lambda request_state: request_state.request.service_class)
         return bool(culprits)
 
@@ -241,6 +245,6 @@ class InFlight:
 
     def _forget_ended(self) -> None:
         self._requests = {
-            request_id: request_state for request_id, request_state in self._requests.items() if request_state.said
+            request_id: request_state for request_id, request_state in self._requests.items() if request_state.output
         }
-        self._suspects = [request_state for request_state in self._suspects if request_state.said]
+        self._suspects = [request_state for request_state in self._suspects if request_state.output]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from app.engine_client.client import EngineClient
 from app.streams.status import status_view
-from app.streams.stream_log import Delta, Encoder, Failure, Finished, Opened, StreamLog, TokenInfo, Usage
-from app.streams.timeline import Audit, Intake
+from app.streams.stream_log import ChoiceFinished, ChoiceStarted, Delta, Encoder, Failure, StreamLog, TokenInfo, Usage
+from app.streams.timeline import IntakeTimeline, RequestTimeline
 from app.text.detokenizer import Detokenizer, StopMatcher
 from app.text.text_model import TextModel
 from engine.request_logging import log_request
@@ -23,7 +23,7 @@ from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEv
 
 log = logging.getLogger("carousel.generation")
 
-ABANDONED = "abandoned"  # error code of an answer whose last reader has left
+ABANDONED_CODE = "abandoned"  # error code of an answer whose last reader has left
 DEADLINE_GRACE_SECONDS = 0.25  # seconds after a deadline by which a running engine has ended the request
 
 
@@ -48,7 +48,7 @@ class _Choice:
 class Timing:
     """Times of a request, in monotonic seconds, for metrics."""
 
-    complete: float  # the whole request had arrived; client-visible latency counts from here
+    received_at: float  # the whole request had arrived; client-visible latency counts from here
     submitted: float
     started: float | None = None
     first_token: float | None = None
@@ -69,9 +69,9 @@ class Generation:
         "audit",
         "cached_tokens",
         "encoder",
-        "grace",
         "log",
         "request",
+        "resume_grace_seconds",
         "timing",
     )
 
@@ -83,9 +83,9 @@ class Generation:
         log: StreamLog,
         encoder: Encoder | None,
         client: EngineClient,
-        intake: Intake,
+        intake: IntakeTimeline,
         *,
-        goes_on: bool = False,
+        continues_prompt: bool = False,
         grace: float = 0.0,
         on_start: Callable[[Generation], None] = lambda generation: None,
         on_end: Callable[[Generation], None] = lambda generation: None,
@@ -98,14 +98,14 @@ class Generation:
         self.request = request
         self.log = log
         self.encoder = encoder  # encodes the stream for a reader that resumes it; None: it cannot be resumed
-        self.grace = grace  # seconds that it continues without a reader
-        self.timing = Timing(intake.complete, time.monotonic())
-        self.audit = Audit(request.n, intake, self.timing.submitted)
+        self.resume_grace_seconds = grace  # seconds that it continues without a reader
+        self.timing = Timing(intake.received_at, time.monotonic())
+        self.audit = RequestTimeline(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
         self._text = text
         self._client = client
         stops_from = request.sampling.min_tokens  # as in vLLM
-        before = request.prompt if goes_on else ()
+        before = request.prompt if continues_prompt else ()
         self._choices = [_Choice(Detokenizer(text, before), StopMatcher(stops), stops_from) for _ in range(request.n)]
         self._on_start = on_start
         self._on_end = on_end
@@ -129,11 +129,11 @@ class Generation:
         return seconds / gaps if gaps else 0.0
 
     @property
-    def is_unread(self) -> bool:
+    def has_no_reader(self) -> bool:
         """Return whether the last reader has left and the grace period runs."""
         return self._abandon_timer is not None and not self.log.readers
 
-    def take(self, event: Event) -> None:
+    def handle_event(self, event: Event) -> None:
         """Handle the request's next event. An exception here ends this request with an error, and no other request."""
         if self.log.is_closed:
             return
@@ -144,7 +144,7 @@ class Generation:
             self.fail(
                 f"Internal server error; see the server log for request ID {self.request.log_id}.", "internal_error"
             )
-        self.log.announce()
+        self.log.notify()
 
     def _take(self, event: Event) -> None:
         match event:
@@ -166,12 +166,12 @@ class Generation:
                     self._finish(choice, "abort")
 
     def _take_status(self, event: StatusEvent) -> None:
-        self.audit.take(event)
+        self.audit.add(event)
         if event.phase is Phase.ENDED:
             return
         self._choices[event.choice].status = event
         if event.choice == 0 and event.state == "running" and self.timing.started is None:
-            self.timing.started = event.at
+            self.timing.started = event.monotonic_time
             self.cached_tokens = event.cached_tokens
             self._on_start(self)
         self._publish_status()
@@ -188,16 +188,16 @@ class Generation:
         for choice in range(len(self._choices)):
             if not self.log.is_closed:
                 self._finish(choice, "abort")
-        self.log.announce()
+        self.log.notify()
 
     def fail(self, message: str, code: str, param: str | None = None) -> None:
         """End the request with an error for its readers."""
         if not self.log.is_closed:
             self._client.abort(self.request.id)
             self._close(Failure(message, code, param))
-            self.log.announce()
+            self.log.notify()
 
-    def keep_deadline(self) -> None:
+    def start_deadline_timer(self) -> None:
         """Set a timer for the deadline. The engine normally ends a late request; this covers a missing or hanging
         engine.
         """
@@ -206,17 +206,19 @@ class Generation:
             failure = "the deadline has passed", "deadline_exceeded", "deadline_ms"
             self._deadline_timer = asyncio.get_running_loop().call_later(late, self.fail, *failure)
 
-    def reader_left(self) -> None:
+    def on_reader_left(self) -> None:
         """Handle the departure of a reader. After the last one, the request is abandoned once its grace period ends."""
         if self.log.readers:
             return
         if self.log.is_closed:
-            self.audit.delivered(time.monotonic())
-        elif self.grace <= 0:
+            self.audit.record_delivery(time.monotonic())
+        elif self.resume_grace_seconds <= 0:
             self._abandon()
         else:
             self._cancel_abandon_timer()
-            self._abandon_timer = asyncio.get_running_loop().call_later(self.grace, self._abandon_if_unread)
+            self._abandon_timer = asyncio.get_running_loop().call_later(
+                self.resume_grace_seconds, self._abandon_if_unread
+            )
 
     def _abandon_if_unread(self) -> None:
         self._abandon_timer = None
@@ -227,7 +229,7 @@ class Generation:
         """End with an error instead of `cancel`, so that a reader that returns late does not take the answer for
         complete.
         """
-        self.fail("The answer was given up before it was complete, because no client was reading it.", ABANDONED)
+        self.fail("The answer was given up before it was complete, because no client was reading it.", ABANDONED_CODE)
 
     def _take_token(self, event: TokenEvent) -> None:
         choice = self._choices[event.choice]
@@ -265,14 +267,14 @@ class Generation:
             choice.first_token = now
             if self.timing.first_token is None:
                 self.timing.first_token = now
-                waited = now - self.timing.complete
+                waited = now - self.timing.received_at
         choice.last_token = now
         self._on_token(gap, waited)
 
     def _open(self, index: int, choice: _Choice) -> None:
         if not choice.opened:
             choice.opened = True
-            self.log.append(Opened(index))
+            self.log.append(ChoiceStarted(index))
 
     def _append_text(self, index: int, choice: _Choice, text: str, *, is_whole: bool = False) -> None:
         """Append a piece of text with the log-probabilities of the tokens that begin in it. With `is_whole`, which
@@ -293,11 +295,11 @@ class Generation:
         self._open(index, choice)
         if reason == "abort" and (held := choice.stops.flush()):
             self._append_text(index, choice, held)  # generated text that only might have begun a stop string
-        self.log.append(Finished(index, reason, stop))
+        self.log.append(ChoiceFinished(index, reason, stop))
         if all(c.finished for c in self._choices):
             now = time.monotonic()
             self.audit.close(now, is_read=self.log.readers > 0)
-            spent = self.audit.totals(now)
+            spent = self.audit.totals_ms(now)
             self._close(Usage(len(self.request.prompt), self.completion_tokens, self.cached_tokens, spent))
         else:
             self._publish_status()

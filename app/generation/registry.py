@@ -10,20 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.generation.generation import Generation
-from app.streams.stream_log import Cursor, CursorRefused
+from app.streams.stream_log import Cursor, CursorError
 from engine.request_logging import log_request
 
 log = logging.getLogger("carousel.registry")
 
-EACH = 50  # minimum size of a stream; a unit is about 150 bytes
+MIN_STREAM_SIZE = 50  # minimum size of a stream; a unit is about 150 bytes
 
 
-def size(generation: Generation) -> int:
+def stream_size(generation: Generation) -> int:
     """Return the size of a stream in units: tokens of its prompt, records, log-probabilities in them, and entries of
     its logit bias.
     """
     request, stream = generation.request, generation.log
-    return EACH + len(request.prompt) + len(request.sampling.logit_bias) + len(stream.records) + stream.details
+    return (
+        MIN_STREAM_SIZE
+        + len(request.prompt)
+        + len(request.sampling.logit_bias)
+        + len(stream.records)
+        + stream.logprob_count
+    )
 
 
 @dataclass
@@ -50,36 +56,36 @@ class StreamRegistry:
         """Register a generation under its log's id."""
         self._streams[generation.log.id] = generation
 
-    def peek(self, stream_id: str) -> Generation | None:
+    def get_any_owner(self, stream_id: str) -> Generation | None:
         """Return a generation regardless of its owner, for the server's own log."""
         return self._streams.get(stream_id)
 
     def get(self, stream_id: str, owner: str) -> Generation:
-        """Return a stream. Raises `CursorRefused` (404) if it is missing or has another owner, without distinction."""
+        """Return a stream. Raises `CursorError` (404) if it is missing or has another owner, without distinction."""
         self.expire()
         generation = self._streams.get(stream_id)
         if generation is None or generation.log.owner != owner:
-            raise CursorRefused(404, f"no stream {stream_id[:80]!r}")
+            raise CursorError(404, f"no stream {stream_id[:80]!r}")
         return generation
 
-    def find(self, stream_id: str, owner: str, cursor: str | None) -> tuple[Generation, int]:
-        """Return a stream and the number of the record after which to resume. Raises `CursorRefused`, with different
+    def resume(self, stream_id: str, owner: str, cursor: str | None) -> tuple[Generation, int]:
+        """Return a stream and the number of the record after which to resume. Raises `CursorError`, with different
         messages for an unknown stream, one from before a restart, and one that has expired, as far as the cursor shows.
         """
         if cursor is None:
             return self.get(stream_id, owner), 0
         position = Cursor.parse(cursor)
         if position.stream != stream_id:
-            raise CursorRefused(400, f"event id {cursor[:80]!r} belongs to another stream than {stream_id[:80]!r}")
+            raise CursorError(400, f"event id {cursor[:80]!r} belongs to another stream than {stream_id[:80]!r}")
         if position.epoch != self.epoch:
-            raise CursorRefused(410, f"event id {cursor[:80]!r} is from before a server restart; later events are lost")
+            raise CursorError(410, f"event id {cursor[:80]!r} is from before a server restart; later events are lost")
         try:
             generation = self.get(stream_id, owner)
-        except CursorRefused:
-            raise CursorRefused(410, f"the stream of event id {cursor[:80]!r} has expired") from None
-        if position.seq > len(generation.log.records):
-            raise CursorRefused(400, f"event id {cursor[:80]!r} is beyond the end of the stream")
-        return generation, position.seq
+        except CursorError:
+            raise CursorError(410, f"the stream of event id {cursor[:80]!r} has expired") from None
+        if position.sequence_number > len(generation.log.records):
+            raise CursorError(400, f"event id {cursor[:80]!r} is beyond the end of the stream")
+        return generation, position.sequence_number
 
     def live(self) -> list[Generation]:
         """Return the generations that are still in progress."""
@@ -89,8 +95,8 @@ class StreamRegistry:
         """Start the time to live of a generation whose log is closed."""
         owner = self._owners.setdefault(generation.log.owner, _Owner())
         owner.streams[generation.log.id] = generation
-        owner.size += size(generation)
-        self._size += size(generation)
+        owner.size += stream_size(generation)
+        self._size += stream_size(generation)
         self.expire()
 
     def expire(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -111,8 +117,8 @@ class StreamRegistry:
         stream_id, generation = owner.streams.popitem(last=False)
         log_request(log, logging.DEBUG, generation.request, "its stream has expired and can no longer be read")
         del self._streams[stream_id]
-        owner.size -= size(generation)
-        self._size -= size(generation)
+        owner.size -= stream_size(generation)
+        self._size -= stream_size(generation)
         if not owner.streams:
             del self._owners[name]
 

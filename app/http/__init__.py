@@ -1,0 +1,1 @@
+"""HTTP and WebSocket connections: protocol classes of uvicorn, limits, middleware, static files."""

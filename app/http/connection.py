@@ -18,19 +18,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.admission.connection_limits import ConnectionLimits, Release
 from app.errors import ApiError
 from app.http.request_head import check_codings, check_headers, check_version
-from app.http.slow_client import Patience
+from app.http.slow_client import SlowClientGuard
 from app.http.websocket import WebSocketProtocol
 from app.observe.request_log import client_request_id, new_request_id
-from app.streams.tail import AT_ONCE
+from app.streams.tail import DIRECT_WRITE
 
-MAX_HEAD = 1 << 16  # of a request's line and headers
+MAX_HEAD_BYTES = 1 << 16  # of a request's line and headers
 HEAD_SECONDS = 30.0  # in which request line and headers must arrive
 BODY_SECONDS = 120.0  # in which a body must arrive
 BODY_HEADERS = (b"content-length", b"transfer-encoding")  # headers that define the length of a body
-PARSE_BYTES = 16 << 10  # given to the parser at a time
+MAX_PARSE_BYTES = 16 << 10  # given to the parser at a time
 MAX_PIECES_PER_TURN = 1000  # pieces of bodies, which take about 1 ms
 REST_SECONDS = 0.01  # pause after a turn in which more pieces were found
-LINGER = 1.0  # seconds that a refused client may still send data, which is discarded
+LINGER_SECONDS = 1.0  # seconds that a refused client may still send data, which is discarded
 MAX_UNSENT_BYTES = 1 << 14  # bytes of an answer that the system buffers beyond those in flight
 
 
@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._unparsed = bytearray()
         _limit_unsent(transport)
-        self._patience = Patience(transport)
+        self._patience = SlowClientGuard(transport)
         try:
             self._on_lost = self._limits.enter(self.client)
         except ApiError as refusal:
@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
         if self._refusal is not None:
             self._refuse(self._refusal)
             return
-        if not self._unparsed and len(data) <= PARSE_BYTES:
+        if not self._unparsed and len(data) <= MAX_PARSE_BYTES:
             self._parse(data)
             return
         self._unparsed += data
@@ -110,8 +110,8 @@ class Connection(HttpToolsProtocol):
                 self.transport.pause_reading()
                 self._next_turn = self.loop.call_later(REST_SECONDS, self._parse_some)
                 return
-            piece = bytes(self._unparsed[:PARSE_BYTES])
-            del self._unparsed[:PARSE_BYTES]
+            piece = bytes(self._unparsed[:MAX_PARSE_BYTES])
+            del self._unparsed[:MAX_PARSE_BYTES]
             self._parse(piece)
         if not self.flow.read_paused:
             self.transport.resume_reading()
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_invalid(error)
         else:
             self._head_bytes += len(data)
-            if self._in_head and self._head_bytes > MAX_HEAD:
+            if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
 
     def _upgrade(self, rest: bytes) -> None:
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
             protocol.data_received(rest)
 
     def _refuse_invalid(self, error: httptools.HttpParserError) -> None:
-        if self._head_size > MAX_HEAD:
+        if self._head_size > MAX_HEAD_BYTES:
             self._refuse_head()
             return
         # The data is early or malformed. A refusal would appear inside an answer that has begun.
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(refusal)
 
     def _refuse_head(self) -> None:
-        message = f"the request's line and headers have more than {MAX_HEAD} bytes"
+        message = f"the request's line and headers have more than {MAX_HEAD_BYTES} bytes"
         self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def on_message_begin(self) -> None:
@@ -186,7 +186,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self._head_size > MAX_HEAD:
+        if self._head_size > MAX_HEAD_BYTES:
             raise ValueError("too large a head")  # makes the parser stop
         try:
             check_version(self.parser.get_http_version())
@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol):
             self._head_refusal = refusal
             raise  # makes the parser stop
         super().on_headers_complete()
-        self.scope["extensions"] = {AT_ONCE: {"write": partial(write, self.transport)}}
+        self.scope["extensions"] = {DIRECT_WRITE: {"write": partial(write, self.transport)}}
         self._expect(BODY_SECONDS)
 
     def on_body(self, body: bytes) -> None:
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refusal = refusal
-            self._deadline = self.loop.call_later(LINGER, self._refuse, refusal)
+            self._deadline = self.loop.call_later(LINGER_SECONDS, self._refuse, refusal)
 
     def _refuse(self, refusal: ApiError) -> None:
         self._expect(None)
@@ -286,7 +286,7 @@ class Connection(HttpToolsProtocol):
         self.transport.write(f"{status}{lines}\r\n".encode() + body)
         self.transport.write_eof()
         # A connection closed with unread bytes would be reset, and the reset would overtake the answer.
-        self.loop.call_later(LINGER, self.transport.close)
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 class _Body:

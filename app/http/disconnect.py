@@ -14,7 +14,7 @@ Done = TypeVar("Done")
 
 
 @asynccontextmanager
-async def while_present(receive: Receive) -> AsyncIterator[None]:
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Cancel the block when the client of an HTTP request disconnects, and leave it without an exception. The request's
     body must have been read.
     """
@@ -32,9 +32,9 @@ async def while_present(receive: Receive) -> AsyncIterator[None]:
             raise
 
 
-async def done_for(receive: Receive, work: Awaitable[Done]) -> Done:
+async def run_unless_disconnected(receive: Receive, work: Awaitable[Done]) -> Done:
     """Return the result of `work`. Raises `ClientDisconnect`, with `work` cancelled, if the client disconnects."""
-    async with while_present(receive):
+    async with cancel_on_disconnect(receive):
         return await work
     raise ClientDisconnect
 

@@ -13,7 +13,7 @@ MAX_INLINE_BYTES = 32 << 10
 MAX_CONTAINERS = 10_000  # objects and arrays
 MAX_KEYS = 30_000
 MAX_VALUES = 150_000
-MAX_FREE = 10_000  # of all three, counted inside strings too, below which no closer check is needed
+MAX_UNCHECKED = 10_000  # of all three, counted inside strings too, below which no closer check is needed
 _SLICE_BYTES = 256 << 10  # scanned between two opportunities for other threads to run
 _SURROGATE_STARTS = (rb"\ud", rb"\uD")
 
@@ -48,7 +48,7 @@ def check_structure(body: bytes) -> None:
 
     Counts brackets, colons and commas outside of strings in slices, without decoding.
     """
-    if sum(map(body.count, (b"{", b"[", b":", b","))) <= MAX_FREE:
+    if sum(map(body.count, (b"{", b"[", b":", b","))) <= MAX_UNCHECKED:
         return
     containers = keys = values = 0
     in_string = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class Prefix:
+class RootPathMiddleware:
     """Middleware that serves paths below `root_path` as well as without it. Pure ASGI.
 
     uvicorn prepends it to every path, as ASGI requires behind a proxy that strips it. For requests that already contain

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.addresses import client_network
-from app.admission.tenants import ANYBODY, Tenant, anonymous, key_digest
+from app.admission.tenants import ANONYMOUS, Tenant, anonymous, key_digest
 from app.errors import ApiError, KeyRefused, error_body
 from app.observe.request_log import TENANT
 from app.settings import Settings
@@ -30,7 +30,7 @@ def authenticate(connection: HTTPConnection, settings: Settings, *, key: str | N
     key can be found: a near miss of a key has an unrelated digest.
     """
     if not settings.requires_keys:
-        connection.scope[TENANT] = ANYBODY.name
+        connection.scope[TENANT] = ANONYMOUS.name
         return anonymous(client_network(connection.scope.get("client")))
     if key is None:
         scheme, _, credentials = connection.headers.get("authorization", "").partition(" ")
@@ -95,7 +95,7 @@ async def read_json_body(request: Request, settings: Settings) -> bytes:
     return bytes(body)
 
 
-class HostGuard:
+class HostMiddleware:
     """Refuse requests that a page of another site could have a browser send to this server.
 
     Against DNS rebinding, the Host must be a name of this server: on a loopback address `localhost` and loopback

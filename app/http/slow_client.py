@@ -16,14 +16,14 @@ log = logging.getLogger("carousel.connection")
 # Time for which a client's system may acknowledge nothing while the socket is full. A program that reads one byte per
 # second looks like one that reads nothing until half of its buffer is free, which takes minutes, so a client is given
 # up only much later. Until then it costs one piece of its answer, and the answer continues.
-SECONDS = 600.0
+MAX_STALL_SECONDS = 600.0
 CHECK_SHARE = 0.1  # of that time, between two checks of acknowledged data
 IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 BYTES_ACKED_OFFSET = 120  # offset of the 8 bytes of tcpi_bytes_acked in Linux's TCP_INFO (linux/tcp.h)
-UNREAD_SECONDS = 60.0  # for which the system keeps unacknowledged data, also of a closed connection
+TCP_USER_TIMEOUT_SECONDS = 60.0  # for which the system keeps unacknowledged data, also of a closed connection
 
 
-class Patience:
+class SlowClientGuard:
     """Guard of one connection. The protocol calls `begin` when its transport is full, and `end` when it is lost."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -40,7 +40,7 @@ class Patience:
         # time keeps reading.
         if not self._is_active:
             self._is_active = True
-            keep_unread(self._socket, 0)
+            set_tcp_user_timeout(self._socket, 0)
         if self._timer is None:
             self._check(self._accepted(), self._loop.time())
 
@@ -49,7 +49,7 @@ class Patience:
         if self._timer is not None:
             self._timer.cancel()
         if self._is_active:
-            keep_unread(self._socket, UNREAD_SECONDS)
+            set_tcp_user_timeout(self._socket, TCP_USER_TIMEOUT_SECONDS)
 
     def _check(self, before: int, since: float) -> None:
         """before: amount accepted at the previous check; `since`: time of the last progress."""
@@ -59,11 +59,11 @@ class Patience:
             return
         if accepted > before:
             since = now
-        if now - since >= SECONDS:
-            log.info("The connection is closed because its client read nothing for %g s.", SECONDS)
+        if now - since >= MAX_STALL_SECONDS:
+            log.info("The connection is closed because its client read nothing for %g s.", MAX_STALL_SECONDS)
             self._transport.abort()
         else:
-            self._timer = self._loop.call_later(CHECK_SHARE * SECONDS, self._check, accepted, since)
+            self._timer = self._loop.call_later(CHECK_SHARE * MAX_STALL_SECONDS, self._check, accepted, since)
 
     def _accepted(self) -> int:
         """Return a number that grows with accepted bytes; only differences are meaningful."""
@@ -75,7 +75,7 @@ class Patience:
         return -self._transport.get_write_buffer_size()
 
 
-def keep_unread(connection: socket.socket, seconds: float) -> None:
+def set_tcp_user_timeout(connection: socket.socket, seconds: float) -> None:
     """Set the time for which the system keeps data that a connection's peer does not acknowledge; for a listening
     socket, that of the connections that it accepts. 0: as long as the peer answers.
     """

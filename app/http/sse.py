@@ -14,10 +14,10 @@ import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.http.disconnect import while_present
+from app.http.disconnect import cancel_on_disconnect
 from app.streams.status import status_view
 from app.streams.stream_log import StreamLog
-from app.streams.tail import write_of
+from app.streams.tail import direct_write_of
 from engine.types import StatusEvent
 
 PING_SECONDS = 15.0
@@ -69,18 +69,18 @@ class EventStream(StreamingResponse):
         headers: dict[str, str] | None = None,
     ) -> None:
         """content: generator of the bytes to send. It may also write directly through `write` of its argument."""
-        self.write: Callable[[bytes], bool] = write_of({})
+        self.write: Callable[[bytes], bool] = direct_write_of({})
         self._content = content(self)
         self._on_close = on_close
         super().__init__(self._content, headers=HEADERS | (headers or {}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.write = write_of(scope)
+        self.write = direct_write_of(scope)
         has_reader = scope["method"] != "HEAD"
         if not has_reader:
             await self._content.aclose()
         try:
-            async with while_present(receive):
+            async with cancel_on_disconnect(receive):
                 await self.stream_response(send)
         finally:
             # A reader that leaves during a send leaves the generator suspended: end it here.

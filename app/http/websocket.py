@@ -15,16 +15,18 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from app.http.slow_client import Patience
+from app.http.slow_client import SlowClientGuard
 from app.observe.request_log import client_request_id, new_request_id
-from app.streams.tail import AT_ONCE
+from app.streams.tail import DIRECT_WRITE
 
-PARSE_BYTES = 1024  # given to the parser at a time: at most 170 frames, the smallest of which has 6 bytes
+MAX_PARSE_BYTES = 1024  # given to the parser at a time: at most 170 frames, the smallest of which has 6 bytes
 MAX_FRAMES_PER_TURN = 16  # parsed before other callbacks of the event loop run
 MAX_CONTROL_FRAMES_PER_SECOND = 50
 MAX_FRAGMENTS = 1024  # of one message
-FLOOD = 1008  # close code for too many frames
-REFUSED = "carousel.refused"  # scope extension: the code with which the server closed the connection because of a frame
+FLOOD_CLOSE_CODE = 1008  # close code for too many frames
+CLOSE_CODE_EXTENSION = (
+    "carousel.refused"  # scope extension: the code with which the server closed the connection because of a frame
+)
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -51,7 +53,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self.conn.accept = self._accept  # type: ignore[method-assign]
         self._unparsed = bytearray()
-        self._patience = Patience(self.transport)
+        self._patience = SlowClientGuard(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.end()
@@ -78,8 +80,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._next_parse = None
         frames = 0
         while self._unparsed and not self._is_blocked and frames < MAX_FRAMES_PER_TURN:
-            piece = bytes(self._unparsed[:PARSE_BYTES])
-            del self._unparsed[:PARSE_BYTES]
+            piece = bytes(self._unparsed[:MAX_PARSE_BYTES])
+            del self._unparsed[:MAX_PARSE_BYTES]
             self.conn.receive_data(piece)
             frames += len(self.conn.events)
             if self.conn.parser_exc is not None:
@@ -134,7 +136,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
-            self.scope["extensions"][AT_ONCE] = {"write": self.write}
+            self.scope["extensions"][DIRECT_WRITE] = {"write": self.write}
 
     def write(self, messages: list[bytes]) -> bool:
         """Write text messages. Return False, with nothing written, if the socket is full or the connection not open."""
@@ -159,7 +161,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._second_began, self._control_frames = now, 0
         self._control_frames += 1
         if self._control_frames > MAX_CONTROL_FRAMES_PER_SECOND:
-            self._refuse(FLOOD, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
+            self._refuse(FLOOD_CLOSE_CODE, f"more than {MAX_CONTROL_FRAMES_PER_SECOND} control frames in a second")
             return False
         return True
 
@@ -168,7 +170,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             return
         if len(self.frames) >= MAX_FRAGMENTS:
             self.frames = []
-            self._refuse(FLOOD, f"more than {MAX_FRAGMENTS} fragments in a message")
+            self._refuse(FLOOD_CLOSE_CODE, f"more than {MAX_FRAGMENTS} fragments in a message")
             return
         super().handle_cont(event)
 
@@ -200,7 +202,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         # Refused frames are marked, as clients may close with any code.
         # A disconnect message may never be received: sending fails first if the client floods at once.
-        self.scope["extensions"][REFUSED] = {"code": code}
+        self.scope["extensions"][CLOSE_CODE_EXTENSION] = {"code": code}
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.write_eof()

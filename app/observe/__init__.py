@@ -1,0 +1,1 @@
+"""Metrics, logs, metering and the live feed of the engine page."""

@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 from app.admission.connection_limits import ConnectionLimits
 from app.admission.queues import Admission
 from app.admission.refused_keys import RefusedKeys
-from app.engine_client.client import EngineClient, Phase
+from app.engine_client.client import EngineClient, EngineState
 from app.observe.energy import Energy
 from engine.log_queue import LogWriter
-from engine.types import Mechanism, ServiceClass
+from engine.types import PreemptionMode, ServiceClass
 
 if TYPE_CHECKING:
     from app.observe.metering import Metering
@@ -35,7 +35,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         load = self._client.load
         up = GaugeMetricFamily("carousel:engine_up", "1 if the engine serves requests.")
-        up.add_metric([], float(self._client.phase is Phase.READY and not self._client.is_stalled))
+        up.add_metric([], float(self._client.phase is EngineState.READY and not self._client.is_stalled))
         yield up
         restarts = CounterMetricFamily("carousel:engine_restarts", "Engines started to replace one that died.")
         restarts.add_metric([], self._client.restarts)
@@ -61,7 +61,7 @@ class EngineCollector(Collector):
             state.add_metric([self._model, label], getattr(pages, label))
         yield state
         totals = {
-            "vllm:num_preemptions": ("Preempted sequences.", sum(map(counters.paused_by, Mechanism))),
+            "vllm:num_preemptions": ("Preempted sequences.", sum(map(counters.paused_by, PreemptionMode))),
             "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", counters.prompt_tokens),
             "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", counters.cached_tokens),
             "carousel:computed_tokens": ("Tokens computed by the model.", counters.computed_tokens),
@@ -79,7 +79,7 @@ class EngineCollector(Collector):
             "carousel:preemptions", "Preempted sequences by class and mechanism.", labels=(*ENGINE_LABELS, "mechanism")
         )
         for service_class, counts in zip(ServiceClass, counters.preemptions, strict=True):
-            for mechanism, count in zip(Mechanism, counts, strict=True):
+            for mechanism, count in zip(PreemptionMode, counts, strict=True):
                 preempted.add_metric([self._model, service_class.label, mechanism.value], count)
         yield preempted
         info = self._client.info

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from app.engine_client.client import EngineClient, Phase
-from app.observe.rolling_latency import Recent
-from engine.types import Load, Mechanism, ServiceClass, SlotView, Snapshot, WaitView
+from app.engine_client.client import EngineClient, EngineState
+from app.observe.rolling_latency import RollingLatency
+from engine.types import EngineLoad, PreemptionMode, ServiceClass, SlotView, Snapshot, WaitView
 
 CHECK_SECONDS = 0.25  # between checks whether the server drains and the engine is ready
 PHASE_SECONDS = 5.0  # between two events about an engine that is not ready
-WOKEN_AT_ONCE = 10  # watchers; a response takes about 70 us to write
+MAX_WOKEN_PER_TURN = 10  # watchers; a response takes about 70 us to write
 WAKE_SECONDS = 0.002  # between two groups of watchers
 ID_CHARACTERS = 6  # of a request's id: enough to follow it on the page, not enough to query it
 
@@ -27,7 +27,7 @@ class LiveFeed:
     event loop would block it for 20 ms.
     """
 
-    def __init__(self, client: EngineClient, recent: Recent, is_draining: Callable[[], bool]) -> None:
+    def __init__(self, client: EngineClient, recent: RollingLatency, is_draining: Callable[[], bool]) -> None:
         self._client = client
         self._recent = recent
         self._is_draining = is_draining
@@ -35,8 +35,8 @@ class LiveFeed:
         self._event = b""  # the newest event
         self._waiting: dict[asyncio.Future[None], None] = {}  # watchers of the next event, in order
         self._timer: asyncio.TimerHandle | None = None
-        self._before: tuple[float, Load] | None = None  # time and load of the newest snapshot
-        self._phase, self._phase_at = Phase.READY, 0.0  # phase in the newest event about the engine, and its time
+        self._before: tuple[float, EngineLoad] | None = None  # time and load of the newest snapshot
+        self._phase, self._phase_at = EngineState.READY, 0.0  # phase in the newest event about the engine, and its time
 
     async def watch(self, is_admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Yield events until the server drains or the watcher is no longer admitted, such as by a revoked key."""
@@ -60,7 +60,7 @@ class LiveFeed:
         self._watchers += 1
         if self._watchers == 1:
             self._before = None
-            self._phase, self._phase_at = Phase.READY, 0.0
+            self._phase, self._phase_at = EngineState.READY, 0.0
             self._client.watch(self._take)
             self._timer = asyncio.get_running_loop().call_later(0, self._check)  # runs when the watcher waits
 
@@ -78,14 +78,14 @@ class LiveFeed:
         phase, now = self._client.phase, loop.time()
         if self._is_draining():
             self._publish(b"")
-        elif phase is not Phase.READY and (phase is not self._phase or now - self._phase_at > PHASE_SECONDS):
+        elif phase is not EngineState.READY and (phase is not self._phase or now - self._phase_at > PHASE_SECONDS):
             self._phase, self._phase_at = phase, now
             self._publish(b'event: engine\ndata: {"phase":"%s"}\n\n' % phase.value.encode())
 
-    def _take(self, snapshot: Snapshot, load: Load) -> None:
+    def _take(self, snapshot: Snapshot, load: EngineLoad) -> None:
         now = asyncio.get_running_loop().time()
         view = _view(snapshot, load, now, self._before) | {"felt": self._recent.view()}
-        self._before, self._phase = (now, load), Phase.READY
+        self._before, self._phase = (now, load), EngineState.READY
         self._publish(b"data: %s\n\n" % msgspec.json.encode(view))
 
     def _publish(self, event: bytes) -> None:
@@ -94,14 +94,14 @@ class LiveFeed:
         self._wake(list(waiting))
 
     def _wake(self, waiting: list[asyncio.Future[None]]) -> None:
-        for watcher in waiting[:WOKEN_AT_ONCE]:
+        for watcher in waiting[:MAX_WOKEN_PER_TURN]:
             if not watcher.done():  # it may have been cancelled with its connection
                 watcher.set_result(None)
-        if rest := waiting[WOKEN_AT_ONCE:]:
+        if rest := waiting[MAX_WOKEN_PER_TURN:]:
             asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake, rest)
 
 
-def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load] | None) -> dict[str, Any]:
+def _view(snapshot: Snapshot, load: EngineLoad, now: float, before: tuple[float, EngineLoad] | None) -> dict[str, Any]:
     counters, pages = load.counters, load.pages
     slots: list[dict[str, Any] | None] = [None] * snapshot.total_slots
     for slot in snapshot.slots:
@@ -133,7 +133,7 @@ def _view(snapshot: Snapshot, load: Load, now: float, before: tuple[float, Load]
         "prefill_tokens_per_s": prefill_rate,
         "busy": busy,
         "step_ms": load.step_seconds * 1000,
-        "preemptions": {mechanism.value: counters.paused_by(mechanism) for mechanism in Mechanism},
+        "preemptions": {mechanism.value: counters.paused_by(mechanism) for mechanism in PreemptionMode},
         "prefix_hit_rate": counters.cached_tokens / looked_up if looked_up else 0.0,
         "batch": {"decode": load.decode_rows, "prefill_tokens": load.prefill_tokens},
         "requests_finished": counters.finished,

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.admission.tenants import TIER_OF_CLASS
-from app.generation.generation import ABANDONED, Generation
+from app.generation.generation import ABANDONED_CODE, Generation
 from app.settings import SettingsError
-from app.streams.stream_log import Failure, Finished
+from app.streams.stream_log import ChoiceFinished, Failure
 
 log = logging.getLogger("carousel.metering")
 
-VERSION = 1  # of the file's schema, in PRAGMA user_version
-APPLICATION = 0x4361726F  # PRAGMA application_id of these files
+SCHEMA_VERSION = 1  # of the file's schema, in PRAGMA user_version
+APPLICATION_ID = 0x4361726F  # PRAGMA application_id of these files
 COMMIT_SECONDS = 0.2  # rows within this time share a commit; a killed process loses no more
 RETRY_SECONDS = 1.0
 LOG_INTERVAL_SECONDS = 60.0
@@ -51,13 +51,13 @@ CREATE TABLE IF NOT EXISTS usage (
     slots INTEGER NOT NULL         -- of the server that served it: what a slot-second is a share of
 );
 CREATE INDEX IF NOT EXISTS usage_ended_at ON usage (ended_at);
-PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {VERSION};
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
 
 
-class MeteringRefused(SettingsError):
+class MeteringError(SettingsError):
     """The file cannot be used; the message names the file and the reason."""
 
 
@@ -107,27 +107,27 @@ def _outcome(generation: Generation) -> str:
     """Return one outcome for all choices: the worst one."""
     last = generation.log.records[-1]
     if isinstance(last, Failure):
-        return "abort" if last.code == ABANDONED else "error"
-    reasons = {record.reason for record in generation.log.records if isinstance(record, Finished)}
+        return "abort" if last.code == ABANDONED_CODE else "error"
+    reasons = {record.reason for record in generation.log.records if isinstance(record, ChoiceFinished)}
     return next((outcome for outcome in ("abort", "length") if outcome in reasons), "stop")
 
 
 def check(connection: sqlite3.Connection) -> bool:
-    """Return whether the file already has the table. Raises `MeteringRefused` for another program's file or a newer
+    """Return whether the file already has the table. Raises `MeteringError` for another program's file or a newer
     version, and `sqlite3.Error` for a file that cannot be read.
     """
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         if version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise MeteringRefused("it is a database of another application")
+            raise MeteringError("it is a database of another application")
         return False
-    if version != VERSION:
-        raise MeteringRefused(f"it has version {version}; this Carousel supports version {VERSION}")
+    if version != SCHEMA_VERSION:
+        raise MeteringError(f"it has version {version}; this Carousel supports version {SCHEMA_VERSION}")
     return True
 
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    """Open the file for writing, and create it if it is missing. Raises `MeteringRefused` or `sqlite3.Error`."""
+    """Open the file for writing, and create it if it is missing. Raises `MeteringError` or `sqlite3.Error`."""
     # absolute, because `:memory:` is also a valid file name
     connection = sqlite3.connect(path.absolute(), timeout=busy_seconds)
     try:
@@ -155,7 +155,7 @@ class Metering:
         busy_seconds: float = BUSY_SECONDS,
         connect: Callable[[Path, float], sqlite3.Connection] = connect,
     ) -> None:
-        """Raise `MeteringRefused` if the file cannot be used."""
+        """Raise `MeteringError` if the file cannot be used."""
         self.lost = 0  # rows that did not fit in memory, or were not written before the end
         self._path = path
         self._most_waiting = most_waiting
@@ -172,8 +172,8 @@ class Metering:
         self._failing = False
         try:
             self._connect(path, busy_seconds).close()
-        except (sqlite3.Error, OSError, MeteringRefused) as error:
-            raise MeteringRefused(f"metering: {path}: {error}") from None
+        except (sqlite3.Error, OSError, MeteringError) as error:
+            raise MeteringError(f"metering: {path}: {error}") from None
 
     def start(self) -> None:
         """Start the thread."""
@@ -184,7 +184,7 @@ class Metering:
         """Return the number of rows that are not written yet."""
         return len(self._rows)
 
-    def ended(self, generation: Generation, tenant: str, model: str, slots: int) -> None:
+    def count_end(self, generation: Generation, tenant: str, model: str, slots: int) -> None:
         """Record the usage of a request that has just ended."""
         self.record(Row.of(generation, tenant, model, slots))
 

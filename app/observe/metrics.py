@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, so that existing dashboards work, plus class and tenant labels.
 
-Owns the metrics that requests update when they start, end or are refused. app/observe/collectors.py has those that are read at
-scrape time.
+Owns the metrics that requests update when they start, end or are refused. app/observe/collectors.py has those that are
+read at scrape time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from app.admission.tenants import ANYBODY, Tenant
+from app.admission.tenants import ANONYMOUS, Tenant
 from app.engine_client.client import EngineClient
-from app.generation.generation import ABANDONED, Generation
+from app.generation.generation import ABANDONED_CODE, Generation
 from app.observe.collectors import ENGINE_LABELS, EngineCollector, GapCollector
-from app.observe.rolling_latency import Recent
+from app.observe.rolling_latency import RollingLatency
 from app.settings import Settings
-from app.streams.stream_log import Failure, Finished
+from app.streams.stream_log import ChoiceFinished, Failure
 from engine.types import ServiceClass
 
 # From a millisecond: differences that people notice lie below vLLM's smallest bucket.
@@ -31,23 +31,23 @@ LABELS = (*ENGINE_LABELS, "tenant")
 COUNT_DELAY_SECONDS = 0.01  # seconds until a token is counted; by then the step's other tokens have been sent
 
 
-class Book:
+class TokenBatch:
     """Uncounted tokens of one class and tenant."""
 
-    __slots__ = ("_begun", "firsts", "gaps", "tokens")
+    __slots__ = ("_begun", "first_token_seconds", "gaps", "tokens")
 
-    def __init__(self, begun: Callable[[], None]) -> None:
+    def __init__(self, on_first_token: Callable[[], None]) -> None:
         """begun: called with the first token after each count."""
-        self._begun = begun
+        self._begun = on_first_token
         self.clear()
 
     def clear(self) -> None:
         """Reset after a count."""
         self.tokens = 0
-        self.firsts: list[float] = []  # of requests: seconds from arrival to the first token
+        self.first_token_seconds: list[float] = []  # of requests: seconds from arrival to the first token
         self.gaps: list[float] = []  # seconds since the previous token of the same choice
 
-    def token(self, gap: float | None, waited: float | None) -> None:
+    def add_token(self, gap: float | None, time_to_first_token: float | None) -> None:
         """Record a token, with the arguments of `Generation`'s `on_token`. It is counted shortly after, together with
         the step's other tokens, so that counting does not delay the stream of another request.
         """
@@ -56,8 +56,8 @@ class Book:
         self.tokens += 1
         if gap is not None:
             self.gaps.append(gap)
-        if waited is not None:
-            self.firsts.append(waited)
+        if time_to_first_token is not None:
+            self.first_token_seconds.append(time_to_first_token)
 
 
 class Metrics:
@@ -119,20 +119,22 @@ class Metrics:
         objectives.labels(self._model, "ttft").set(settings.slo_ttft)
         objectives.labels(self._model, "itl").set(settings.slo_itl)
         self.names = {tenant.id: tenant.name for tenant in settings.tenants_by_digest.values()}
-        self.recent = Recent(time.monotonic)
+        self.recent = RollingLatency(time.monotonic)
         self._slo = settings.slo_ttft, settings.slo_itl
         self._gaps = GapCollector(LABELS, LATENCY_BUCKETS)
         self.registry.register(self._gaps)
-        self._books: defaultdict[tuple[ServiceClass, str], Book] = defaultdict(lambda: Book(self._count_soon))
+        self._books: defaultdict[tuple[ServiceClass, str], TokenBatch] = defaultdict(
+            lambda: TokenBatch(self._count_soon)
+        )
         self._counting: asyncio.TimerHandle | None = None
 
     def name_of(self, tenant_id: str) -> str:
         """Return the label of a tenant. All clients without a key share one label, which keeps the number of labels
         small.
         """
-        return self.names.get(tenant_id, ANYBODY.name)
+        return self.names.get(tenant_id, ANONYMOUS.name)
 
-    def book(self, service_class: ServiceClass, name: str) -> Book:
+    def token_batch(self, service_class: ServiceClass, name: str) -> TokenBatch:
         """Return the token counters of a class and the tenants with that name."""
         return self._books[service_class, name]
 
@@ -149,24 +151,24 @@ class Metrics:
                 continue
             labels = self._model, service_class.label, name
             self._generated.labels(*labels).inc(book.tokens)
-            if book.firsts:
+            if book.first_token_seconds:
                 ttft = self._ttft.labels(*labels)
-                for seconds in book.firsts:
+                for seconds in book.first_token_seconds:
                     ttft.observe(seconds)
-                    self.recent.first(service_class, seconds)
+                    self.recent.add_first_token(service_class, seconds)
             if book.gaps:
                 self._gaps.add(labels, book.gaps)
-                self.recent.gaps(service_class, book.gaps)
+                self.recent.add_gaps(service_class, book.gaps)
             book.clear()
 
     def _labels(self, service_class: ServiceClass, tenant: str) -> tuple[str, str, str]:
         return self._model, service_class.label, self.name_of(tenant)
 
-    def refused(self, tenant: Tenant, service_class: ServiceClass, code: str) -> None:
+    def count_refusal(self, tenant: Tenant, service_class: ServiceClass, code: str) -> None:
         """Count a request that was refused."""
         self._refused.labels(*self._labels(service_class, tenant.id), code).inc()
 
-    def ended(self, generation: Generation) -> None:
+    def count_end(self, generation: Generation) -> None:
         """Count a request that ended for any reason."""
         timing, request = generation.timing, generation.request
         labels = self._labels(request.service_class, request.tenant)
@@ -176,32 +178,32 @@ class Metrics:
         self._slot_seconds.labels(*labels).inc(slot_seconds)
         slots = self._client.info.max_num_seqs if self._client.info else 1
         self._cost.labels(*labels).inc(slot_seconds / slots * self._price_per_hour / 3600)
-        self._e2e.labels(*labels).observe(time.monotonic() - timing.complete)
+        self._e2e.labels(*labels).observe(time.monotonic() - timing.received_at)
         if timing.started is not None:
             self._queue.labels(*labels).observe(timing.started - timing.submitted)
         failed, has_left, ended = False, False, 0
         for record in generation.log.records:
-            if isinstance(record, Finished):
+            if isinstance(record, ChoiceFinished):
                 self._success.labels(*labels, record.reason).inc()
                 has_left = has_left or record.reason == "abort"
                 ended += 1
             elif isinstance(record, Failure):
                 failed = True
-                has_left = record.code == ABANDONED
+                has_left = record.code == ABANDONED_CODE
                 reason = "abort" if has_left else "error"
                 self._success.labels(*labels, reason).inc(request.n - ended)
         is_good = not failed and self._is_within_slo(generation)
         self._good.labels(*labels).inc(is_good)
         if not has_left:
-            self.recent.ended(request.service_class, is_good)
+            self.recent.add_end(request.service_class, is_good)
         elif timing.first_token is not None:  # judged by its pace until its client left
-            self.recent.ended(request.service_class, self._is_within_slo(generation))
+            self.recent.add_end(request.service_class, self._is_within_slo(generation))
 
     def _is_within_slo(self, generation: Generation) -> bool:
         timing, (ttft, itl) = generation.timing, self._slo
         if timing.first_token is None:
             return False
-        return timing.first_token - timing.complete <= ttft and generation.mean_gap <= itl
+        return timing.first_token - timing.received_at <= ttft and generation.mean_gap <= itl
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus's text format."""

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import error_body
 from app.generation.registry import StreamRegistry
-from app.streams.tail import AT_ONCE
+from app.streams.tail import DIRECT_WRITE
 
 log = logging.getLogger("carousel.access")
 
@@ -73,7 +73,7 @@ class RequestLog:
         if not log.isEnabledFor(level):
             return
         fields = record.fields()
-        generation = self._registry.peek(record.stream) if record.stream and record.method == "POST" else None
+        generation = self._registry.get_any_owner(record.stream) if record.stream and record.method == "POST" else None
         if generation is not None:
             fields |= {"tokens_in": len(generation.request.prompt), "tokens_out": generation.completion_tokens}
         rest = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("method", "path", "status"))
@@ -96,7 +96,7 @@ class _Record:
         self._send = send
         self._given = client_request_id(scope["headers"])
         scope[REQUEST_ID] = self._given or new_request_id()
-        extension = (scope.get("extensions") or {}).get(AT_ONCE)
+        extension = (scope.get("extensions") or {}).get(DIRECT_WRITE)
         if extension is not None and scope["type"] == "http":
             extension["write"] = self._counted(extension["write"])
 

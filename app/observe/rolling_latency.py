@@ -36,7 +36,7 @@ class _Counts:
                 counts[:] = [count - less for count, less in zip(counts, gone, strict=True)]
 
 
-class Recent:
+class RollingLatency:
     """Percentiles with a resolution of five per cent, from bucket counts: a token costs two additions."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -44,13 +44,13 @@ class Recent:
         self._intervals: deque[_Counts] = deque()
         self._all = _Counts()
 
-    def first(self, service_class: ServiceClass, seconds: float) -> None:
+    def add_first_token(self, service_class: ServiceClass, seconds: float) -> None:
         """Count a time to the first token."""
         bucket = bisect_left(BOUNDS, seconds)
         self._now().firsts[service_class][bucket] += 1
         self._all.firsts[service_class][bucket] += 1
 
-    def gaps(self, service_class: ServiceClass, seconds: Iterable[float]) -> None:
+    def add_gaps(self, service_class: ServiceClass, seconds: Iterable[float]) -> None:
         """Count gaps between tokens."""
         now, everything = self._now().gaps[service_class], self._all.gaps[service_class]
         for gap in seconds:
@@ -58,7 +58,7 @@ class Recent:
             now[bucket] += 1
             everything[bucket] += 1
 
-    def ended(self, service_class: ServiceClass, is_good: bool) -> None:
+    def add_end(self, service_class: ServiceClass, is_good: bool) -> None:
         """Count a request that ended within the objectives or not. A request whose client left before the first token
         is not counted, because that is no failure of the server.
         """

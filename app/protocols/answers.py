@@ -9,9 +9,19 @@ from typing import Any, Self
 
 import msgspec
 
-from app.errors import FINAL, ApiError, error_body, failure_status
+from app.errors import NON_RETRYABLE_CODES, ApiError, error_body, failure_status
 from app.http import sse
-from app.streams.stream_log import Delta, Failure, Finished, Item, Numbered, Opened, StreamLog, TokenInfo, Usage
+from app.streams.stream_log import (
+    ChoiceFinished,
+    ChoiceStarted,
+    Delta,
+    Failure,
+    Item,
+    LogEntry,
+    StreamLog,
+    TokenInfo,
+    Usage,
+)
 from app.text.text_model import TextModel
 from engine.types import StatusEvent
 
@@ -19,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass
-class Said:
+class ChoiceText:
     """Output of one choice."""
 
     text: str = ""
@@ -56,14 +66,14 @@ class TokenCounter:
         return self.tokens.get(choice, 0)
 
 
-class AnswerFormat(ABC):
+class OpenAIEncoder(ABC):
     """Encoder of a log in one protocol. A record gives the same bytes whenever it is read."""
 
     __slots__ = ("_chunk_start", "_counted", "_is_plain", "_model", "_reports", "_tier", "text")
 
     prefix: str  # of the answer's id
     chunk_object: str
-    whole_object: str
+    body_object: str
 
     def __init__(self, model: str, tier: str, text: TextModel, reports: UsageReports) -> None:
         self._model = model
@@ -74,14 +84,14 @@ class AnswerFormat(ABC):
         self._counted: TokenCounter | None = None
         self._chunk_start: tuple[StreamLog, bytes] | None = None  # beginning of each chunk of a log
 
-    def plain(self) -> Self:
+    def without_resume_fields(self) -> Self:
         """Return a copy for a reader that will not resume: without ids and status."""
         plain = copy.copy(self)
         plain._is_plain = True
         return plain
 
     @abstractmethod
-    def opened(self) -> dict[str, Any] | None:
+    def start(self) -> dict[str, Any] | None:
         """Return the first chunk's part for a choice that begins; None for no such chunk."""
 
     @abstractmethod
@@ -93,12 +103,12 @@ class AnswerFormat(ABC):
         """Return a chunk's part for a choice that ends; the reason is added."""
 
     @abstractmethod
-    def whole_choice(self, content: Said) -> dict[str, Any]:
+    def choice_body(self, content: ChoiceText) -> dict[str, Any]:
         """Return a choice of an answer that is not streamed; index and reason are added."""
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """Return the blocks of some items, joined."""
-        blocks = [self._record(log, item) if isinstance(item, Numbered) else self._status(item) for item in items]
+        blocks = [self._record(log, item) if isinstance(item, LogEntry) else self._status(item) for item in items]
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
     def _block(self, log: StreamLog, seq: int, data: bytes) -> bytes:
@@ -107,43 +117,43 @@ class AnswerFormat(ABC):
     def _status(self, status: StatusEvent) -> bytes:
         return b"" if self._is_plain else sse.status_comment(status)
 
-    def whole(self, log: StreamLog, n: int) -> dict[str, Any]:
+    def body(self, log: StreamLog, n: int) -> dict[str, Any]:
         """Return the body of an answer that is not streamed. Raises `ApiError` if the answer failed."""
-        choices = [Said() for _ in range(n)]
+        choices = [ChoiceText() for _ in range(n)]
         totals: dict[str, Any] = {}
         for record in log.records:
             match record:
                 case Delta(choice, text, _, infos):
                     choices[choice].text += text
                     choices[choice].infos += infos
-                case Finished(choice, reason, _):
+                case ChoiceFinished(choice, reason, _):
                     choices[choice].finish = _finish_reason(reason)
                 case Failure(message, code, param):
                     # OpenAI's clients check this header before they retry by themselves.
-                    headers = {"X-Should-Retry": "false"} if code in FINAL else {}
+                    headers = {"X-Should-Retry": "false"} if code in NON_RETRYABLE_CODES else {}
                     raise ApiError(failure_status(code), message, param=param, code=code, headers=headers)
                 case Usage():
                     totals = usage(record)
-                case Opened():
+                case ChoiceStarted():
                     pass
         return {
-            **self._head(log, self.whole_object),
+            **self._head(log, self.body_object),
             "choices": [
-                {"index": index, **self.whole_choice(content), "finish_reason": content.finish}
+                {"index": index, **self.choice_body(content), "finish_reason": content.finish}
                 for index, content in enumerate(choices)
             ],
             "usage": totals,
         }
 
-    def _record(self, log: StreamLog, item: Numbered) -> bytes:
+    def _record(self, log: StreamLog, item: LogEntry) -> bytes:
         match item.record:
             case Delta() as delta:  # the common case
                 has_content = delta.text or delta.infos
                 return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if has_content else b""
-            case Opened(choice):
-                opening = self.opened()
+            case ChoiceStarted(choice):
+                opening = self.start()
                 return b"" if opening is None else self._chunk(log, item.seq, choice, opening)
-            case Finished(choice, reason, _):
+            case ChoiceFinished(choice, reason, _):
                 return self._chunk(log, item.seq, choice, self.finished(), _finish_reason(reason))
             case Failure(message, code, param):
                 body = error_body(failure_status(code), message, param, code)

@@ -8,8 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.errors import ApiError
-from app.protocols.answers import AnswerFormat, Said
-from app.protocols.common import MAX_PARTS, Absent, Empty, Off, SamplingFields, Strict, at_most, only
+from app.protocols.answers import ChoiceText, OpenAIEncoder
+from app.protocols.common import (
+    MAX_CONTENT_PARTS,
+    EmptyList,
+    FalseOnly,
+    SamplingFields,
+    Strict,
+    Unsupported,
+    max_fields,
+    only_value,
+)
 from app.streams.stream_log import Delta, TokenInfo
 
 MAX_MESSAGES = 4096  # of one conversation
@@ -18,7 +27,7 @@ MAX_MESSAGES = 4096  # of one conversation
 class TextPart(Strict):
     """Part of a message's content; these models only read text."""
 
-    type: Annotated[str, only("text")]
+    type: Annotated[str, only_value("text")]
     text: str
 
 
@@ -26,14 +35,14 @@ class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_CONTENT_PARTS)]
     name: str | None = None  # passed to the template; most templates ignore it (as in vLLM)
     # Clients send an earlier answer back as history, including its fields without a value.
-    refusal: Absent = None
-    annotations: Empty | None = None
-    audio: Absent = None
-    tool_calls: Empty | None = None
-    function_call: Absent = None
+    refusal: Unsupported = None
+    annotations: EmptyList | None = None
+    audio: Unsupported = None
+    tool_calls: EmptyList | None = None
+    function_call: Unsupported = None
 
     @property
     def text(self) -> str:
@@ -42,7 +51,7 @@ class Message(Strict):
 
 
 # Further variables of the template, such as `enable_thinking` (as in vLLM).
-TemplateVariables = Annotated[dict[str, str | bool | int | float | None], at_most(64)]
+TemplateVariables = Annotated[dict[str, str | bool | int | float | None], max_fields(64)]
 
 
 class ChatRequest(SamplingFields):
@@ -53,21 +62,21 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: Annotated[dict[str, Any], only({"type": "text"})] | None = None
+    response_format: Annotated[dict[str, Any], only_value({"type": "text"})] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: Empty | None = None
-    tool_choice: Annotated[Any, only("none")] | None = None
-    parallel_tool_calls: Off | None = None
-    functions: Empty | None = None
-    function_call: Absent = None
-    modalities: Annotated[list[str], only(["text"])] | None = None
-    audio: Absent = None
-    prediction: Absent = None
-    reasoning_effort: Absent = None
-    verbosity: Absent = None
-    web_search_options: Absent = None
+    tools: EmptyList | None = None
+    tool_choice: Annotated[Any, only_value("none")] | None = None
+    parallel_tool_calls: FalseOnly | None = None
+    functions: EmptyList | None = None
+    function_call: Unsupported = None
+    modalities: Annotated[list[str], only_value(["text"])] | None = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
@@ -102,7 +111,7 @@ class ChatRequest(SamplingFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def names(self) -> dict[str, str]:
+    def parameter_names(self) -> dict[str, str]:
         """Return this protocol's names of engine parameters that are named differently."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"prompt": "messages", "max_tokens": limit}
@@ -114,12 +123,12 @@ class ChatRequest(SamplingFields):
 
 
 def check_parts(messages: Sequence[Message]) -> None:
-    """Raise `ApiError` (400) if the messages have more content parts than `MAX_PARTS` in all."""
+    """Raise `ApiError` (400) if the messages have more content parts than `MAX_CONTENT_PARTS` in all."""
     parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
-    if parts > MAX_PARTS:
+    if parts > MAX_CONTENT_PARTS:
         raise ApiError(
             400,
-            f"messages must have at most {MAX_PARTS} content parts in all, got {parts}",
+            f"messages must have at most {MAX_CONTENT_PARTS} content parts in all, got {parts}",
             param="messages",
             code="invalid_value",
         )
@@ -134,16 +143,16 @@ def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
     ]
 
 
-class ChatFormat(AnswerFormat):
+class ChatFormat(OpenAIEncoder):
     """Encoder of chat completions."""
 
     __slots__ = ()
 
     prefix = "chatcmpl-"
     chunk_object = "chat.completion.chunk"
-    whole_object = "chat.completion"
+    body_object = "chat.completion"
 
-    def opened(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def delta(self, delta: Delta) -> dict[str, Any]:
@@ -152,7 +161,7 @@ class ChatFormat(AnswerFormat):
     def finished(self) -> dict[str, Any]:
         return {"delta": {}, "logprobs": None}
 
-    def whole_choice(self, content: Said) -> dict[str, Any]:
+    def choice_body(self, content: ChoiceText) -> dict[str, Any]:
         message = {"role": "assistant", "content": content.text, "refusal": None}
         return {"message": message, "logprobs": self._logprobs(content.infos)}
 

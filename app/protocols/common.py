@@ -16,17 +16,17 @@ from app.protocols.answers import UsageReports
 from engine.types import SamplingParams, ServiceClass
 
 MAX_STOP_LENGTH = 1024  # characters
-MAX_NAME = 80  # of a field, in an error message
+MAX_NAME_CHARACTERS = 80  # of a field, in an error message
 
 # Validation of lists stops at the first wrong item: a megabyte of wrong ones would otherwise become a gigabyte of error
 # objects. Maximum lengths bound the time of a validation.
 TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=1 << 17)]
-MAX_PARTS = 4096  # of all messages together
+MAX_CONTENT_PARTS = 4096  # of all messages together
 
 DeadlineMs = Annotated[int, Field(ge=1, lt=2**31)]  # from arrival to the last token
 
 
-def at_most(items: int) -> BeforeValidator:
+def max_fields(items: int) -> BeforeValidator:
     """Return a validator that refuses objects with more fields before any is validated, because each wrong field would
     become an error object.
     """
@@ -41,7 +41,7 @@ def at_most(items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Metadata = Annotated[dict[str, str], at_most(64)]
+Metadata = Annotated[dict[str, str], max_fields(64)]
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
@@ -69,10 +69,10 @@ class Strict(BaseModel):
 
 
 # A known but unsupported field: null counts as left out, as some clients send it; any other value is refused.
-Absent: TypeAlias = None
+Unsupported: TypeAlias = None
 
 
-def only(supported: Any) -> AfterValidator:
+def only_value(supported: Any) -> AfterValidator:
     """Return a validator that accepts a single supported value and refuses others as unsupported, not invalid."""
 
     def check(value: Any) -> Any:
@@ -83,8 +83,8 @@ def only(supported: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-Off = Annotated[bool, only(False)]
-Empty = Annotated[list[Any], only([])]
+FalseOnly = Annotated[bool, only_value(False)]
+EmptyList = Annotated[list[Any], only_value([])]
 
 
 class StreamOptions(Strict):
@@ -92,7 +92,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Off | None = None
+    include_obfuscation: FalseOnly | None = None
 
 
 class SamplingFields(Strict):
@@ -106,7 +106,7 @@ class SamplingFields(Strict):
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, ge=1e-6, le=10.0)
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], at_most(1024)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], max_fields(1024)] | None = None
     min_tokens: int | None = Field(None, ge=0)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: StopString | Annotated[list[StopString], Field(max_length=4, fail_fast=True)] | None = None
@@ -123,7 +123,7 @@ class SamplingFields(Strict):
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    store: Off | None = None
+    store: FalseOnly | None = None
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
@@ -143,7 +143,7 @@ class SamplingFields(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def asked_class(self) -> ServiceClass | None:
+    def requested_class(self) -> ServiceClass | None:
         """Return the class that `service_tier` selects; None leaves it to the tenant's limits."""
         return None if self.service_tier in (None, "auto") else TIERS[self.service_tier]
 
@@ -238,7 +238,7 @@ def _problem(error: ValidationError) -> tuple[str, list[str], str]:
     # An unknown field may have any name, even that of a type.
     unknown = path[-1:] if nearest["type"] == "extra_forbidden" else ()
     known = [part for part in path[: len(path) - len(unknown)] if not _is_alternative(part)]
-    return nearest["type"], [str(part)[:MAX_NAME] for part in (*known, *unknown)], nearest["msg"]
+    return nearest["type"], [str(part)[:MAX_NAME_CHARACTERS] for part in (*known, *unknown)], nearest["msg"]
 
 
 def _is_alternative(part: int | str) -> bool:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from app.errors import ApiError
-from app.protocols.answers import AnswerFormat, Said
-from app.protocols.common import MAX_PARTS, Off, SamplingFields, TokenIds, only
+from app.protocols.answers import ChoiceText, OpenAIEncoder
+from app.protocols.common import MAX_CONTENT_PARTS, FalseOnly, SamplingFields, TokenIds, only_value
 from app.streams.stream_log import Delta, TokenInfo
 
 DEFAULT_MAX_TOKENS = 16
@@ -21,14 +21,14 @@ class CompletionRequest(SamplingFields):
     prompt: (
         str
         | TokenIds
-        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PARTS)]
-        | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PARTS)]
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
     ) = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
-    suffix: Annotated[str, only("")] | None = None
-    echo: Off | None = None
-    best_of: Annotated[int, only(1)] | None = None
+    suffix: Annotated[str, only_value("")] | None = None
+    echo: FalseOnly | None = None
+    best_of: Annotated[int, only_value(1)] | None = None
 
     def check(self) -> None:
         """Check values that are wrong in combination. Raises `ApiError`."""
@@ -50,15 +50,15 @@ class CompletionRequest(SamplingFields):
         return self.prompt
 
 
-class CompletionFormat(AnswerFormat):
+class CompletionFormat(OpenAIEncoder):
     """Encoder of text completions."""
 
     __slots__ = ()
 
     prefix = "cmpl-"
-    chunk_object = whole_object = "text_completion"
+    chunk_object = body_object = "text_completion"
 
-    def opened(self) -> None:
+    def start(self) -> None:
         return None
 
     def delta(self, delta: Delta) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class CompletionFormat(AnswerFormat):
     def finished(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
-    def whole_choice(self, content: Said) -> dict[str, Any]:
+    def choice_body(self, content: ChoiceText) -> dict[str, Any]:
         return {"text": content.text, "logprobs": self._logprobs(content.infos)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
 from app.http.json_body import check_structure, decode_json
-from app.protocols.common import MAX_PARTS, DeadlineMs, Metadata, Strict, refusal
+from app.protocols.common import MAX_CONTENT_PARTS, DeadlineMs, Metadata, Strict, refusal
 
 MAX_ITEMS = 1024  # of a conversation
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
@@ -29,7 +29,7 @@ class ItemFields(Strict):
     id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     type: Literal["message"]
     role: Literal["system", "user", "assistant"]
-    content: Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)]
+    content: Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_CONTENT_PARTS)]
     status: Literal["completed", "incomplete", "in_progress"] | None = None
     object: Literal["realtime.item"] | None = None
 
@@ -40,8 +40,8 @@ class ItemFields(Strict):
 
 
 def _check_parts(items: list[ItemFields]) -> list[ItemFields]:
-    if sum(len(item.content) for item in items) > MAX_PARTS:
-        raise PydanticCustomError("too_long", "at most {most} content parts in all", {"most": MAX_PARTS})
+    if sum(len(item.content) for item in items) > MAX_CONTENT_PARTS:
+        raise PydanticCustomError("too_long", "at most {most} content parts in all", {"most": MAX_CONTENT_PARTS})
     return items
 
 

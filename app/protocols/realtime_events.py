@@ -15,7 +15,7 @@ import msgspec
 from app.generation.generation import Generation
 from app.protocols.realtime import ResponseFields
 from app.streams.status import status_view
-from app.streams.stream_log import Delta, Failure, Finished, Item, Numbered, StreamLog, Usage
+from app.streams.stream_log import ChoiceFinished, Delta, Failure, Item, LogEntry, StreamLog, Usage
 
 encode = msgspec.json.Encoder().encode
 
@@ -43,7 +43,7 @@ class ConversationItem:
 
 
 @dataclass
-class SpokenResponse:
+class RealtimeResponse:
     """Response in progress, and its outcome."""
 
     id: str
@@ -58,7 +58,7 @@ class SpokenResponse:
     cancelled: bool = False
 
     @property
-    def place(self) -> dict[str, Any]:
+    def location(self) -> dict[str, Any]:
         """Return the fields that locate its text in the session."""
         return {"response_id": self.id, "item_id": self.item.id, "output_index": 0, "content_index": 0}
 
@@ -109,18 +109,18 @@ class SpokenResponse:
         }
 
 
-class Telling:
+class ResponseEncoder:
     """Encoder of a response's log as messages. It also adds text and outcome to the response, so each record must be
     encoded once.
     """
 
     __slots__ = ("_delta", "_event_id", "_response")
 
-    def __init__(self, response: SpokenResponse, event_id: Callable[[], str]) -> None:
+    def __init__(self, response: RealtimeResponse, event_id: Callable[[], str]) -> None:
         self._response = response
         self._event_id = event_id
         # The part of a delta's message between event id and text, which is the same for every token.
-        self._delta = b'",%s,"delta":' % encode(response.place)[1:-1]
+        self._delta = b'",%s,"delta":' % encode(response.location)[1:-1]
 
     def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
         """Return the messages of `items`; items without content have none."""
@@ -128,7 +128,7 @@ class Telling:
 
     def _message(self, item: Item) -> bytes | None:
         response = self._response
-        if not isinstance(item, Numbered):
+        if not isinstance(item, LogEntry):
             status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
             return encode(status | status_view(item))
         match item.record:
@@ -136,7 +136,7 @@ class Telling:
                 response.item.text += text
                 start = b'{"type":"response.output_text.delta","event_id":"'
                 return b"%s%s%s%s}" % (start, self._event_id().encode(), self._delta, encode(text))
-            case Finished(_, reason, _):
+            case ChoiceFinished(_, reason, _):
                 response.finish = reason
             case Usage() as usage:
                 response.usage = usage

@@ -25,17 +25,17 @@ async def json_response(content: Any, items: int) -> Response:
     return Response(body, media_type="application/json")
 
 
-def service_of(connection: HTTPConnection) -> Service:
+def get_service(connection: HTTPConnection) -> Service:
     """Return the service of the application."""
     service: Service = connection.app.state.service
     return service
 
 
-def stream_id_of(name: str) -> str:
+def parse_stream_id(name: str) -> str:
     """Return the stream's id from an id of a stream, an answer or a realtime response, which add a prefix."""
     return name.replace("_", "-").rpartition("-")[2]
 
 
-def tenant_of(connection: HTTPConnection) -> Tenant:
+def authenticate_request(connection: HTTPConnection) -> Tenant:
     """Return the tenant of a request. Raises `ApiError` (401)."""
-    return authenticate(connection, service_of(connection).settings)
+    return authenticate(connection, get_service(connection).settings)

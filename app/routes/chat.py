@@ -8,32 +8,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.admission.tenants import TIER_OF_CLASS
-from app.http.disconnect import done_for
+from app.http.disconnect import run_unless_disconnected
 from app.http.security import read_json_body
 from app.observe.request_log import client_request_id
 from app.protocols import chat
-from app.routes import service_of, tenant_of
-from app.routes.responses import format_for, resume_grace, stream, whole
-from app.streams.timeline import Intake
+from app.routes import authenticate_request, get_service
+from app.routes.responses import encoder_for, respond_whole, resume_grace, stream
+from app.streams.timeline import IntakeTimeline
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    intake = Intake(time.monotonic(), client_request_id(request.scope["headers"]) or "")
-    service, tenant = service_of(request), tenant_of(request)
+    intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
+    service, tenant = get_service(request), authenticate_request(request)
     body = await read_json_body(request, service.settings)
-    intake.has_come(time.monotonic())
+    intake.body_received(time.monotonic())
     asked = await service.parse(chat.ChatRequest, body, intake)
     service.check_model(asked.model)
-    service_class = service.admit(tenant, asked.asked_class)
+    service_class = service.admit(tenant, asked.requested_class)
     text = await service.render_chat(
         asked.turns,
         asked.chat_template_kwargs,
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=bool(asked.continue_final_message),
     )
-    work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.names)
-    prompt = await done_for(request.receive, work)
+    work = service.encode(text, service_class, add_special_tokens=False, intake=intake, names=asked.parameter_names)
+    prompt = await run_unless_disconnected(request.receive, work)
     tier = TIER_OF_CLASS[service_class]
     reports = asked.usage_reports(len(prompt))
     answer = chat.ChatFormat(service.settings.model_name, tier, service.text, reports)
@@ -46,10 +46,10 @@ async def chat_completions(request: Request) -> Response:
         tenant=tenant,
         service_class=service_class,
         intake=intake,
-        names=asked.names,
-        goes_on=bool(asked.continue_final_message),
+        names=asked.parameter_names,
+        continues_prompt=bool(asked.continue_final_message),
         grace=resume_grace(request),
     )
     if asked.stream:
-        return stream(generation, encoder=format_for(request, answer))
-    return await whole(request, generation, lambda: answer.whole(generation.log, asked.n or 1))
+        return stream(generation, encoder=encoder_for(request, answer))
+    return await respond_whole(request, generation, lambda: answer.body(generation.log, asked.n or 1))

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.http import sse
-from app.routes import service_of, tenant_of
+from app.routes import authenticate_request, get_service
 
 SHUTDOWN_GRACE_SECONDS = 2.0
 
@@ -16,7 +16,7 @@ async def engine_events(request: Request) -> Response:
     """Stream snapshots as server-sent events, several per second while requests run, without texts and keys. An event
     `engine` has the phase of an engine that is not ready.
     """
-    tenant, service = tenant_of(request), service_of(request)
+    tenant, service = authenticate_request(request), get_service(request)
     return EventSourceResponse(
         service.live.watch(lambda: service.current_tenant(tenant) is not None),
         headers=sse.HEADERS,

@@ -10,8 +10,8 @@ from app import __version__
 from app.http.assets import bundled, version
 from app.protocols.common import effective_defaults
 from app.resources import static_dir, templates_dir
-from app.routes import service_of
-from app.service import MAX_GRACE
+from app.routes import get_service
+from app.service import MAX_RESUME_SECONDS
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -29,7 +29,7 @@ _templates = Jinja2Templates(templates_dir())
 
 
 def _page(request: Request, name: str) -> Response:
-    service = service_of(request)
+    service = get_service(request)
     settings = service.settings
     base = settings.root_path
     context = {
@@ -41,7 +41,7 @@ def _page(request: Request, name: str) -> Response:
         "examples": _examples(settings.page_examples),
         "system_prompt": settings.page_system_prompt,
         "sampling": effective_defaults(service.text.sampling_defaults),
-        "resume_seconds": int(MAX_GRACE),
+        "resume_seconds": int(MAX_RESUME_SECONDS),
         "asset": lambda path: f"{base}/static/{version()}/{path}",
         "bundled": bundled,
     }

@@ -13,12 +13,12 @@ from app.admission.addresses import client_network
 from app.admission.tenants import Tenant
 from app.errors import ApiError
 from app.http.security import authenticate
-from app.http.websocket import FLOOD, REFUSED
+from app.http.websocket import CLOSE_CODE_EXTENSION, FLOOD_CLOSE_CODE
 from app.observe.request_log import REQUEST_ID
-from app.routes import service_of
+from app.routes import get_service
 from app.routes.realtime_session import Session
 from app.service import Service
-from app.streams.tail import write_of
+from app.streams.tail import direct_write_of
 
 MAX_SLEEP_SECONDS = 3600.0  # an event loop accepts no infinite delay
 KEY_PROTOCOL = "openai-insecure-api-key."
@@ -28,7 +28,7 @@ async def realtime(socket: WebSocket) -> None:
     """Serve one session until the client leaves. A refused client gets an HTTP error instead of the upgrade; before the
     upgrade a connection costs little.
     """
-    service = service_of(socket)
+    service = get_service(socket)
     offered = [protocol.strip() for protocol in socket.headers.get("sec-websocket-protocol", "").split(",")]
     key = next((p.removeprefix(KEY_PROTOCOL) for p in offered if p.startswith(KEY_PROTOCOL)), None)
     tenant = authenticate(socket, service.settings, key=key)
@@ -40,14 +40,14 @@ async def realtime(socket: WebSocket) -> None:
     try:
         service.websockets.check(tenant, network)
     except ApiError as error:
-        service.metrics.refused(tenant, tenant.highest, error.code or "other")
+        service.metrics.count_refusal(tenant, tenant.highest_class, error.code or "other")
         raise
     try:
         with service.websockets.opened(tenant):
             await socket.accept(subprotocol="realtime" if "realtime" in offered else None)
             await _run(socket, service, tenant)
     finally:
-        if socket.scope.get("extensions", {}).get(REFUSED) == {"code": FLOOD}:
+        if socket.scope.get("extensions", {}).get(CLOSE_CODE_EXTENSION) == {"code": FLOOD_CLOSE_CODE}:
             service.websockets.count_flood(tenant, network)
 
 
@@ -60,9 +60,9 @@ async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
         except (RuntimeError, OSError) as error:  # raised by Starlette and uvicorn if the client has just left
             raise WebSocketDisconnect(1006) from error
 
-    session = Session(service, tenant, send, write_of(socket.scope), socket.scope[REQUEST_ID])
+    session = Session(service, tenant, send, direct_write_of(socket.scope), socket.scope[REQUEST_ID])
     serving = asyncio.create_task(_serve(socket, session))
-    breaking = asyncio.create_task(session.broken.wait())
+    breaking = asyncio.create_task(session.client_stalled.wait())
     limit = tenant.websocket_idle_timeout or service.settings.websocket_idle_timeout
     idling = asyncio.create_task(_wait_until_idle(session, limit))
     tasks = (serving, breaking, idling)
@@ -81,7 +81,7 @@ async def _run(socket: WebSocket, service: Service, tenant: Tenant) -> None:
         await session.close()
 
 
-async def without_upgrade(_: Request) -> Response:
+async def upgrade_required(_: Request) -> Response:
     """Refuse a request without an upgrade: an error, or a proxy that did not forward it (RFC 9110, 15.5.22)."""
     raise ApiError(
         426,
@@ -105,7 +105,7 @@ async def _serve(socket: WebSocket, session: Session) -> None:
             await _close(socket, 1008, "The API key of this session was revoked.")
             return
         session.tenant = tenant  # its limits may have changed
-        await session.take(message["text"])
+        await session.handle_frame(message["text"])
 
 
 async def _wait_until_idle(session: Session, limit: float) -> None:

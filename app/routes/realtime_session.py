@@ -35,10 +35,10 @@ from app.protocols.realtime import (
     parse_event,
     parse_long_event,
 )
-from app.protocols.realtime_events import ConversationItem, SpokenResponse, Telling, encode
+from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder, encode
 from app.service import Service, new_stream_id
-from app.streams.tail import pieces
-from app.streams.timeline import Intake
+from app.streams.tail import stream_chunks
+from app.streams.timeline import IntakeTimeline
 from engine.types import SamplingParams
 
 MAX_RESPONSES = 8  # in progress at once, out-of-band ones included
@@ -61,32 +61,32 @@ class Session:
     id: str = field(default_factory=lambda: _new_id("sess"))
     _fields: SessionFields = field(default_factory=SessionFields)
     _items: Conversation = field(default_factory=Conversation)
-    _responses: dict[str, SpokenResponse] = field(default_factory=dict)
+    _responses: dict[str, RealtimeResponse] = field(default_factory=dict)
     _writing: str | None = None  # the response that writes to the conversation
     _event_prefix: str = field(default_factory=lambda: f"{_new_id('event')}_")
     _event_numbers: count[int] = field(default_factory=count)
     _rate: CellRate = field(default_factory=lambda: CellRate(MAX_EVENTS_PER_SECOND, MAX_BURST - 1))
     # time of the last frame, or of the end of the last response
     _active_at: float = field(default_factory=time.monotonic)
-    broken: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client accepts no more data
+    client_stalled: asyncio.Event = field(default_factory=asyncio.Event)  # set when the client accepts no more data
 
     async def open(self) -> None:
         """Send `session.created`."""
         await self._emit("session.created", session=self._view())
 
-    async def take(self, text: str) -> None:
+    async def handle_frame(self, text: str) -> None:
         """Handle one frame from the client. A refused frame gets an `error` event, and the session continues."""
         self._active_at = time.monotonic()
         if wait := self._rate.wait(self._active_at):
             await asyncio.sleep(wait)
-        await self.service.pacer.turn()
+        await self.service.pacer.wait_turn()
         self._rate.spend(time.monotonic(), 1 + len(text) / BYTES_PER_EVENT)
         try:
             if len(text) <= MAX_INLINE_BYTES:
                 event = parse_event(text)
             else:
-                event = await self.service.bodies.run(
-                    lambda: parse_long_event(text), self.tenant.highest, size=len(text)
+                event = await self.service.body_queue.run(
+                    lambda: parse_long_event(text), self.tenant.highest_class, size=len(text)
                 )
         except EventRefused as refused:
             await self._refuse(refused.error, refused.event_id)
@@ -155,7 +155,7 @@ class Session:
             )
         stream_id = new_stream_id()  # its timeline is found by the response's id
         limit = asked.max_output_tokens or self._fields.max_output_tokens
-        response = SpokenResponse(
+        response = RealtimeResponse(
             f"resp_{stream_id}",
             ConversationItem(_new_id("item"), "assistant", "", "in_progress"),
             asked,
@@ -180,7 +180,7 @@ class Session:
     def _on_response_done(self, task: asyncio.Task[None]) -> None:
         """End the session, not only the response, if its client accepts no more data."""
         if not task.cancelled() and task.exception() is not None:
-            self.broken.set()
+            self.client_stalled.set()
 
     def _turns(self, asked: ResponseFields) -> list[dict[str, str]]:
         items = self._items if asked.input is None else [ConversationItem("", i.role, i.text) for i in asked.input]
@@ -192,9 +192,9 @@ class Session:
             raise ApiError(400, "there is no message to answer: create an item first", code="empty_conversation")
         return turns
 
-    async def _start(self, response: SpokenResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
-        asked, intake = response.fields, Intake(time.monotonic(), self.request_id)
-        service_class = self.service.admit(self.tenant, self.tenant.highest)
+    async def _start(self, response: RealtimeResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
+        asked, intake = response.fields, IntakeTimeline(time.monotonic(), self.request_id)
+        service_class = self.service.admit(self.tenant, self.tenant.highest_class)
         names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
         text = await self.service.render_chat(turns)
         prompt = await self.service.encode(text, service_class, add_special_tokens=False, intake=intake, names=names)
@@ -232,23 +232,23 @@ class Session:
         response.cancelled = True
         response.generation.cancel()
 
-    async def _begin(self, response: SpokenResponse, previous: str | None) -> None:
+    async def _begin(self, response: RealtimeResponse, previous: str | None) -> None:
         """Send the events that begin a response, in the protocol's order."""
         opened = {**response.item.view(), "content": []}
         await self._emit("response.created", response=response.view("in_progress", []))
         await self._emit("response.output_item.added", response_id=response.id, output_index=0, item=opened)
         if response.fields.conversation == "auto":
             await self._emit("conversation.item.added", previous_item_id=previous, item=opened)
-        await self._emit("response.content_part.added", **response.place, part={"type": "text", "text": ""})
+        await self._emit("response.content_part.added", **response.location, part={"type": "text", "text": ""})
 
-    async def _stream_response(self, response: SpokenResponse, previous: str | None) -> None:
+    async def _stream_response(self, response: RealtimeResponse, previous: str | None) -> None:
         """Send the text of a response during generation, and the events that end it."""
         item, generation = response.item, response.generation
         assert generation is not None
-        at = response.place
+        at = response.location
         try:
-            telling = Telling(response, self._event_id)
-            async with aclosing(pieces(generation.log, 0, telling, self)) as reading:
+            telling = ResponseEncoder(response, self._event_id)
+            async with aclosing(stream_chunks(generation.log, 0, telling, self)) as reading:
                 async for messages in reading:
                     for message in messages:
                         await self.send(message)
@@ -264,9 +264,9 @@ class Session:
         finally:
             self._items.settle(item)
             self._remove(response)
-            generation.reader_left()
+            generation.on_reader_left()
 
-    def _remove(self, response: SpokenResponse) -> None:
+    def _remove(self, response: RealtimeResponse) -> None:
         self._responses.pop(response.id, None)
         self._active_at = time.monotonic()
         if self._writing == response.id:

@@ -11,25 +11,25 @@ from starlette.responses import Response
 
 from app.errors import ApiError
 from app.generation.generation import Generation
-from app.routes import service_of, stream_id_of, tenant_of
-from app.streams.stream_log import CursorRefused
+from app.routes import authenticate_request, get_service, parse_stream_id
+from app.streams.stream_log import CursorError
 
 
-async def account_of(request: Request) -> Response:
+async def get_request_timeline(request: Request) -> Response:
     """Return the timeline of the client's own request."""
-    owner = tenant_of(request).owner
-    stream_id = stream_id_of(request.path_params["request_id"])
+    owner = authenticate_request(request).owner
+    stream_id = parse_stream_id(request.path_params["request_id"])
     try:
-        generation = service_of(request).registry.get(stream_id, owner)
-    except CursorRefused:
+        generation = get_service(request).registry.get(stream_id, owner)
+    except CursorError:
         given = request.path_params["request_id"][:80]
         raise ApiError(
             404, f"request {given!r} does not exist or has expired", param="request_id", code="request_not_found"
         ) from None
-    return Response(msgspec.json.encode(account(generation)), media_type="application/json")
+    return Response(msgspec.json.encode(timeline_body(generation)), media_type="application/json")
 
 
-def account(generation: Generation) -> dict[str, Any]:
+def timeline_body(generation: Generation) -> dict[str, Any]:
     """Return the body of the answer."""
     log, request = generation.log, generation.request
     state = "ended" if log.is_closed else log.status.state if log.status is not None else "queued"

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.http import sse
-from app.http.disconnect import while_present
+from app.http.disconnect import cancel_on_disconnect
 from app.http.sse import EventStream
-from app.protocols.answers import AnswerFormat
+from app.protocols.answers import OpenAIEncoder
 from app.streams.stream_log import Encoder, Failure, StreamLog
-from app.streams.tail import SLICE, pieces
+from app.streams.tail import MAX_RECORDS_PER_TURN, stream_chunks
 
 
 def resume_grace(request: Request) -> float:
@@ -34,9 +34,9 @@ def resume_grace(request: Request) -> float:
     return float(value)
 
 
-def format_for(request: Request, answer: AnswerFormat) -> AnswerFormat:
+def encoder_for(request: Request, answer: OpenAIEncoder) -> OpenAIEncoder:
     """Return the format for a client: with ids and status only if it has announced that it may resume."""
-    return answer if "x-carousel-resume" in request.headers else answer.plain()
+    return answer if "x-carousel-resume" in request.headers else answer.without_resume_fields()
 
 
 def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
@@ -54,30 +54,30 @@ def stream(generation: Generation, after: int = 0, encoder: Encoder | None = Non
     def content(response: EventStream) -> AsyncGenerator[bytes]:
         if log.is_closed and after == len(log.records):
             return _end_mark(log)  # the connection was cut after the last record
-        return pieces(log, after, encoder, response, sse.PING)
+        return stream_chunks(log, after, encoder, response, sse.PING)
 
-    return EventStream(content, generation.reader_left, _headers(log))
+    return EventStream(content, generation.on_reader_left, _headers(log))
 
 
 async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
     yield sse.block(log, len(log.records), sse.DONE)
 
 
-async def whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
+async def respond_whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
     """Wait for the end and return `body()`, which raises `ApiError` for a failed answer. If the client disconnects
     meanwhile, its slot is freed.
     """
     log = generation.log
     try:
-        async with while_present(request.receive):
+        async with cancel_on_disconnect(request.receive):
             await log.closed()
         has_left = not log.is_closed
     finally:
-        generation.reader_left()
+        generation.on_reader_left()
     if has_left:
         return Response(status_code=499)  # the client is gone
     try:
-        if len(log.records) <= SLICE:
+        if len(log.records) <= MAX_RECORDS_PER_TURN:
             content = msgspec.json.encode(body())
         else:
             content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))

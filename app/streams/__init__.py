@@ -1,0 +1,1 @@
+"""Stream logs, their readers, and the timeline of a request."""

@@ -15,6 +15,6 @@ def status_view(status: StatusEvent) -> dict[str, Any]:
     if status.cause is not None:
         view["cause"] = status.cause.value
     if status.state == "paused":
-        view["by"] = status.by.label if status.by is not None else None
+        view["by"] = status.preempted_by.label if status.preempted_by is not None else None
         view["mechanism"] = status.mechanism.value if status.mechanism is not None else None
     return view

@@ -20,7 +20,7 @@ import msgspec
 from engine.types import Alternative, StatusEvent
 
 
-class Opened(msgspec.Struct, frozen=True):
+class ChoiceStarted(msgspec.Struct, frozen=True):
     """Beginning of a choice."""
 
     choice: int
@@ -46,7 +46,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     infos: tuple[TokenInfo, ...] = ()
 
 
-class Finished(msgspec.Struct, frozen=True):
+class ChoiceFinished(msgspec.Struct, frozen=True):
     """End of a choice. `stop` is the stop string that ended it, if any."""
 
     choice: int
@@ -71,17 +71,17 @@ class Usage(msgspec.Struct, frozen=True):
     time_ms: Mapping[str, float] = {}
 
 
-Record = Opened | Delta | Finished | Failure | Usage
+Record = ChoiceStarted | Delta | ChoiceFinished | Failure | Usage
 
 
-class Numbered(msgspec.Struct, frozen=True, gc=False):
+class LogEntry(msgspec.Struct, frozen=True, gc=False):
     """Record with its number in the log, counted from 1."""
 
     seq: int
     record: Record
 
 
-Item = Numbered | StatusEvent
+Item = LogEntry | StatusEvent
 
 
 class Encoder(Protocol):
@@ -99,10 +99,10 @@ class StreamLog:
         "closed_at",
         "created",
         "cursor_start",
-        "details",
         "epoch",
-        "followers",
         "id",
+        "listeners",
+        "logprob_count",
         "owner",
         "readers",
         "records",
@@ -116,11 +116,11 @@ class StreamLog:
         self.cursor_start = f"{stream_id}.{epoch}".encode()  # prefix of every `Cursor` into this log
         self.created = time.time()  # wall clock, because it is shown to clients
         self.records: list[Record] = []
-        self.details = 0  # number of log-probabilities in the records
+        self.logprob_count = 0  # number of log-probabilities in the records
         self.status: StatusEvent | None = None
         self.closed_at: float | None = None
         self.readers = 0
-        self.followers: tuple[Callable[[], None], ...] = ()  # called by `announce`, oldest first; they raise nothing
+        self.listeners: tuple[Callable[[], None], ...] = ()  # called by `announce`, oldest first; they raise nothing
 
     @property
     def is_closed(self) -> bool:
@@ -133,22 +133,22 @@ class StreamLog:
         self.records.append(record)
         if isinstance(record, Delta):
             if record.infos:
-                self.details += sum(1 + len(info.top) for info in record.infos)
+                self.logprob_count += sum(1 + len(info.top) for info in record.infos)
         elif isinstance(record, (Usage, Failure)):
             self.closed_at = time.monotonic()
 
-    def announce(self) -> None:
+    def notify(self) -> None:
         """Notify followers of appended records or a new `status`."""
-        for follower in self.followers:
+        for follower in self.listeners:
             follower()
 
     def follow(self, follower: Callable[[], None]) -> None:
         """Call `follower` at each `announce` from now on."""
-        self.followers += (follower,)
+        self.listeners += (follower,)
 
     def unfollow(self, follower: Callable[[], None]) -> None:
         """Stop calling `follower`; does nothing if it is not registered."""
-        self.followers = tuple(other for other in self.followers if other is not follower)
+        self.listeners = tuple(other for other in self.listeners if other is not follower)
 
     async def closed(self) -> None:
         """Wait, as a reader, until the last record is written."""
@@ -189,7 +189,7 @@ class Reader:
         """Return whether no further items will follow."""
         return self._log.is_closed and self._after == len(self._log.records)
 
-    def take(self) -> list[Item]:
+    def read(self) -> list[Item]:
         """Return the new items since the last call; only the newest status, and none after the end of the request."""
         log, after = self._log, self._after
         items: list[Item] = []
@@ -198,11 +198,11 @@ class Reader:
             if log.status is not None and not log.is_closed:
                 items.append(log.status)
         self._after = len(log.records)
-        items += [Numbered(seq, record) for seq, record in enumerate(log.records[after:], after + 1)]
+        items += [LogEntry(seq, record) for seq, record in enumerate(log.records[after:], after + 1)]
         return items
 
 
-class CursorRefused(Exception):
+class CursorError(Exception):
     """A resume position cannot be served. `status` is the HTTP status: 400 malformed, 404 unknown, 410 lost."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -216,16 +216,16 @@ class Cursor:
 
     stream: str
     epoch: str
-    seq: int
+    sequence_number: int
 
     def __str__(self) -> str:
-        return f"{self.stream}.{self.epoch}.{self.seq}"
+        return f"{self.stream}.{self.epoch}.{self.sequence_number}"
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Parse an event id. Raises `CursorRefused` (400) for a text that no server has written."""
+        """Parse an event id. Raises `CursorError` (400) for a text that no server has written."""
         stream, _, rest = text.partition(".")
         epoch, _, seq = rest.partition(".")
         if not (stream and epoch and seq.isascii() and seq.isdigit() and len(seq) <= 12):
-            raise CursorRefused(400, f"{text[:80]!r} is not an event id of this server")
+            raise CursorError(400, f"{text[:80]!r} is not an event id of this server")
         return cls(stream, epoch, int(seq))

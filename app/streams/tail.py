@@ -17,16 +17,16 @@ from app.streams.stream_log import Item, Reader, StreamLog
 # and has finished when it returns. It returns False, with nothing written, if the socket has not yet accepted earlier
 # data or is closed. A server without the extension behaves as if its sockets were always full. Pieces are bytes of a
 # body for HTTP, and lists of text messages in UTF-8 for WebSockets.
-AT_ONCE = "carousel.at_once"
+DIRECT_WRITE = "carousel.at_once"
 
-SLICE = 64  # records encoded into a piece before other tasks run
+MAX_RECORDS_PER_TURN = 64  # records encoded into a piece before other tasks run
 
 Piece = TypeVar("Piece")
 Made = TypeVar("Made", covariant=True)
 Taken = TypeVar("Taken", contravariant=True)
 
 
-class PieceEncoder(Protocol[Made]):
+class ChunkEncoder(Protocol[Made]):
     """Encoder from log items to pieces of one protocol."""
 
     def encode(self, log: StreamLog, items: list[Item]) -> Made:
@@ -34,18 +34,18 @@ class PieceEncoder(Protocol[Made]):
         ...
 
 
-class Writer(Protocol[Taken]):
+class DirectWriter(Protocol[Taken]):
     """Destination of pieces."""
 
     @property
     def write(self) -> Callable[[Taken], bool]:
-        """Return the function described at `AT_ONCE`."""
+        """Return the function described at `DIRECT_WRITE`."""
         ...
 
 
-def write_of(scope: Any) -> Callable[[Any], bool]:
+def direct_write_of(scope: Any) -> Callable[[Any], bool]:
     """Return the direct-write function of a scope; a function that always refuses if it has none."""
-    write: Callable[[Any], bool] = (scope.get("extensions") or {}).get(AT_ONCE, {}).get("write", _refuse_piece)
+    write: Callable[[Any], bool] = (scope.get("extensions") or {}).get(DIRECT_WRITE, {}).get("write", _refuse_piece)
     return write
 
 
@@ -53,7 +53,7 @@ def _refuse_piece(piece: object) -> bool:
     return False
 
 
-class _Follower(Generic[Piece]):
+class LogTailer(Generic[Piece]):
     """Callback of a log that has grown. Made of few objects: each lies elsewhere in memory, and the engine's memory
     traffic between two tokens evicts all of them from the caches.
     """
@@ -61,7 +61,7 @@ class _Follower(Generic[Piece]):
     __slots__ = ("_encoder", "_log", "_reader", "_write", "rest")
 
     def __init__(
-        self, log: StreamLog, reader: Reader, encoder: PieceEncoder[Piece], write: Callable[[Piece], bool]
+        self, log: StreamLog, reader: Reader, encoder: ChunkEncoder[Piece], write: Callable[[Piece], bool]
     ) -> None:
         self._log = log
         self._reader = reader
@@ -71,7 +71,7 @@ class _Follower(Generic[Piece]):
 
     def __call__(self) -> None:
         try:
-            piece: Piece | None = self._encoder.encode(self._log, self._reader.take())
+            piece: Piece | None = self._encoder.encode(self._log, self._reader.read())
             if not piece or self._write(piece):
                 if not self._log.is_closed:
                     return
@@ -91,11 +91,11 @@ class _Follower(Generic[Piece]):
             resolve(result)
 
 
-async def pieces(
+async def stream_chunks(
     log: StreamLog,
     after: int,
-    encoder: PieceEncoder[Piece],
-    writer: Writer[Piece],
+    encoder: ChunkEncoder[Piece],
+    writer: DirectWriter[Piece],
     ping: tuple[float, Piece] | None = None,
 ) -> AsyncGenerator[Piece]:
     """Yield the pieces of `log` after record `after` until the log is closed, except those that `writer` has accepted
@@ -105,17 +105,17 @@ async def pieces(
     """
     with Reader(log, after) as reader:
         while not reader.is_done:
-            items = reader.take()
-            for at in range(0, len(items), SLICE):
+            items = reader.read()
+            for at in range(0, len(items), MAX_RECORDS_PER_TURN):
                 if at:
                     await asyncio.sleep(0)
-                if piece := encoder.encode(log, items[at : at + SLICE]):
+                if piece := encoder.encode(log, items[at : at + MAX_RECORDS_PER_TURN]):
                     yield piece
-            if not items and (rest := await _follow(_Follower(log, reader, encoder, writer.write), log, ping)):
+            if not items and (rest := await _follow(LogTailer(log, reader, encoder, writer.write), log, ping)):
                 yield rest
 
 
-async def _follow(follower: _Follower[Piece], log: StreamLog, ping: tuple[float, Piece] | None) -> Piece | None:
+async def _follow(follower: LogTailer[Piece], log: StreamLog, ping: tuple[float, Piece] | None) -> Piece | None:
     """Follow until the log is closed, the socket is full, or a ping is due. Return the piece that is left to write."""
     timer = None if ping is None else asyncio.get_running_loop().call_later(ping[0], follower.ping, ping[1])
     log.follow(follower)

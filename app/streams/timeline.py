@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import Cause, Mechanism, Phase, ServiceClass, StatusEvent
+from engine.types import Phase, PreemptionMode, ServiceClass, StatusEvent, WaitReason
 
 IN_SLOT = (Phase.PREFILL, Phase.DECODE, Phase.SWAPPING)
 INTAKE = "intake"  # from arrival until submission to the engine: the body is read and the text tokenized
 DELIVERY = "delivery"  # from the engine's last event to the end of the answer
 # seconds; a shorter wait during intake is not attributed, as other work in between may be its cause
-WORTH_TELLING = 0.01
+MIN_ATTRIBUTED_SECONDS = 0.01
 # seconds after the end of generation from which delivery time is attributed to a slow reader
 SLOW_READER_SECONDS = 0.05
 
@@ -27,10 +27,10 @@ class Interval:
 
     began: float
     phase: str
-    cause: Cause | None = None
-    by: ServiceClass | None = None
-    mechanism: Mechanism | None = None
-    why: str = ""
+    cause: WaitReason | None = None
+    preempted_by: ServiceClass | None = None
+    preemption_mode: PreemptionMode | None = None
+    victim_reason: str = ""
     ended: float | None = None
 
     def view(self, arrived: float, now: float) -> dict[str, Any]:
@@ -44,30 +44,30 @@ class Interval:
         if self.cause is not None:
             view["cause"] = self.cause.value
         if self.phase == Phase.PAUSED:
-            view["by"] = self.by.label if self.by is not None else None
-            view["mechanism"] = self.mechanism.value if self.mechanism is not None else None
-            view["why"] = self.why
+            view["by"] = self.preempted_by.label if self.preempted_by is not None else None
+            view["mechanism"] = self.preemption_mode.value if self.preemption_mode is not None else None
+            view["why"] = self.victim_reason
         return view
 
 
-class Intake:
+class IntakeTimeline:
     """Beginning of a timeline, which all choices share. Times are monotonic seconds."""
 
     def __init__(self, arrived: float, client_id: str = "") -> None:
         """client_id: ID that the client sent for its request, for log lines; empty if it sent none."""
-        self.arrived = arrived
+        self.arrived_at = arrived
         self.client_id = client_id
-        self.complete = arrived  # when the whole request had arrived; earlier time is the client's
+        self.received_at = arrived  # when the whole request had arrived; earlier time is the client's
         self._intervals = [Interval(arrived, INTAKE)]
 
-    def has_come(self, now: float) -> None:
+    def body_received(self, now: float) -> None:
         """Record that the body has arrived."""
-        self.complete = now
-        self.waited(self.arrived, now, Cause.BODY)
+        self.received_at = now
+        self.record_wait(self.arrived_at, now, WaitReason.REQUEST_BODY)
 
-    def waited(self, began: float, ended: float, cause: Cause) -> None:
+    def record_wait(self, began: float, ended: float, cause: WaitReason) -> None:
         """Record that processing waited for `cause` from `began` to `ended`."""
-        if ended - began < WORTH_TELLING:
+        if ended - began < MIN_ATTRIBUTED_SECONDS:
             return
         self._intervals[-1].ended = began
         self._intervals += [Interval(began, INTAKE, cause, ended=ended), Interval(ended, INTAKE)]
@@ -78,31 +78,33 @@ class Intake:
         return [interval for interval in self._intervals if interval.ended != interval.began]
 
 
-class Audit:
+class RequestTimeline:
     """Timelines of the choices of one request."""
 
-    def __init__(self, choices: int, intake: Intake, submitted: float) -> None:
-        self.arrived = intake.arrived
+    def __init__(self, choices: int, intake: IntakeTimeline, submitted: float) -> None:
+        self.arrived = intake.arrived_at
         self.ended: float | None = None
         self.closed_at: float | None = None  # when the engine finished
         # The first choice waits for the next step, the others until the first has processed the prompt.
-        causes = [Cause.STEP, *[Cause.PROMPT] * (choices - 1)]
+        causes = [WaitReason.STEP, *[WaitReason.PROMPT] * (choices - 1)]
         begun = intake.end(submitted)
         self.choices = [[*begun, Interval(submitted, Phase.QUEUED, cause)] for cause in causes]
         self._last = self.choices[0]  # after `close`: the intervals of the choice that ended last
 
-    def take(self, event: StatusEvent) -> None:
+    def add(self, event: StatusEvent) -> None:
         """Add a status event of one choice. A repeated status opens no new interval."""
         intervals = self.choices[event.choice]
         last = intervals[-1]
         if last.ended is not None:
             return
-        now = (event.phase, event.cause, event.by, event.mechanism)
-        if now == (last.phase, last.cause, last.by, last.mechanism):
+        now = (event.phase, event.cause, event.preempted_by, event.mechanism)
+        if now == (last.phase, last.cause, last.preempted_by, last.preemption_mode):
             return
-        last.ended = max(event.at, last.began)
+        last.ended = max(event.monotonic_time, last.began)
         if event.phase is not Phase.ENDED:
-            intervals.append(Interval(last.ended, event.phase, event.cause, event.by, event.mechanism, event.why))
+            intervals.append(
+                Interval(last.ended, event.phase, event.cause, event.preempted_by, event.mechanism, event.victim_reason)
+            )
 
     def close(self, now: float, *, is_read: bool = False) -> None:
         """Record that the answer is complete or was given up; the engine has no part in later time. With `is_read` the
@@ -121,14 +123,14 @@ class Audit:
         if not is_read:
             self.ended = now
 
-    def delivered(self, now: float) -> None:
+    def record_delivery(self, now: float) -> None:
         """Record that the last reader has received everything or has left."""
         if self.closed_at is None or self.ended is not None:
             return
         self.ended = self._last[-1].ended = now
         if now - self.closed_at > SLOW_READER_SECONDS:
             self._last[-1].ended = self.closed_at
-            self._last.append(Interval(self.closed_at, DELIVERY, Cause.READER, ended=now))
+            self._last.append(Interval(self.closed_at, DELIVERY, WaitReason.READER, ended=now))
 
     @property
     def slot_seconds(self) -> float:
@@ -141,7 +143,7 @@ class Audit:
             if i.phase in IN_SLOT
         )
 
-    def totals(self, now: float) -> dict[str, float]:
+    def totals_ms(self, now: float) -> dict[str, float]:
         """Return the milliseconds of the first choice by phase, in order of first occurrence."""
         seconds: dict[str, float] = {}
         for interval in self.choices[0]:
@@ -154,7 +156,7 @@ class Audit:
         end = now if self.ended is None else self.ended
         return {
             "wall_ms": _milliseconds(end - self.arrived),
-            "totals_ms": self.totals(end),
+            "totals_ms": self.totals_ms(end),
             "choices": [
                 {"index": index, "intervals": [interval.view(self.arrived, end) for interval in intervals]}
                 for index, intervals in enumerate(self.choices)

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, chat templates, detokenization, stop strings."""

@@ -19,15 +19,15 @@ PROBE = "probe7f3a"
 PROBES = (("user", (), ()), ("system", (), ("user",)), ("assistant", ("user",), ("user",)))
 
 
-class TemplateRefused(Exception):
+class MessagesRefused(Exception):
     """The model's chat template does not accept these messages; the message gives the reason."""
 
 
-class TemplateBroken(Exception):
+class InvalidTemplate(Exception):
     """The chat template is not text or not valid Jinja; the message gives the location."""
 
 
-class VariableTaken(Exception):
+class ReservedVariable(Exception):
     """A template variable of the caller has a reserved name; the message gives the name."""
 
 
@@ -43,16 +43,16 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
-        """special: the tokenizer's special tokens by name, such as `bos_token`. Raises `TemplateBroken`."""
+        """special: the tokenizer's special tokens by name, such as `bos_token`. Raises `InvalidTemplate`."""
         self._special = special
         environment = _environment()
         try:
             self._template = environment.from_string(source)
             self.literal_text = _literal_text(environment.parse(source))
         except TemplateSyntaxError as error:
-            raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from None
+            raise InvalidTemplate(f"chat template, line {error.lineno}: {error.message}") from None
         except (SyntaxError, RecursionError) as error:  # raised by Python, whose own nesting is limited
-            raise TemplateBroken(f"chat template: {error}") from None
+            raise InvalidTemplate(f"chat template: {error}") from None
         self._reads_parts: frozenset[str] = frozenset()  # roles; empty while the probes are rendered
         for role, before, after in PROBES:
             if self._loses_text(role, before, after):
@@ -67,8 +67,8 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a conversation, ready for an answer.
 
-        variables: further template variables, such as `enable_thinking`. Raises `TemplateRefused` if the template does
-        not accept the messages, and `VariableTaken`.
+        variables: further template variables, such as `enable_thinking`. Raises `MessagesRefused` if the template does
+        not accept the messages, and `ReservedVariable`.
         """
         arguments = {
             "messages": [self._shaped(message) for message in messages],
@@ -79,16 +79,16 @@ class ChatTemplate:
         context = self._special | arguments
         for name in variables or {}:
             if name in context or name in self._template.globals:
-                raise VariableTaken(f"{name[:80]!r} is a reserved variable of chat templates; choose another name")
+                raise ReservedVariable(f"{name[:80]!r} is a reserved variable of chat templates; choose another name")
         try:
             text = self._template.render({**context, **(variables or {})})
             text.encode()  # a lone surrogate is not text, and no tokenizer accepts it
         except SecurityError as error:
-            raise TemplateRefused(f"the chat template did something that is not allowed: {error}") from error
+            raise MessagesRefused(f"the chat template did something that is not allowed: {error}") from error
         except TemplateError as error:
-            raise TemplateRefused(str(error)) from error
+            raise MessagesRefused(str(error)) from error
         except Exception as error:  # a template can raise any exception of Python
-            raise TemplateRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
+            raise MessagesRefused(f"the chat template failed with {type(error).__name__}: {error}") from error
         return text
 
     def render_open(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
@@ -101,7 +101,7 @@ class ChatTemplate:
         text = self.render(marked, variables, add_generation_prompt=False)
         end = text.rfind(END_MARK.strip())
         if end < 0 or content.strip() not in text:
-            raise TemplateRefused("the chat template changes the last message, so that it cannot be continued")
+            raise MessagesRefused("the chat template changes the last message, so that it cannot be continued")
         is_trimmed = not text.startswith(END_MARK, end)
         return text[:end].rstrip() if is_trimmed else text[:end]
 
@@ -124,7 +124,7 @@ class ChatTemplate:
     def _writes_probe(self, turns: list[dict[str, Any]]) -> bool:
         try:
             text = self.render(turns).lower()
-        except TemplateRefused:
+        except MessagesRefused:
             return False
         return PROBE in text and f"'text': '{PROBE}" not in text  # exclude the list itself, as Python prints it
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 
-class TokenizerMissing(Exception):
+class TokenizerError(Exception):
     """The checkpoint has no tokenizer that could be loaded; the message names the folder or the file."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is no file. Raises `TokenizerMissing`."""
+    """Return the JSON object in a file; an empty one if there is no file. Raises `TokenizerError`."""
     try:
         content = json.loads(path.read_bytes()) if path.exists() else {}
     except ValueError as error:
-        raise TokenizerMissing(f"{path}: not JSON: {error}") from None
+        raise TokenizerError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise TokenizerMissing(f"{path}: not a JSON object")
+        raise TokenizerError(f"{path}: not a JSON object")
     return content

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, normalizers
 Messages: TypeAlias = Sequence[dict[str, Any]]
 Variables: TypeAlias = Mapping[str, Any]
 
-MAX_MARKED = 16_384  # control tokens in one conversation: more would hold up the event loop
+MAX_CONTROL_TOKENS = 16_384  # control tokens in one conversation: more would hold up the event loop
 NONCE_DIGITS = 12
-SLICE = 64 << 10  # characters searched at a time
+SEARCH_SLICE_CHARACTERS = 64 << 10  # characters searched at a time
 
 
 class TooManyControlTokens(Exception):
@@ -58,7 +58,7 @@ class ControlTokens:
         for prepared in {id(each): each for each in (tokenizer, self.tokenizer)}.values():
             self._remove_breaks(prepared)
 
-    def mark(self, messages: Messages, variables: Variables | None) -> tuple[Messages, Variables] | None:
+    def wrap_tokens(self, messages: Messages, variables: Variables | None) -> tuple[Messages, Variables] | None:
         """Return messages and template variables with their control tokens wrapped, or None if there are none. Roles
         are unchanged. Raises `TooManyControlTokens`.
         """
@@ -73,8 +73,8 @@ class ControlTokens:
                 pieces += [value[done:start], self._start, value[start:end], self._end]
                 done = end
                 count += 1
-                if count > MAX_MARKED:
-                    message = f"the conversation contains more than {MAX_MARKED:,} control tokens"
+                if count > MAX_CONTROL_TOKENS:
+                    message = f"the conversation contains more than {MAX_CONTROL_TOKENS:,} control tokens"
                     raise TooManyControlTokens(message)
             if pieces:
                 return "".join([*pieces, value[done:]])
@@ -97,14 +97,14 @@ class ControlTokens:
         """Yield start and end of each control token, in slices: a search does not release the interpreter lock."""
         at = 0
         while at < len(text):
-            found = tokens.search(text, at, at + SLICE + self._longest)
-            if found is None or found.start() >= at + SLICE:
-                at += SLICE
+            found = tokens.search(text, at, at + SEARCH_SLICE_CHARACTERS + self._longest)
+            if found is None or found.start() >= at + SEARCH_SLICE_CHARACTERS:
+                at += SEARCH_SLICE_CHARACTERS
             else:
                 yield found.span()
                 at = found.end()
 
-    def seal(self, text: str) -> str:
+    def insert_breaks(self, text: str) -> str:
         """Return a rendered text with breaks in place of the edges and inside each wrapped token."""
         pieces = self._edges.split(text)  # text, edge, text, edge, ..., text
         sealed = [pieces[0]]
@@ -113,7 +113,7 @@ class ControlTokens:
             sealed.append(self._break.join(pieces[at + 1]) if is_wrapped else pieces[at + 1])
         return self._break.join(sealed)
 
-    def plain(self, text: str) -> str:
+    def unwrap(self, text: str) -> str:
         """Return a text without edges and breaks."""
         return self._edges.sub("", text).replace(self._break, "")
 

@@ -28,14 +28,14 @@ class Detokenizer:
         self._settled = 0  # number of window tokens that were decoded to whole characters
         self._emitted = 0  # characters of the window's text that were returned
         first = max(0, len(before) - CONTEXT_TOKENS)
-        while first > max(0, len(before) - MAX_WINDOW_TOKENS) and model.goes_on(before[first]):
+        while first > max(0, len(before) - MAX_WINDOW_TOKENS) and model.may_continue_character(before[first]):
             first -= 1  # a decoder needs all bytes of a character
         for token_id in before[first:]:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """Return the text that `token_id` completes; possibly empty."""
-        alone, is_whole = self._model.alone(token_id)
+        alone, is_whole = self._model.decode_single(token_id)
         if is_whole and self._settled == len(self._ids):
             # The common case: nothing needs to be decoded.
             self._ids, self._settled, self._emitted = [token_id], 1, len(alone)
@@ -43,7 +43,7 @@ class Detokenizer:
         self._ids.append(token_id)
         text = self._decode(self._ids)
         pending = min(3, len(text) - len(text.rstrip("\ufffd"))) if text.endswith("\ufffd") else 0
-        if pending and self._model.falls_back_on_bytes and len(self._ids) - self._settled <= MAX_WINDOW_TOKENS // 2:
+        if pending and self._model.has_byte_fallback and len(self._ids) - self._settled <= MAX_WINDOW_TOKENS // 2:
             # until a run of bytes is complete, all of it decodes to replacement characters, even whole characters
             # before it
             return ""

@@ -14,8 +14,8 @@ from app.text.checkpoint_files import read_json
 
 log = logging.getLogger("carousel.text")
 
-FILE = "generation_config.json"
-AUTO, NONE = "auto", "none"  # use the checkpoint's file; recommend no sampling parameters
+GENERATION_CONFIG_FILE = "generation_config.json"
+AUTO_CONFIG, NO_CONFIG = "auto", "none"  # use the checkpoint's file; recommend no sampling parameters
 # The range of each sampling parameter that a checkpoint may recommend, as for requests.
 SAMPLING = {
     "temperature": (0.0, 2.0),
@@ -28,9 +28,9 @@ SAMPLING = {
 
 def config_file(folder: Path, choice: str) -> Path:
     """Return the file that `--generation-config` chooses: "auto", "none", a file, or a folder that has one."""
-    if choice in (AUTO, NONE):
-        return folder / FILE
-    return Path(choice) / FILE if Path(choice).is_dir() else Path(choice)
+    if choice in (AUTO_CONFIG, NO_CONFIG):
+        return folder / GENERATION_CONFIG_FILE
+    return Path(choice) / GENERATION_CONFIG_FILE if Path(choice).is_dir() else Path(choice)
 
 
 def sampling_defaults(file: Path) -> dict[str, float]:

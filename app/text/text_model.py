@@ -1,7 +1,7 @@
 """Text model: a checkpoint's tokenizer, chat template and sampling recommendations.
 
-Uses the `tokenizers` library, so that the API process starts fast and never imports torch; `app.text.tokenizer_files` reads
-the files. Independent of HTTP.
+Uses the `tokenizers` library, so that the API process starts fast and never imports torch; `app.text.tokenizer_files`
+reads the files. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from app.text.chat_template import ChatTemplate, TemplateBroken, TemplateRefused
-from app.text.checkpoint_files import TokenizerMissing, read_json
+from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefused
+from app.text.checkpoint_files import TokenizerError, read_json
 from app.text.control_tokens import ControlTokens, TooManyControlTokens
-from app.text.generation_config import AUTO, NONE, config_file, end_ids, sampling_defaults
+from app.text.generation_config import AUTO_CONFIG, NO_CONFIG, config_file, end_ids, sampling_defaults
 from app.text.tokenizer_files import load_tokenizer
 
 # ids; for fewer, decoding is faster than the overhead of the call that releases the interpreter lock
@@ -58,7 +58,7 @@ class TextModel:
         path: Path,
         chat_template: str | None = None,
         *,
-        generation_config: str = AUTO,
+        generation_config: str = AUTO_CONFIG,
         allow_control_tokens: bool = False,
     ) -> TextModel:
         """Load from a folder in Hugging Face layout. `chat_template` replaces the checkpoint's own; `generation_config`
@@ -68,7 +68,7 @@ class TextModel:
         _check_vocabulary(path, tokenizer)
         template = chat_template or _find_template(path, read_json(path / "tokenizer_config.json"))
         file = config_file(path, generation_config)
-        defaults = {} if generation_config == NONE else sampling_defaults(file)
+        defaults = {} if generation_config == NO_CONFIG else sampling_defaults(file)
         return cls(tokenizer, template, special, _eos(path, file, tokenizer, special), defaults, allow_control_tokens)
 
     @property
@@ -96,7 +96,7 @@ class TextModel:
     def _is_sealed(self, text: str) -> bool:
         return self._control is not None and self._control.is_sealed(text)
 
-    def least_tokens(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens of `text`, in a fraction of the time to tokenize it; 0 if
         unknown.
         """
@@ -125,12 +125,12 @@ class TextModel:
         """Return the text of a conversation for `encode`, ready for an answer, or for the continuation of its last
         message.
 
-        variables: see `ChatTemplate.render`. Raises `TemplateRefused` if the template does not accept the conversation,
-        and `VariableTaken`.
+        variables: see `ChatTemplate.render`. Raises `MessagesRefused` if the template does not accept the conversation,
+        and `ReservedVariable`.
         """
         template = self._template
         if template is None:
-            raise TemplateRefused("this model has no chat template; use /v1/completions")
+            raise MessagesRefused("this model has no chat template; use /v1/completions")
 
         def render(messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None) -> str:
             if continue_final_message:
@@ -140,17 +140,17 @@ class TextModel:
         if self._control is None:
             return render(messages, variables)
         try:
-            marked = self._control.mark(messages, variables)
+            marked = self._control.wrap_tokens(messages, variables)
         except TooManyControlTokens as error:
-            raise TemplateRefused(str(error)) from None
+            raise MessagesRefused(str(error)) from None
         if marked is None:
             return render(messages, variables)
         try:
-            return self._control.seal(render(*marked))
-        except TemplateRefused as error:
-            raise TemplateRefused(self._control.plain(str(error))) from error
+            return self._control.insert_breaks(render(*marked))
+        except MessagesRefused as error:
+            raise MessagesRefused(self._control.unwrap(str(error))) from error
 
-    def alone(self, token_id: int) -> tuple[str, bool]:
+    def decode_single(self, token_id: int) -> tuple[str, bool]:
         """Return the text of one token, and whether it adds exactly that text after any whole characters."""
         found = self._alone.get(token_id)
         if found is None:
@@ -169,14 +169,14 @@ class TextModel:
             return b""
         if self._is_byte_level and all(c in _BYTE_OF_CHAR for c in token):
             return bytes(_BYTE_OF_CHAR[c] for c in token)
-        if self.falls_back_on_bytes and (byte := _BYTE_TOKEN.fullmatch(token)):
+        if self.has_byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(byte[1])
         first, both = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return both.removeprefix(first).encode()
 
-    def goes_on(self, token_id: int) -> bool:
+    def may_continue_character(self, token_id: int) -> bool:
         """Return whether its bytes may continue a character that earlier tokens began; it may also have no text."""
-        return not self.alone(token_id)[0] or b"\x80" <= self.token_bytes(token_id)[:1] < b"\xc0"
+        return not self.decode_single(token_id)[0] or b"\x80" <= self.token_bytes(token_id)[:1] < b"\xc0"
 
     @cached_property
     def _longest_token(self) -> int | None:
@@ -196,7 +196,7 @@ class TextModel:
         return "ByteLevel" in repr(self.tokenizer.decoder)
 
     @cached_property
-    def falls_back_on_bytes(self) -> bool:
+    def has_byte_fallback(self) -> bool:
         """Return whether characters without their own token are encoded as byte tokens."""
         return "ByteFallback" in repr(self.tokenizer.decoder)
 
@@ -207,7 +207,7 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
         try:
             return file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise TemplateBroken(f"{file}: {error}") from None
+            raise InvalidTemplate(f"{file}: {error}") from None
     template = config.get("chat_template")
     try:
         if isinstance(template, list):  # several named templates
@@ -217,7 +217,7 @@ def _find_template(path: Path, config: dict[str, Any]) -> str | None:
         if not isinstance(template, str | None):
             raise TypeError
     except (KeyError, TypeError):
-        raise TemplateBroken(
+        raise InvalidTemplate(
             f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of named ones, "
             f"not {config['chat_template']!r:.80}"
         ) from None
@@ -236,7 +236,7 @@ def _eos(path: Path, file: Path, tokenizer: Tokenizer, special: dict[str, str]) 
 
 
 def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
-    """Raise `TokenizerMissing` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
+    """Raise `TokenizerError` for a tokenizer of another model: its ids would be refused, or would mean other tokens.
 
     Added tokens may lie beyond the model's vocabulary: fine-tunes leave a padding token there that no text contains.
     """
@@ -248,9 +248,9 @@ def _check_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
     try:
         largest = max(largest, *tokenizer.encode("Hello").ids, -1)
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerMissing(f"{path}: the tokenizer cannot encode a text: {error}") from error
+        raise TokenizerError(f"{path}: the tokenizer cannot encode a text: {error}") from error
     if largest >= vocab_size:
-        raise TokenizerMissing(
+        raise TokenizerError(
             f"{path}: the tokenizer has token ids up to {largest}, and config.json has vocab_size = {vocab_size}: "
             "it is the tokenizer of another model"
         )

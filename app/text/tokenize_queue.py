@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from app.admission.thread_queue import Turnstile
-from app.streams.timeline import Intake
+from app.admission.thread_queue import ThreadQueue
+from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
 from engine.errors import ContextExceeded
 from engine.types import ServiceClass
 
-THREAD_FROM = 8_192  # characters; shorter texts are tokenized faster than a thread is woken
-PLACES = 2  # texts at once: each needs a hundred times its size in memory, and a core that the engine uses
-RESERVED = 1  # of these, for interactive requests
+MIN_THREAD_CHARACTERS = 8_192  # characters; shorter texts are tokenized faster than a thread is woken
+MAX_CONCURRENT = 2  # texts at once: each needs a hundred times its size in memory, and a core that the engine uses
+RESERVED_INTERACTIVE = 1  # of these, for interactive requests
 
 
-class Encoding:
+class TokenizeQueue:
     """Tokenizer of the prompts of one server."""
 
     def __init__(self, text: TextModel) -> None:
         self._text = text
-        self._turnstile = Turnstile(PLACES, RESERVED)
+        self._turnstile = ThreadQueue(MAX_CONCURRENT, RESERVED_INTERACTIVE)
 
     @property
-    def coming(self) -> int:
+    def pending(self) -> int:
         """Return the number of long texts that are not tokenized yet."""
         return self._turnstile.pending
 
@@ -31,21 +31,24 @@ class Encoding:
         service_class: ServiceClass,
         *,
         add_special_tokens: bool,
-        most: int | None = None,
-        intake: Intake | None = None,
+        max_tokens: int | None = None,
+        intake: IntakeTimeline | None = None,
     ) -> list[int]:
         """Return the token ids of `text`. Raises `ContextExceeded` if its length shows that it has more than `most`
         tokens.
 
         intake: records the time spent waiting for other texts.
         """
-        if len(text) < THREAD_FROM:
+        if len(text) < MIN_THREAD_CHARACTERS:
             return self._text.encode(text, add_special_tokens=add_special_tokens)
         return await self._turnstile.run(
-            lambda: self.encode_now(text, add_special_tokens, most), service_class, size=len(text), intake=intake
+            lambda: self.encode_inline(text, add_special_tokens, max_tokens),
+            service_class,
+            size=len(text),
+            intake=intake,
         )
 
-    def encode_now(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+    def encode_inline(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """Encode in the calling thread, without waiting for a turn."""
         if most is not None:
             self._refuse_too_long(text, most)
@@ -56,7 +59,7 @@ class Encoding:
 
         The result of tokenizing megabytes is created and freed with the interpreter lock held.
         """
-        least = self._text.least_tokens(text)
+        least = self._text.min_tokens(text)
         size = 4 * most
         while least <= most and size < len(text):
             # The beginning of a text has the same tokens as in the whole, up to its last word: at least half are

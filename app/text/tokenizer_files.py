@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from app.child_environment import child_environment
 from app.text import convert_tokenizer
-from app.text.checkpoint_files import TokenizerMissing, read_json
+from app.text.checkpoint_files import TokenizerError, read_json
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Files from which transformers creates a tokenizer; for a folder without any of them it creates an empty one.
@@ -50,7 +50,7 @@ class TokenizerFiles:
 
     @classmethod
     def read(cls, path: Path) -> TokenizerFiles:
-        """Read the files of `path`. Raises `TokenizerMissing` for one that is not a JSON object."""
+        """Read the files of `path`. Raises `TokenizerError` for one that is not a JSON object."""
         files = cls(path, read_json(path / "config.json"), read_json(path / "tokenizer_config.json"))
         files._check()
         return files
@@ -96,7 +96,7 @@ class TokenizerFiles:
                 yield self._content(name, token)
 
     def _check(self) -> None:
-        """Raise `TokenizerMissing` for a file or a list of tokens that cannot be read."""
+        """Raise `TokenizerError` for a file or a list of tokens that cannot be read."""
         for name in LEGACY_FILES:
             read_json(self.path / name)
         listed = self.config.get("added_tokens_decoder", {})
@@ -118,12 +118,12 @@ class TokenizerFiles:
             raise self._unreadable(name, "a text or an object with its content", token)
         return text
 
-    def _unreadable(self, name: str, expected: str, given: Any) -> TokenizerMissing:
-        return TokenizerMissing(f"{self.path / 'tokenizer_config.json'}: {name} must be {expected}, got {given!r:.80}")
+    def _unreadable(self, name: str, expected: str, given: Any) -> TokenizerError:
+        return TokenizerError(f"{self.path / 'tokenizer_config.json'}: {name} must be {expected}, got {given!r:.80}")
 
 
 def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, str]]:
-    """Return the tokenizer of `path` and its named special tokens. Raises `TokenizerMissing`."""
+    """Return the tokenizer of `path` and its named special tokens. Raises `TokenizerError`."""
     files = TokenizerFiles.read(path)
     tokenizer = _from_json(path / "tokenizer.json")
     special = files.special
@@ -140,12 +140,12 @@ def _from_json(file: Path) -> Tokenizer | None:
     if not file.exists():
         if not any(found for pattern in VOCABULARY_FILES for found in file.parent.glob(pattern)):
             names = ", ".join(VOCABULARY_FILES)
-            raise TokenizerMissing(f"{file.parent} has no tokenizer.json, and no {names} to make one from")
+            raise TokenizerError(f"{file.parent} has no tokenizer.json, and no {names} to make one from")
         return None
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerMissing(f"{file} cannot be read: {error}") from error
+        raise TokenizerError(f"{file} cannot be read: {error}") from error
 
 
 def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
@@ -155,7 +155,7 @@ def _convert(path: Path) -> tuple[Tokenizer, dict[str, str]]:
         if "trust_remote_code" in reason:
             reason = "it needs code of its own, which is not run here; use a folder with a tokenizer.json whose "
             reason += "tokenizer_config.json names no such code (auto_map)"
-        raise TokenizerMissing(f"{path}: transformers cannot create a tokenizer from this folder: {reason}")
+        raise TokenizerError(f"{path}: transformers cannot create a tokenizer from this folder: {reason}")
     return Tokenizer.from_str(result["tokenizer"]), result["special"]
 
 

@@ -15,7 +15,7 @@ from app.cli.bench.workloads import Scale, prompt_ids, workload
 from benchmarks.results import save, spread
 from benchmarks.scheduling.load import CONTEXT, SLOTS, model
 from benchmarks.tally import Tally
-from benchmarks.windows import PATIENCE, QUIET, stolen, stolen_since
+from benchmarks.windows import MAX_STOLEN_SHARE, ROUNDS_PER_WINDOW, stolen, stolen_since
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.scheduling.batch import Batch
@@ -23,7 +23,7 @@ from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams
 
 CHECKED, RATIOS = "uniform,sharegpt,bursts,mixed", ("tokens_per_second", "ttft_p50", "ttft_p99")
-CHECK_SCALE = Scale(rate=6.0, prompt=64, output=48, longest=256)
+CHECK_SCALE = Scale(rate=6.0, prompt=64, output=48, max_tokens=256)
 
 
 def requests_of(name: str, count: int, scale: Scale, seed: int) -> list[tuple[float, Request]]:
@@ -131,7 +131,7 @@ def check(options: argparse.Namespace) -> None:
         for name in options.workloads.split(","):
             arrivals = requests_of(name, options.requests, scale, 2 * run + 1)
             tries, lost = 0, 1.0
-            while lost > QUIET and tries < PATIENCE:
+            while lost > MAX_STOLEN_SHARE and tries < ROUNDS_PER_WINDOW:
                 tries, had = tries + 1, stolen()
                 _, steps, _ = run_live(engine, requests_of(name, options.requests, scale, 2 * run))
                 live_tally, _, took = run_live(engine, arrivals)
@@ -150,7 +150,7 @@ def check(options: argparse.Namespace) -> None:
                 (tally.arrive(*arrival) for arrival in arrivals),
                 take,
                 num_pages=info.num_pages,
-                host_pages=scheduler.memory.host.total,
+                host_pages=scheduler.kv_manager.host.total,
                 max_len=info.max_model_len,
                 costs=scheduler.policy.costs,
             )

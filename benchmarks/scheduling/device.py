@@ -17,7 +17,7 @@ from benchmarks.results import save
 from benchmarks.tally import Tally
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.execution.graphs import PROMPT_ROWS
+from engine.execution.graphs import MAX_PROMPT_ROWS
 from engine.simulation import StepCost, simulate
 from engine.types import Request, SamplingParams, ServiceClass
 
@@ -25,27 +25,27 @@ SLOTS, PAGES, PAGE = 256, 10_240, 64
 # Llama-3.2-1B on an H100, at 3 TB/s and half of the peak rate of its matrix units.
 GIVEN = StepCost(
     step=0.0, decode_pass=0.0009, decode=6e-6, prompt=5e-6, chunk=0.0009, context=32_768 / 2.5e12, swapped_page=1e-6,
-    host=0.0006, host_prompts=0.0015, recorded=SLOTS + PROMPT_ROWS,
+    host=0.0006, host_prompts=0.0015, recorded=SLOTS + MAX_PROMPT_ROWS,
 )  # fmt: skip
 SHORTEST, LONGEST = 100, 1024  # tokens of prompts and of answers of bulk work
-PEOPLE, ANSWER = 100, 64
+NUM_INTERACTIVE, ANSWER = 100, 64
 BACKLOGS = {"young": (1600, 3.0), "overdue": (12_000, 125.0)}  # requests, and the start of interactive ones in seconds
 
 
-class AtOnce(Engine):
+class EagerEngine(Engine):
     """Engine that decides each step as soon as the previous one has ended."""
 
     def seconds_to_step(self) -> float | None:
         """Return 0 while a step is in flight, so that the next step is decided at once."""
-        return 0.0 if self._flying else super().seconds_to_step()
+        return 0.0 if self._in_flight else super().seconds_to_step()
 
 
-WAYS: dict[str, tuple[dict[str, Any], Callable[..., Engine]]] = {
+VARIANTS: dict[str, tuple[dict[str, Any], Callable[..., Engine]]] = {
     "carousel": ({}, Engine),
-    "carousel, decided at once": ({}, AtOnce),
-    "carousel, --stretch inf": ({"stretch": float("inf")}, Engine),
+    "carousel, decided at once": ({}, EagerEngine),
+    "carousel, --max-step-slowdown inf": ({"max_step_slowdown": float("inf")}, Engine),
     "vllm": ({"scheduling_policy": "vllm"}, Engine),
-    "vllm, decided at once": ({"scheduling_policy": "vllm"}, AtOnce),
+    "vllm, decided at once": ({"scheduling_policy": "vllm"}, EagerEngine),
 }
 
 
@@ -61,17 +61,23 @@ def _arrivals(tally: Tally, prompt: int, bulk: int, at: float) -> Iterator[tuple
     for number in range(bulk):
         sizes = dice.randint(SHORTEST, LONGEST), dice.randint(SHORTEST, LONGEST)
         yield ask(f"b{number}", 0.0, *sizes, ServiceClass.BATCH)
-    for number in range(PEOPLE):
+    for number in range(NUM_INTERACTIVE):
         at += dice.uniform(0.2, 0.25)
         yield ask(f"p{number}", at, prompt, ANSWER, ServiceClass.INTERACTIVE)
 
 
 def _served(way: str, prompt: int, bulk: int, at: float) -> dict[str, Any]:
-    options, make = WAYS[way]
+    options, make = VARIANTS[way]
     config = EngineConfig(model="none", max_num_seqs=SLOTS, page_size=PAGE, **options).validate()
     tally = Tally()
     engine = simulate(
-        config, GIVEN, _arrivals(tally, prompt, bulk, at), tally.take, num_pages=PAGES, host_pages=PAGES, make=make
+        config,
+        GIVEN,
+        _arrivals(tally, prompt, bulk, at),
+        tally.take,
+        num_pages=PAGES,
+        host_pages=PAGES,
+        engine_factory=make,
     )
     return tally.figures(engine.load().busy_seconds)
 
@@ -81,7 +87,7 @@ def device(options: argparse.Namespace) -> None:
     rows = []
     for prompt, (backlog, (bulk, at)) in product(options.prompts, BACKLOGS.items()):
         alone = _served("carousel", prompt, 0, at)["interactive"]
-        for way in WAYS:
+        for way in VARIANTS:
             found = _served(way, prompt, bulk, at)
             people = found["interactive"]
             row = {"way": way, "backlog": backlog, "prompt": prompt}

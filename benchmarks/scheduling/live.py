@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.results import save
-from benchmarks.scheduling.load import BULK, CONTEXT, PERSON, POLICIES, SLOTS, Clients, model
+from benchmarks.scheduling.load import BULK, CONTEXT, INTERACTIVE, POLICIES, SLOTS, Clients, model
 from benchmarks.serving import Serving
-from benchmarks.windows import Turns, Window, by_chance, figures, over
+from benchmarks.windows import AlternatingWindows, Window, bootstrap_ratios, figures, latency_ratios
 
 LOADS = {"people": (True, 0), "bulk": (False, 3 * SLOTS), "both": (True, 3 * SLOTS)}  # interactive requests, callers
 
@@ -19,7 +19,7 @@ def live(options: argparse.Namespace) -> None:
     """Measure interactive requests alone, bulk work alone, and both, for each policy."""
     serve = [options.model or model(), *options.serve, "--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT)]
     names = options.policies
-    turns = Turns([f"{name}, {part}" for name in names for part in LOADS])
+    turns = AlternatingWindows([f"{name}, {part}" for name in names for part in LOADS])
     with ExitStack() as stack:
         servers = {name: stack.enter_context(Serving(*serve, *POLICIES[name])) for name in names}
         clients = {name: Clients(server, options.vocabulary) for name, server in servers.items()}
@@ -39,11 +39,11 @@ def live(options: argparse.Namespace) -> None:
     for kind, windows in turns.kinds():
         summary[kind] = {part: figures(of) for part, of in windows.items()}
         for name in names:
-            ratios = by_chance(_ratios, *(windows[f"{name}, {load}"] for load in LOADS))
+            ratios = bootstrap_ratios(_ratios, *(windows[f"{name}, {load}"] for load in LOADS))
             summary[kind][f"{name}, both over alone"] = ratios
             shown = (f"{key} {r['ratio']:.2f} ({r['from']:.2f} to {r['to']:.2f})" for key, r in ratios.items())
             print(f"{kind}, {name}: {', '.join(shown)}")
-    save("scheduling_live", {**vars(options), "slots": SLOTS, "person": PERSON, "bulk": BULK}, turns.rows, summary)
+    save("scheduling_live", {**vars(options), "slots": SLOTS, "person": INTERACTIVE, "bulk": BULK}, turns.rows, summary)
 
 
 def _ratios(people: list[Window], bulk: list[Window], both: list[Window]) -> dict[str, float]:
@@ -53,4 +53,4 @@ def _ratios(people: list[Window], bulk: list[Window], both: list[Window]) -> dic
     requests, over its throughput alone in the time that they leave.
     """
     left = figures(bulk)["bulk"] * (1 - figures(people)["busy"])
-    return over(both, people) | {"bulk": figures(both)["bulk"] / left}
+    return latency_ratios(both, people) | {"bulk": figures(both)["bulk"] / left}

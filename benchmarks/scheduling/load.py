@@ -10,18 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from app.cli.bench.workloads import Asked, prompt_ids
+from app.cli.bench.workloads import WorkloadRequest, prompt_ids
 from benchmarks.peers.model import make_model
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
 from benchmarks.windows import Window, stolen, stolen_since
 
 SLOTS, CONTEXT = 8, 512
-PERSON = {"prompt": 128, "answer": 32}
+INTERACTIVE = {"prompt": 128, "answer": 32}
 BULK = {"prompt": 48, "answer": 96}
 MODELS = Path.home() / ".cache/carousel/peers/models"
 SHAPE = "llama-12m"  # random weights; every token is a word, so an event is a token
-PEOPLE_PER_SECOND = 3.0
+INTERACTIVE_PER_SECOND = 3.0
 POLICIES: dict[str, tuple[str, ...]] = {
     "carousel": (),
     "fcfs": ("--scheduling-policy", "orca"),
@@ -39,7 +39,7 @@ def model() -> str:
 
 def body(kind: str, number: int, prompt: int, answer: int, vocabulary: int) -> dict[str, Any]:
     """Return the body of a unique request, in token IDs."""
-    ids = prompt_ids(Asked(0.0, prompt, answer), hash((kind == "bulk", number)) & 0xFFFFFFFF, vocabulary)
+    ids = prompt_ids(WorkloadRequest(0.0, prompt, answer), hash((kind == "bulk", number)) & 0xFFFFFFFF, vocabulary)
     return {
         "prompt": ids,
         "max_tokens": answer,
@@ -59,7 +59,7 @@ class Clients:
         self.number = 0
         self.stopping = False
 
-    def books(self) -> tuple[float, float]:
+    def counters(self) -> tuple[float, float]:
         """Return the server's counters of busy seconds and of tokens generated for bulk work."""
         with urllib.request.urlopen(f"http://{self.server.host}:{self.server.port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
@@ -87,8 +87,8 @@ class Clients:
         dice = random.Random(seed)
         tasks, end = [], time.perf_counter() + seconds
         while time.perf_counter() < end:
-            tasks.append(asyncio.create_task(self.ask("person", PERSON)))
-            await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
+            tasks.append(asyncio.create_task(self.ask("person", INTERACTIVE)))
+            await asyncio.sleep(dice.expovariate(INTERACTIVE_PER_SECOND))
         return await asyncio.gather(*tasks)
 
     async def window(self, seconds: float, *, people: bool, bulk: int, seed: int) -> Window:
@@ -97,21 +97,21 @@ class Clients:
         callers = [asyncio.create_task(self.bulk()) for _ in range(bulk)]
         if bulk:
             await asyncio.sleep(2.0)  # until every slot is occupied
-        before, began, had = await asyncio.to_thread(self.books), time.perf_counter(), stolen()
+        before, began, had = await asyncio.to_thread(self.counters), time.perf_counter(), stolen()
         answers: list[list[float]] = []
         if people:
             answers = await self.people(seconds, seed)
         else:
             await asyncio.sleep(seconds)
         lost = stolen_since(had)
-        after, took = await asyncio.to_thread(self.books), time.perf_counter() - began
+        after, took = await asyncio.to_thread(self.counters), time.perf_counter() - began
         self.stopping = True
         await asyncio.gather(*callers)
         busy, tokens = ((now - then) / took for now, then in zip(after, before, strict=True))
-        return felt(answers, lost, busy, tokens)
+        return latencies(answers, lost, busy, tokens)
 
 
-def felt(answers: list[list[float]], lost: float, busy: float = 0.0, bulk: float = 0.0) -> Window:
+def latencies(answers: list[list[float]], lost: float, busy: float = 0.0, bulk: float = 0.0) -> Window:
     """Return the window of requests, each given as its send time followed by the arrival times of its tokens."""
     return Window(
         firsts=[a[1] - a[0] for a in answers],

@@ -24,7 +24,7 @@ GIVEN = StepCost(step=0.008, decode=0.00002, prompt=0.00005, context=2e-8, swapp
 MILLION: dict[str, dict[str, Any]] = {
     "carousel": {},  # the slowest policy comes first, so that no core is idle at the end
     "fastserve": {"scheduling_policy": "fastserve"},
-    "carousel, --stretch inf": {"stretch": float("inf")},
+    "carousel, --max-step-slowdown inf": {"max_step_slowdown": float("inf")},
     "dynamic": {"scheduling_policy": "orca", "batching": "dynamic", "batch_timeout": 0.05},
     "static": {"scheduling_policy": "orca", "batching": "static"},
     **{policy: {"scheduling_policy": policy} for policy in ("orca", "vllm", "sglang")},
@@ -69,7 +69,7 @@ def simulated(
 def _one_of_million(job: tuple[str, str, int, float]) -> dict[str, Any]:
     policy, name, requests, load = job
     gc.disable()  # there are no reference cycles here, and searching for them takes a tenth of the time
-    scale = Scale(rate=load, prompt=64, output=24, longest=256)
+    scale = Scale(rate=load, prompt=64, output=24, max_tokens=256)
     row = simulated(name, MILLION[policy], requests, scale, GIVEN, slots=128, pages=1024)
     return {"policy": policy, "workload": name, "rate": load, **row}
 

@@ -12,10 +12,28 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.results import save
-from benchmarks.scheduling.load import BULK, CONTEXT, PEOPLE_PER_SECOND, PERSON, POLICIES, SLOTS, body, felt, model
+from benchmarks.scheduling.load import (
+    BULK,
+    CONTEXT,
+    INTERACTIVE,
+    INTERACTIVE_PER_SECOND,
+    POLICIES,
+    SLOTS,
+    body,
+    latencies,
+    model,
+)
 from benchmarks.serving import Serving
 from benchmarks.sse_client import stream
-from benchmarks.windows import Turns, Window, by_chance, figures, over, stolen, stolen_since
+from benchmarks.windows import (
+    AlternatingWindows,
+    Window,
+    bootstrap_ratios,
+    figures,
+    latency_ratios,
+    stolen,
+    stolen_since,
+)
 
 CALM, FLOOD = "calm", "flood"
 HALF, BESIDE, FIRST_COME = "on its half, the other half flooded", "beside a flood", "beside a flood, fcfs"
@@ -40,17 +58,17 @@ async def _tenant_window(calm: Serving, flooded: Serving | None, options: argpar
             await ask(server, FLOOD, BULK)
 
     callers = [asyncio.create_task(flooding(flooded)) for _ in range(4 * SLOTS)] if flooded else []
-    await asyncio.gather(*(ask(calm, CALM, PERSON) for _ in range(4)))  # warm-up
+    await asyncio.gather(*(ask(calm, CALM, INTERACTIVE) for _ in range(4)))  # warm-up
     await asyncio.sleep(2.0)
     tasks, end, had = [], time.perf_counter() + options.seconds, stolen()
     while time.perf_counter() < end:
-        tasks.append(asyncio.create_task(ask(calm, CALM, PERSON)))
-        await asyncio.sleep(dice.expovariate(PEOPLE_PER_SECOND))
+        tasks.append(asyncio.create_task(ask(calm, CALM, INTERACTIVE)))
+        await asyncio.sleep(dice.expovariate(INTERACTIVE_PER_SECOND))
     answers = await asyncio.gather(*tasks)
     lost = stolen_since(had)
     stopping = True
     await asyncio.gather(*callers)
-    return felt(answers, lost)
+    return latencies(answers, lost)
 
 
 def tenants(options: argparse.Namespace) -> None:
@@ -75,12 +93,12 @@ def tenants(options: argparse.Namespace) -> None:
             BESIDE: (whole, whole),
             FIRST_COME: (first_come, first_come),
         }
-        turns = Turns(list(parts))
+        turns = AlternatingWindows(list(parts))
         asyncio.run(turns.take(lambda part, seed: _tenant_window(*parts[part], options, seed), options.runs))
     summary: dict[str, Any] = {}
     for kind, windows in turns.kinds():
         summary[kind] = {part: figures(of) for part, of in windows.items()}
         for name in (BESIDE, FIRST_COME):
-            summary[kind][f"{name}, over {HALF}"] = by_chance(over, windows[name], windows[HALF])
+            summary[kind][f"{name}, over {HALF}"] = bootstrap_ratios(latency_ratios, windows[name], windows[HALF])
     print(json.dumps(summary, indent=1))
     save("scheduling_tenants", vars(options), turns.rows, summary)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.execution.transfer import to_device
-from kernels.huge_pages import own_pages
+from kernels.huge_pages import mmap_zeros
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class KVCache:
         page = (layers, 2, heads, page_size, dim)
         shape, host_shape = (num_pages, *page), (host_pages, *page)
         if device.type == "cpu":
-            data, host = own_pages(shape, dtype), own_pages(host_shape, dtype)
+            data, host = mmap_zeros(shape, dtype), mmap_zeros(host_shape, dtype)
         else:
             data = torch.zeros(shape, dtype=dtype, device=device)
             host = torch.zeros(host_shape, dtype=dtype, pin_memory=device.type == "cuda")

@@ -36,7 +36,7 @@ class DeviceSlots:
             seed=self._rows(slots.seed),
             choice=self._rows(slots.choice),
         )
-        self.nobody = self.tensors.nobody
+        self.padding_slot = self.tensors.padding_slot
 
     def _rows(self, array: np.ndarray) -> Tensor:
         """Return zeros for all slots and the padding row."""
@@ -45,8 +45,8 @@ class DeviceSlots:
 
     def apply(self, batch: Batch) -> None:
         """Apply the batch's new pages and joins, after `SlotState.apply`."""
-        if batch.grown:
-            slots, indices, pages = (np.array(column, np.int64) for column in zip(*batch.grown, strict=True))
+        if batch.new_pages:
+            slots, indices, pages = (np.array(column, np.int64) for column in zip(*batch.new_pages, strict=True))
             slot_index, index, page = to_device((slots, indices, pages.astype(np.int32)), self._device)
             self.tensors.page_table.index_put_((slot_index, index), page)
         if batch.joins:
@@ -84,11 +84,11 @@ class DeviceSlots:
         pages wide.
         """
         rows = kernels.gather_slots(self.tensors, slots, prompts, width, page_size)
-        decodes = min(len(slots), self.nobody)  # further rows are prompt tokens
+        decodes = min(len(slots), self.padding_slot)  # further rows are prompt tokens
         return ModelInputs(
             token_ids=rows.token_ids,
             positions=rows.positions,
-            slots=rows.places,
+            slot_mapping=rows.slot_mapping,
             num_decodes=decodes,
             decode_page_table=rows.page_table[:decodes],
             decode_context_lens=rows.context_lens[:decodes],

@@ -20,20 +20,20 @@ from torch import Tensor
 from engine.execution.cache import KVCache
 from engine.execution.device_slots import DeviceSlots
 from engine.execution.models.interface import Model
-from engine.execution.sampler import Drawn
+from engine.execution.sampler import SampledTokens
 from engine.execution.slots import Ints
-from engine.execution.transfer import Mirror
+from engine.execution.transfer import PinnedBuffer
 from kernels.interface import Kernels
-from kernels.query_tiles import COLUMNS, QUERIES, Tile
+from kernels.query_tiles import MAX_TILE_QUERIES, TILE_COLUMNS, Tile
 from kernels.slots import PromptRows
 
 # Runs and records a function that computes on fixed tensors; returns a function that replays it.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 MIN_WIDTH_TOKENS = 512  # tokens of the smallest page-table width; further widths double
-PROMPT_ROWS = 512  # in addition to one per slot; with this many, a GPU multiplies for longer than it reads weights
+MAX_PROMPT_ROWS = 512  # in addition to one per slot; with this many, a GPU multiplies for longer than it reads weights
 MIN_PROMPT_ROWS = 16  # a step with fewer is padded
-SHORT_TILES = 32  # tiles with fewer than QUERIES queries; a step can have at least this many prompts
+MAX_SHORT_TILES = 32  # tiles with fewer than QUERIES queries; a step can have at least this many prompts
 
 
 def record(step: Callable[[], object], stream: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
@@ -93,7 +93,7 @@ class Shape(NamedTuple):
     @property
     def tiles(self) -> int:
         """Return the number of query tiles for prompts."""
-        return -(-self.rows // QUERIES) + SHORT_TILES if self.prompts else 0
+        return -(-self.rows // MAX_TILE_QUERIES) + MAX_SHORT_TILES if self.prompts else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +118,28 @@ class StepGraphs:
     ) -> None:
         self.slots = slots
         self._model, self._cache, self._kernels, self._capture = model, cache, kernels, capture
-        self.most_rows = slots.nobody + PROMPT_ROWS
+        self.max_rows = slots.padding_slot + MAX_PROMPT_ROWS
         self._rows = {
-            False: tuple(row_counts(1, slots.nobody)),
-            True: tuple(row_counts(MIN_PROMPT_ROWS, self.most_rows)),
+            False: tuple(row_counts(1, slots.padding_slot)),
+            True: tuple(row_counts(MIN_PROMPT_ROWS, self.max_rows)),
         }
         self._widths = page_widths(max_len, cache.page_size)
         # Inputs of a replay: for each row the slot, and the position and ID of a prompt token; the slots to sample for,
         # which come first if prompt rows follow; and the query tiles of prompts.
-        largest = Shape(self.most_rows, 0, True, True)
-        self._inputs = Mirror(
+        largest = Shape(self.max_rows, 0, True, True)
+        self._inputs = PinnedBuffer(
             model.device,
             which=((largest.rows,), np.int64),
             positions=((largest.rows,), np.int64),
             token_ids=((largest.rows,), np.int64),
-            drawn_for=((slots.nobody,), np.int64),
-            tiles=((largest.tiles, COLUMNS), np.int32),
+            drawn_for=((slots.padding_slot,), np.int64),
+            tiles=((largest.tiles, TILE_COLUMNS), np.int32),
         )
-        self._inputs.host["which"][:] = self._inputs.host["drawn_for"][:] = slots.nobody
+        self._inputs.host["which"][:] = self._inputs.host["drawn_for"][:] = slots.padding_slot
         self._inputs.host["positions"][:] = -1
         self._inputs.send()
-        self._ids = torch.zeros(slots.nobody, dtype=torch.int64, device=model.device)
-        self._has_nan = torch.zeros(self.most_rows, dtype=torch.bool, device=model.device)
+        self._ids = torch.zeros(slots.padding_slot, dtype=torch.int64, device=model.device)
+        self._has_nan = torch.zeros(self.max_rows, dtype=torch.bool, device=model.device)
         self._replay: dict[Shape, Callable[[], None]] = {}
         self._hidden: dict[Shape, Tensor] = {}  # each recording's own output, overwritten by its replays
 
@@ -170,7 +170,7 @@ class StepGraphs:
         shapes = (Shape(most, width, filtered or has_prompts, has_prompts) for most in counts)
         return next((shape for shape in shapes if shape.tiles >= tiles), None)
 
-    def run(self, shape: Shape, sampled: Ints, prompts: PromptTokens | None) -> tuple[Drawn, Tensor, Tensor]:
+    def run(self, shape: Shape, sampled: Ints, prompts: PromptTokens | None) -> tuple[SampledTokens, Tensor, Tensor]:
         """Sample one token for each slot in sampled[S] with filters only, and compute prompt tokens without sampling.
 
         The last token of each sampled slot is the only one not computed yet. Also returns the hidden states [S, H] of
@@ -179,7 +179,7 @@ class StepGraphs:
         """
         count = len(sampled)
         total = count + (len(prompts.slots) if prompts else 0)
-        slots = np.full(shape.rows, self.slots.nobody, np.int64)
+        slots = np.full(shape.rows, self.slots.padding_slot, np.int64)
         slots[:count] = sampled
         if prompts:
             slots[count:total] = prompts.slots
@@ -189,13 +189,17 @@ class StepGraphs:
             sent[:] = slots
             self._inputs.send()
         self._replay[shape]()
-        drawn_for = self._inputs.there["drawn_for" if shape.prompts else "which"]
-        return Drawn(drawn_for[:count], self._ids[:count]), self._hidden[shape][:count], self._has_nan[count:total]
+        drawn_for = self._inputs.device["drawn_for" if shape.prompts else "which"]
+        return (
+            SampledTokens(drawn_for[:count], self._ids[:count]),
+            self._hidden[shape][:count],
+            self._has_nan[count:total],
+        )
 
     def _write(self, prompts: PromptTokens, sampled: Ints) -> None:
         """Write the inputs that only recordings with prompts read. Token IDs of padding rows are not read."""
         inputs, count, total = self._inputs.host, len(sampled), len(sampled) + len(prompts.slots)
-        inputs["drawn_for"][:] = self.slots.nobody
+        inputs["drawn_for"][:] = self.slots.padding_slot
         inputs["drawn_for"][:count] = sampled
         inputs["positions"][:] = -1
         inputs["positions"][count:total] = prompts.positions
@@ -208,7 +212,7 @@ class StepGraphs:
 
         Writes `_ids`, `_hidden`, `_has_nan` and the slots.
         """
-        read, size = self._inputs.there, self._cache.page_size
+        read, size = self._inputs.device, self._cache.page_size
         row_slots = read["which"][: shape.rows]
         if shape.prompts:
             prompts = PromptRows(read["positions"][: shape.rows], read["token_ids"][: shape.rows])

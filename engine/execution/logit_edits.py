@@ -21,7 +21,7 @@ from engine.scheduling.batch import Join
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogitEditMask:
     """Rows of a step with edited logits, their slots, and a mask for each kind of edit."""
 
     rows: Ints
@@ -61,7 +61,7 @@ class LogitEdits:
         """
         for join in joins:
             sampling, slot = join.sampling, join.slot
-            if sampling.penalises:
+            if sampling.has_penalties:
                 self._counts, self._in_prompt = self._table(self._counts), self._table(self._in_prompt, torch.bool)
                 generated = self._tensor(np.array(join.tokens[join.prompt_len :], np.int64))
                 ones = torch.ones_like(generated, dtype=torch.float32)
@@ -78,15 +78,15 @@ class LogitEdits:
                 stops = self._tensor(np.array(sampling.stop_token_ids, np.int64))
                 self._stops[slot].fill_(False).index_fill_(0, stops, True)
 
-    def wanted(self, slots: Ints) -> Wanted | None:
+    def edits_for(self, slots: Ints) -> LogitEditMask | None:
         """Return the edits for the next logits of slots[R]; None if there are none."""
         state = self._slots
         too_short = state.lengths[slots] - state.prompt_lens[slots] < state.min_tokens[slots]
         biased, penalised = state.biased[slots], state.penalised[slots]
         rows = np.flatnonzero(too_short | biased | penalised)
-        return Wanted(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
+        return LogitEditMask(rows, slots[rows], too_short[rows], biased[rows], penalised[rows]) if len(rows) else None
 
-    def apply(self, logits: Tensor, wanted: Wanted | None) -> Tensor:
+    def apply(self, logits: Tensor, wanted: LogitEditMask | None) -> Tensor:
         """Return logits[R, V] of any float dtype unchanged, or an edited copy in float32 if a row has edits."""
         if wanted is None:
             return logits
@@ -103,7 +103,7 @@ class LogitEdits:
             edited = self._penalise(edited, slots, wanted.penalised, self._counts, self._in_prompt)
         return logits.index_copy(0, index, edited)
 
-    def append(self, wanted: Wanted | None, token_ids: Tensor) -> None:
+    def append(self, wanted: LogitEditMask | None, token_ids: Tensor) -> None:
         """Count the sampled token_ids[R] int64.
 
         An ID of -1 (a row with NaN) counts for the last token of the vocabulary; its request ends.

@@ -65,7 +65,7 @@ def pack(batch: Batch, slots: SlotState, last_tokens: Tensor, page_size: int) ->
     return ModelInputs(
         token_ids=torch.cat((decode_ids, prompt_ids)) if batch.chunks else decode_ids,
         positions=position_ids,
-        slots=cache_positions,
+        slot_mapping=cache_positions,
         num_decodes=len(decodes),
         decode_page_table=decode_table,
         decode_context_lens=decode_lens,

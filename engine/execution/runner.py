@@ -19,17 +19,19 @@ from engine.execution.device_slots import DeviceSlots
 from engine.execution.graphs import Capture, PromptTokens, Shape, StepGraphs
 from engine.execution.models.interface import Model
 from engine.execution.packing import pack, prompt_tokens
-from engine.execution.sampler import Drawn, Sampler
+from engine.execution.sampler import SampledTokens, Sampler
 from engine.execution.slots import Ints, SlotState
-from engine.execution.swap import Swap
-from engine.execution.transfer import Arriving, to_device
-from engine.scheduling.batch import Batch, Outcome, Sampled
+from engine.execution.swap import PageSwapper
+from engine.execution.transfer import HostCopy, to_device
+from engine.scheduling.batch import Batch, Sampled, StepOutcome
 from kernels.decoder import StepPass
 from kernels.interface import Kernels
 from kernels.slots import StepState
 
-AHEAD = 256 << 20  # bytes of fresh pages kept ready for new sequences
-PIECE = 2 << 20  # bytes prefaulted at a time; takes 5 ms if a virtual machine's memory is new to its host too
+PREFAULT_BYTES = 256 << 20  # bytes of fresh pages kept ready for new sequences
+PREFAULT_STEP_BYTES = (
+    2 << 20
+)  # bytes prefaulted at a time; takes 5 ms if a virtual machine's memory is new to its host too
 
 
 class ModelRunner:
@@ -44,7 +46,7 @@ class ModelRunner:
         """
         self._model = model
         self._cache = cache
-        self._swap = Swap(cache)
+        self._swap = PageSwapper(cache)
         self._kernels = kernels
         self._slots = SlotState(slots, max_len, cache.page_size)
         self._num_prefaulted = 0  # pages below this one are backed by memory
@@ -52,15 +54,15 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots + 1, dtype=torch.int64, device=model.device)
         self._sampler = Sampler(self._slots, kernels, model.vocab_size, model.device)
         self._graphs: StepGraphs | None = None
-        self._in_one_go: StepPass | None = None
-        self._last_results: Arriving | None = None  # results of the last launch
+        self._fused_step: StepPass | None = None
+        self._last_results: HostCopy | None = None  # results of the last launch
         self._was_idle = True
         if capture is not None:
             mirror = DeviceSlots(self._slots, self._last_tokens)
             self._graphs = StepGraphs(model, cache, kernels, mirror, max_len, capture)
         else:
             state = StepState(self._slots, self._last_tokens, cache.k, cache.v)
-            self._in_one_go = model.prepare_step(state, kernels)
+            self._fused_step = model.prepare_step(state, kernels)
 
     def record(self, progress: Callable[[int, int], None]) -> None:
         """Record steps, if recording is enabled."""
@@ -83,34 +85,34 @@ class ModelRunner:
 
         Of a larger step only the decode rows are recorded. 0: no step is recorded.
         """
-        return self._graphs.most_rows if self._graphs else 0
+        return self._graphs.max_rows if self._graphs else 0
 
     @property
-    def ran_dry(self) -> bool:
+    def device_was_idle(self) -> bool:
         """See `engine.engine.Runner`."""
         return self._was_idle
 
-    def launch(self, batch: Batch) -> Callable[[], Outcome]:
+    def launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Launch one step."""
-        if self._swap.is_under_way or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
+        if self._swap.is_swapping_in or batch.swap_out or batch.copies or batch.swap_in or batch.joins:
             self._prepare(batch)
         self._slots.apply(batch)
-        if self._in_one_go and not len(self._slots.demanding(batch.sampled)):
-            tokens, broken = self._in_one_go(batch.decodes, batch.chunks)
-            outcome = Outcome(tuple(map(Sampled, tokens)), tuple(broken))
+        if self._fused_step and not len(self._slots.needs_full_sampler(batch.sampled_slots)):
+            tokens, broken = self._fused_step(batch.decodes, batch.chunks)
+            outcome = StepOutcome(tuple(map(Sampled, tokens)), tuple(broken))
             return lambda: outcome
         return self._launch(batch)
 
     @torch.inference_mode()
     def _prepare(self, batch: Batch) -> None:
         """Move pages in the order explained in `engine.scheduling.batch_builder`, and set up joining sequences."""
-        self._swap.land()
+        self._swap.finish()
         if batch.swap_out:
-            self._swap.out(batch.swap_out)
+            self._swap.swap_out(batch.swap_out)
         if batch.copies:
             self._cache.copy_pages(*zip(*batch.copies, strict=True))
         if batch.swap_in:
-            self._swap.back(batch.swap_in)
+            self._swap.swap_in(batch.swap_in)
         if batch.joins:
             self._sampler.join(batch.joins)
             slots = np.array([join.slot for join in batch.joins], np.int64)
@@ -118,9 +120,9 @@ class ModelRunner:
             self._last_tokens.index_copy_(0, *to_device((slots, last), self._model.device))
 
     @torch.inference_mode()
-    def _launch(self, batch: Batch) -> Callable[[], Outcome]:
+    def _launch(self, batch: Batch) -> Callable[[], StepOutcome]:
         """Replay the recorded part of a step, and launch the rest operation by operation."""
-        drawn: list[Drawn] = []
+        drawn: list[SampledTokens] = []
         broken: list[Tensor] = []  # for each row of the chunks, whether it has a NaN
         rows = [chunk.length for chunk in batch.chunks]
         rest = batch
@@ -132,28 +134,28 @@ class ModelRunner:
         if rest.num_tokens:
             self._compute(rest, drawn, broken)
         tensors = [*broken, *(tensor for part in drawn for tensor in part.tensors)]
-        self._was_idle = self._last_results is None or self._last_results.are_there
-        self._last_results = Arriving(tensors, self._model.device)
+        self._was_idle = self._last_results is None or self._last_results.is_complete
+        self._last_results = HostCopy(tensors, self._model.device)
         return _PendingStep(self._last_results, drawn, tuple(rows) if broken else ())
 
-    def take_memory(self, pages: int) -> bool:
+    def prefault_pages(self, pages: int) -> bool:
         """See `engine.engine.Runner`. A GPU's cache is backed by memory from the beginning."""
         page_bytes = self._cache.data[0].nbytes
-        first, last = max(pages, self._num_prefaulted), min(self._cache.num_pages, pages + AHEAD // page_bytes)
+        first, last = max(pages, self._num_prefaulted), min(self._cache.num_pages, pages + PREFAULT_BYTES // page_bytes)
         if first >= last or self._cache.device.type != "cpu":
             return False
-        self._num_prefaulted = min(last, first + -(-PIECE // page_bytes))
+        self._num_prefaulted = min(last, first + -(-PREFAULT_STEP_BYTES // page_bytes))
         self._cache.data[first : self._num_prefaulted].zero_()
         return True
 
-    def _replay(self, graphs: StepGraphs, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> Batch:
+    def _replay(self, graphs: StepGraphs, batch: Batch, drawn: list[SampledTokens], broken: list[Tensor]) -> Batch:
         """Replay the whole step or only its decode rows, if there is a recording; return the rest.
 
         Rows that need more than the recording's sampler are sampled again from the same hidden states.
         """
-        slots, prompts, rest, shape = batch.sampled, None, Batch(step=batch.step), None
+        slots, prompts, rest, shape = batch.sampled_slots, None, Batch(step=batch.step), None
         sampled = np.array(slots, np.int64)
-        if batch.num_tokens <= graphs.most_rows:
+        if batch.num_tokens <= graphs.max_rows:
             prompts = prompt_tokens(batch.chunks, len(slots), self._slots)
             shape = self._find_recording(graphs, sampled, prompts)
         if shape is None:
@@ -163,12 +165,12 @@ class ModelRunner:
         if shape is None:
             return batch
         tokens, hidden, is_nan = graphs.run(shape, sampled, prompts)
-        if len(rows := self._slots.demanding(slots)):
+        if len(rows := self._slots.needs_full_sampler(slots)):
             (where,) = to_device((rows,), self._model.device)
             logits = self._model.compute_logits(hidden[where])
             resampled = self._sampler.sample(logits, self._sampler.parameters(sampled[rows]))
             self._last_tokens.index_copy_(0, resampled.slots, resampled.token_ids.clamp(min=0))
-            tokens = tokens.replaced(rows, where, resampled)
+            tokens = tokens.with_rows(rows, where, resampled)
         self._slots.advance(sampled)
         drawn.append(tokens)
         if prompts:
@@ -183,10 +185,10 @@ class ModelRunner:
             tiles = len(prompts.tiles)
         return graphs.find(rows, longest, self._slots.are_filtered(sampled), tiles) if rows else None
 
-    def _compute(self, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> None:
+    def _compute(self, batch: Batch, drawn: list[SampledTokens], broken: list[Tensor]) -> None:
         """Launch a step operation by operation."""
         inputs = pack(batch, self._slots, self._last_tokens, self._cache.page_size)
-        sampled = np.array(batch.sampled, np.int64)
+        sampled = np.array(batch.sampled_slots, np.int64)
         # Before the forward pass, which evicts the slots' parameters from the caches.
         parameters = self._sampler.parameters(sampled) if len(sampled) else None
         hidden = self._model.forward(inputs, self._cache, self._kernels)
@@ -209,16 +211,16 @@ class ModelRunner:
 class _PendingStep:
     """Step in flight; a call waits for its outcome."""
 
-    arriving: Arriving
-    drawn: list[Drawn]
+    host_copy: HostCopy
+    drawn: list[SampledTokens]
     rows: tuple[int, ...]  # for each chunk, the number of rows that are checked for NaN
 
-    def __call__(self) -> Outcome:
-        tensors = iter(self.arriving.wait())
+    def __call__(self) -> StepOutcome:
+        tensors = iter(self.host_copy.wait())
         broken: tuple[bool, ...] = ()
         if self.rows:
             of_chunk = np.repeat(np.arange(len(self.rows)), self.rows)
             counts = np.bincount(of_chunk, next(tensors).numpy(), minlength=len(self.rows))
             broken = tuple((counts > 0).tolist())
         sampled = [token for part in self.drawn for token in part.read([next(tensors) for _ in part.tensors])]
-        return Outcome(tuple(sampled), broken)
+        return StepOutcome(tuple(sampled), broken)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.logit_edits import LogitEdits, Wanted
+from engine.execution.logit_edits import LogitEditMask, LogitEdits
 from engine.execution.slots import Ints, SlotState
 from engine.execution.transfer import to_device
 from engine.scheduling.batch import Join, Sampled
@@ -40,7 +40,7 @@ class Sampler:
         """Fill the logit-edit tables for joining sequences."""
         self._edits.join(joins)
 
-    def parameters(self, slots: Ints) -> Parameters:
+    def parameters(self, slots: Ints) -> SamplerInputs:
         """Return the sampling parameters for the next token of slots[R]."""
         state = self._slots
         asked = np.flatnonzero(state.logprobs[slots] >= 0)
@@ -59,24 +59,27 @@ class Sampler:
             self._device,
         )
         counts = tuple(zip(asked.tolist(), state.logprobs[slots[asked]].tolist(), strict=True))
-        return Parameters(slot_ids, tuple(given), self._edits.wanted(slots), rows, counts)
+        return SamplerInputs(slot_ids, tuple(given), self._edits.edits_for(slots), rows, counts)
 
-    def sample(self, logits: Tensor, parameters: Parameters) -> Drawn:
+    def sample(self, logits: Tensor, parameters: SamplerInputs) -> SampledTokens:
         """Sample a new token for each of the R rows of logits[R, V] (any float dtype).
 
         Includes log-probabilities for rows that request them.
         """
-        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.given)
+        chosen = self._kernels.sample(self._edits.apply(logits, parameters.edits), *parameters.arguments)
         self._edits.append(parameters.edits, chosen)
-        if not parameters.asked:
-            return Drawn(parameters.slots, chosen)
-        rows, num_alternatives = parameters.rows, max(MAX_ALTERNATIVES, *(count for _, count in parameters.asked))
+        if not parameters.logprob_rows:
+            return SampledTokens(parameters.slots, chosen)
+        rows, num_alternatives = (
+            parameters.rows,
+            max(MAX_ALTERNATIVES, *(count for _, count in parameters.logprob_rows)),
+        )
         log_probs = self._kernels.log_probs(logits[rows], chosen[rows], min(num_alternatives, logits.shape[1]))
-        return Drawn(parameters.slots, chosen, log_probs, parameters.asked)
+        return SampledTokens(parameters.slots, chosen, log_probs, parameters.logprob_rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class SamplerInputs:
     """Sampling parameters of R rows, on the device.
 
     slots[R] int64; the arguments of `Kernels.sample`, each [R], in its order; rows[A] int64, which request
@@ -84,14 +87,14 @@ class Parameters:
     """
 
     slots: Tensor
-    given: tuple[Tensor, ...]
-    edits: Wanted | None
+    arguments: tuple[Tensor, ...]
+    edits: LogitEditMask | None
     rows: Tensor
-    asked: tuple[tuple[int, int], ...]
+    logprob_rows: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """Sampled tokens, still on the device: token_ids[R] of slots[R], both int64.
 
     log_probs: for the A rows that request them (chosen[A], ids[A, k], values[A, k]). asked: these rows, and the number
@@ -108,10 +111,10 @@ class Drawn:
         """Return the tensors that the host reads."""
         return (self.token_ids, *(self.log_probs or ()))
 
-    def replaced(self, rows: Ints, where: Tensor, by: Drawn) -> Drawn:
+    def with_rows(self, rows: Ints, where: Tensor, by: SampledTokens) -> SampledTokens:
         """Return a copy with the tokens and log-probabilities of `by` in rows[N] (on the device: `where`)."""
         ids = self.token_ids.index_copy(0, where, by.token_ids)
-        return Drawn(self.slots, ids, by.log_probs, tuple((int(rows[row]), count) for row, count in by.asked))
+        return SampledTokens(self.slots, ids, by.log_probs, tuple((int(rows[row]), count) for row, count in by.asked))
 
     def read(self, tensors: Sequence[Tensor]) -> tuple[Sampled, ...]:
         """Return the tokens, given `tensors` copied to the host."""

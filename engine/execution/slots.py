@@ -50,7 +50,7 @@ class SlotState:
 
     def apply(self, batch: Batch) -> None:
         """Apply the batch's new pages and joins."""
-        for slot, index, page in batch.grown:
+        for slot, index, page in batch.new_pages:
             self.page_table[slot, index] = page
         for join in batch.joins:
             self._join(join)
@@ -73,8 +73,8 @@ class SlotState:
         self.min_tokens[slot] = sampling.min_tokens
         self.logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.biased[slot] = bool(sampling.logit_bias)
-        self.penalised[slot] = sampling.penalises
-        always = sampling.logit_bias or sampling.penalises or sampling.logprobs is not None
+        self.penalised[slot] = sampling.has_penalties
+        always = sampling.logit_bias or sampling.has_penalties or sampling.logprobs is not None
         until = ALWAYS if always else join.prompt_len + sampling.min_tokens
         self._full_sampler_until[slot] = until
         if until > len(join.tokens):
@@ -82,7 +82,7 @@ class SlotState:
         else:
             self._full_sampler_slots.discard(slot)
 
-    def demanding(self, slots: Seq[int]) -> Ints:
+    def needs_full_sampler(self, slots: Seq[int]) -> Ints:
         """Return the rows of slots[R] that need more than filters: logit edits now, or log-probabilities."""
         if self._full_sampler_slots.isdisjoint(slots):
             return NO_ROWS

@@ -22,7 +22,7 @@ STAGING_BYTES = 256 << 20  # device memory, in two halves
 Pairs = Sequence[tuple[int, int]]
 
 
-class Swap:
+class PageSwapper:
     """Page mover of one cache; moves begin in the order of the calls."""
 
     def __init__(self, cache: KVCache) -> None:
@@ -30,7 +30,7 @@ class Swap:
         self._staging = _Staging(cache) if cache.device.type == "cuda" and len(cache.host) else None
         self._is_swapping_in = False
 
-    def out(self, pairs: Pairs) -> None:
+    def swap_out(self, pairs: Pairs) -> None:
         """Copy (device page, host page) pairs to host memory.
 
         On a GPU this only begins the copy. Until it has ended, only `back` may read the host pages.
@@ -41,7 +41,7 @@ class Swap:
         for page, host_page in pairs:
             self._cache.host[host_page].copy_(self._cache.data[page])
 
-    def back(self, pairs: Pairs) -> None:
+    def swap_in(self, pairs: Pairs) -> None:
         """Begin to copy (host page, device page) pairs back. No step may touch either page before `land`."""
         self._is_swapping_in = True
         if self._staging is not None:
@@ -51,11 +51,11 @@ class Swap:
             self._cache.data[page].copy_(self._cache.host[host_page])
 
     @property
-    def is_under_way(self) -> bool:
+    def is_swapping_in(self) -> bool:
         """Return whether pages are being swapped in and `land` must be called."""
         return self._is_swapping_in
 
-    def land(self) -> None:
+    def finish(self) -> None:
         """Make later steps wait for incoming pages. Called before a step touches any of them."""
         if self._is_swapping_in and self._staging is not None:
             self._staging.join()

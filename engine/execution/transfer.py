@@ -37,7 +37,7 @@ def to_device(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> li
     ]
 
 
-class Mirror:
+class PinnedBuffer:
     """Arrays at fixed addresses on host and device.
 
     After writing to `host`, call `send`, which copies all of them at once. Earlier work on the device still reads the
@@ -48,12 +48,12 @@ class Mirror:
         """Allocate fields given as name = (shape, dtype), sorted by element size, largest first."""
         self.host = np.zeros((), np.dtype([(name, dtype, shape) for name, (shape, dtype) in fields.items()]))
         self._bytes = torch.zeros(self.host.nbytes, dtype=torch.uint8, device=device)
-        self.there: dict[str, Tensor] = {}
+        self.device: dict[str, Tensor] = {}
         offset = 0
         for name, (shape, _) in fields.items():
             array = self.host[name]
             view = self._bytes[offset : offset + array.nbytes]
-            self.there[name] = view.view(torch.from_numpy(np.zeros(0, array.dtype)).dtype).view(shape)
+            self.device[name] = view.view(torch.from_numpy(np.zeros(0, array.dtype)).dtype).view(shape)
             offset += array.nbytes
 
     def send(self) -> None:
@@ -64,7 +64,7 @@ class Mirror:
         self._bytes.copy_(sent, non_blocking=True)
 
 
-class Arriving:
+class HostCopy:
     """Asynchronous copies of tensors to the host, with their values at this point of the stream."""
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
@@ -79,7 +79,7 @@ class Arriving:
         self._copied = torch.cuda.current_stream(device).record_event()
 
     @property
-    def are_there(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the copies are complete, so that `wait` returns at once."""
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 

@@ -48,7 +48,7 @@ class Batch:
     copies: tuple[tuple[int, int], ...] = ()  # (device page, device page): copy-on-write of a shared page
     swap_in: tuple[tuple[int, int], ...] = ()  # (host page, device page)
     joins: tuple[Join, ...] = ()
-    grown: tuple[tuple[int, int, int], ...] = ()  # (slot, index in its page table, page)
+    new_pages: tuple[tuple[int, int, int], ...] = ()  # (slot, index in its page table, page)
     decodes: tuple[int, ...] = ()  # slots in which only the last known token is not computed yet
     chunks: tuple[Chunk, ...] = ()
 
@@ -63,8 +63,8 @@ class Batch:
         return len(self.decodes) + self.prompt_tokens
 
     @property
-    def sampled(self) -> list[int]:
-        """Return the slots that get a new token, in the order of `Outcome.sampled`."""
+    def sampled_slots(self) -> list[int]:
+        """Return the slots that get a new token, in the order of `StepOutcome.sampled`."""
         return [*self.decodes, *(chunk.slot for chunk in self.chunks if chunk.samples)]
 
     @property
@@ -82,9 +82,9 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """Results of the forward pass: one entry for each slot of `Batch.sampled`."""
 
     sampled: tuple[Sampled, ...]
     # Chunks that contain NaN; empty: none. May leave out a last token that samples, as its sampled token reports NaN.
-    broken: tuple[bool, ...] = ()
+    has_nan: tuple[bool, ...] = ()

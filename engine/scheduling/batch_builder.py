@@ -7,17 +7,17 @@ from collections.abc import Sequence as Seq
 from engine.scheduling.batch import Batch, Chunk, Join
 
 
-class Moves:
+class BatchBuilder:
     """Page moves and slot changes, collected until `build` turns them into a batch.
 
     Within a step the runner first swaps out, then copies (every source is read before any target is written), then
     begins to swap in, then applies `grown`, then joins. A page released in a step may therefore be reused in the same
     step. Host pages are different: a page that a swap-in reads must not be written by a swap-out of the same step. The
-    scheduler therefore returns `spent_host_pages` to the host pool only when it schedules the next step.
+    scheduler therefore returns `host_pages_to_release` to the host pool only when it schedules the next step.
     """
 
     def __init__(self) -> None:
-        self.spent_host_pages: list[int] = []
+        self.host_pages_to_release: list[int] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -26,7 +26,7 @@ class Moves:
         self._swap_in: list[tuple[int, int]] = []
         self._grown: list[tuple[int, int, int]] = []
         self._joins: list[Join] = []
-        self.joined: set[int | None] = set()  # slots filled in the step: their pages are not written yet
+        self.joined_slots: set[int | None] = set()  # slots filled in the step: their pages are not written yet
 
     def swap_out(self, pages: Seq[int], host_pages: Seq[int]) -> None:
         """Copy device pages to host memory."""
@@ -43,11 +43,11 @@ class Moves:
     def swap_in(self, host_pages: Seq[int], pages: Seq[int]) -> None:
         """Copy host pages back to the device."""
         self._swap_in += zip(host_pages, pages, strict=True)
-        self.spend(host_pages)
+        self.release_later(host_pages)
 
-    def spend(self, host_pages: Seq[int]) -> None:
+    def release_later(self, host_pages: Seq[int]) -> None:
         """Release host pages once the step has been launched."""
-        self.spent_host_pages += host_pages
+        self.host_pages_to_release += host_pages
 
     def copy(self, source: int, target: int) -> None:
         """Copy-on-write: make `target` a private copy of the shared page `source`."""
@@ -60,7 +60,7 @@ class Moves:
     def join(self, join: Join) -> None:
         """Put a sequence into a slot."""
         self._joins.append(join)
-        self.joined.add(join.slot)
+        self.joined_slots.add(join.slot)
 
     def build(self, step: int, decodes: Seq[int], chunks: Seq[Chunk]) -> Batch:
         """Return the step's batch and start collecting for the next one."""
@@ -70,7 +70,7 @@ class Moves:
             copies=tuple(self._copies),
             swap_in=tuple(self._swap_in),
             joins=tuple(self._joins),
-            grown=tuple(self._grown),
+            new_pages=tuple(self._grown),
             decodes=tuple(decodes),
             chunks=tuple(chunks),
         )

@@ -13,32 +13,32 @@ from collections import OrderedDict
 from engine.config import EngineConfig
 
 
-class Gate:
+class BatchingGate:
     """Sequences that wait for a batch to begin, in order of arrival."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.is_always_open = config.batching == "continuous"
+        self.is_continuous = config.batching == "continuous"
         self.size = config.max_num_seqs if config.batch_size is None else config.batch_size
         self.timeout = config.batch_timeout
         self._arrival_times: OrderedDict[object, float] = OrderedDict()
 
-    def arrive(self, key: object, now: float) -> None:
+    def add(self, key: object, now: float) -> None:
         """Add a sequence that begins to wait."""
-        if not self.is_always_open:
+        if not self.is_continuous:
             self._arrival_times[key] = now
 
-    def leave(self, key: object) -> None:
+    def remove(self, key: object) -> None:
         """Remove a sequence that has ended or is admitted."""
         self._arrival_times.pop(key, None)
 
-    def room(self, running: int, now: float) -> int | None:
+    def admission_quota(self, running: int, now: float) -> int | None:
         """Return how many sequences may be admitted now; None is as many as there are free slots."""
-        if self.is_always_open:
+        if self.is_continuous:
             return None
         return self.size if not running and self.opens_at(now) <= now else 0
 
     def opens_at(self, now: float) -> float:
         """Return when a batch of the waiting sequences is complete, if no other sequence arrives."""
-        if self.is_always_open or len(self._arrival_times) >= self.size:
+        if self.is_continuous or len(self._arrival_times) >= self.size:
             return now
         return next(iter(self._arrival_times.values()), now) + self.timeout

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from engine.config import EngineConfig
 from engine.scheduling.batch import Chunk
-from engine.scheduling.policy import LEAST_PROMPT_TOKENS, MOST_TOKENS, Policy
+from engine.scheduling.policy import MAX_STEP_TOKENS, MIN_PROMPT_TOKENS, Policy
 from engine.scheduling.sequence import Sequence
 
 
-def share_tokens(
+def divide_step(
     running: list[Sequence], config: EngineConfig, policy: Policy, step: int, now: float
 ) -> tuple[list[Sequence], list[Chunk], list[Sequence]]:
     """Divide a step among `running` (in service order).
@@ -21,7 +21,7 @@ def share_tokens(
     Returns the decoding sequences, the chunks, and the sequences that get nothing. A sequence whose last token is being
     sampled has nothing left to compute.
     """
-    decodes = [s for s in running if s.num_tokens - s.num_computed == 1 and s.num_tokens < s.most_tokens]
+    decodes = [s for s in running if s.num_tokens - s.num_computed == 1 and s.num_tokens < s.max_len]
     prefilling = [s for s in running if s.num_tokens - s.num_computed > 1] if len(decodes) < len(running) else []
     if not decodes and not prefilling:
         return [], [], []
@@ -31,7 +31,7 @@ def share_tokens(
     budget = policy.prompt_tokens(len(shares.decodes))
     if config.max_num_batched_tokens is None:
         max_total = max(max_tokens for _, max_tokens in shares.prompts)
-        budget = max(LEAST_PROMPT_TOKENS, min(MOST_TOKENS - len(shares.decodes), max_total))
+        budget = max(MIN_PROMPT_TOKENS, min(MAX_STEP_TOKENS - len(shares.decodes), max_total))
     max_chunk = config.prefill_chunk or budget
     chunks: list[Chunk] = []
     for group, max_tokens in shares.prompts:

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.types import Counters, Mechanism, ServiceClass
+from engine.types import Counters, PreemptionMode, ServiceClass
 
-MECHANISMS = {Mechanism.SWAP: 0, Mechanism.PARTIAL: 1, Mechanism.RECOMPUTE: 2}  # in the order of `Counters.preemptions`
+MODE_INDEX = {
+    PreemptionMode.SWAP: 0,
+    PreemptionMode.PARTIAL: 1,
+    PreemptionMode.RECOMPUTE: 2,
+}  # in the order of `Counters.preemptions`
 
 
-class ByClass:
+class ClassCounts:
     """One count for each service class. Read in every step, so updated where it changes."""
 
     def __init__(self) -> None:
         self._counts = [0] * len(ServiceClass)
 
-    def change(self, service_class: ServiceClass, by: int) -> None:
+    def add(self, service_class: ServiceClass, by: int) -> None:
         """Add `by` to the count of a class."""
         self._counts[service_class] += by
 
     def __getitem__(self, service_class: ServiceClass) -> int:
         return self._counts[service_class]
 
-    def all(self) -> tuple[int, int, int]:
+    def as_tuple(self) -> tuple[int, int, int]:
         """Return the counts in the order of the classes."""
         interactive, standard, batch = self._counts
         return interactive, standard, batch
 
 
-class Totals:
+class CumulativeCounters:
     """Counters that only grow."""
 
     def __init__(self) -> None:
         self._sums: Counter[str] = Counter()
-        self._preemptions = tuple([0] * len(MECHANISMS) for _ in ServiceClass)
+        self._preemptions = tuple([0] * len(MODE_INDEX) for _ in ServiceClass)
 
     def add(self, name: str, by: int = 1) -> None:
         """Add `by` to `name`, a field of `Counters`."""
@@ -42,11 +46,11 @@ class Totals:
     def __getitem__(self, name: str) -> int:
         return self._sums[name]
 
-    def preempted(self, service_class: ServiceClass, mechanism: Mechanism) -> None:
+    def count_preemption(self, service_class: ServiceClass, mechanism: PreemptionMode) -> None:
         """Count a preemption."""
-        self._preemptions[service_class][MECHANISMS[mechanism]] += 1
+        self._preemptions[service_class][MODE_INDEX[mechanism]] += 1
 
-    def counters(self) -> Counters:
+    def to_counters(self) -> Counters:
         """Return the counters in the form that is sent to other processes."""
         preemptions = tuple((swap, partial, recompute) for swap, partial, recompute in self._preemptions)
         return Counters(**self._sums, preemptions=preemptions)

@@ -51,7 +51,7 @@ class Deadlines:
             self._alarms = [alarm for alarm in self._alarms if self._next_checks.get(alarm[2]) == alarm[0]]
             heapq.heapify(self._alarms)
 
-    def too_late(self, now: float) -> Iterator[tuple[Sequence, str]]:
+    def unreachable(self, now: float) -> Iterator[tuple[Sequence, str]]:
         """Yield the sequences that cannot meet their deadline any more, each with the reason in numbers."""
         while self._alarms and self._alarms[0][0] <= now:
             alarm, _, sequence = heapq.heappop(self._alarms)

@@ -6,12 +6,12 @@ import logging
 
 from engine.request_logging import log_request
 from engine.scheduling.sequence import Sequence, State
-from engine.types import Cause, EndEvent, Event, FinishReason, Phase, StatusEvent
+from engine.types import EndEvent, Event, FinishReason, Phase, StatusEvent, WaitReason
 
 log = logging.getLogger("carousel.engine")
 
 
-class News:
+class EventBuffer:
     """Buffer of events until they are taken. Code that emits an event per token appends to `events` directly."""
 
     def __init__(self) -> None:
@@ -23,7 +23,9 @@ class News:
         events, self.events = self.events, []
         return events
 
-    def tell(self, sequence: Sequence, phase: Phase, now: float, cause: Cause | None = None, cached: int = 0) -> None:
+    def status(
+        self, sequence: Sequence, phase: Phase, now: float, cause: WaitReason | None = None, cached: int = 0
+    ) -> None:
         """Report that the time of `sequence` belongs to `phase` from now on, because of `cause`."""
         sequence.phase, sequence.cause = phase, cause
         is_paused = phase is Phase.PAUSED
@@ -32,17 +34,17 @@ class News:
                 sequence.request.id,
                 sequence.choice,
                 phase,
-                sequence.told_position if sequence.state in (State.WAITING, State.PAUSED) else 0,
+                sequence.reported_position if sequence.state in (State.WAITING, State.PREEMPTED) else 0,
                 cause,
-                sequence.paused_by if is_paused else None,
+                sequence.preempted_by if is_paused else None,
                 sequence.mechanism if is_paused else None,
-                sequence.paused_why if is_paused else "",
+                sequence.victim_reason if is_paused else "",
                 cached,
                 now,
             )
         )
 
-    def tell_end(
+    def end(
         self,
         sequence: Sequence,
         now: float,
@@ -54,10 +56,10 @@ class News:
         """Report that a choice ended without a token."""
         if finish is FinishReason.ERROR:
             log_request(log, logging.INFO, sequence.request, "choice %d failed: %s", sequence.choice, message)
-        self.tell(sequence, Phase.ENDED, now)
+        self.status(sequence, Phase.ENDED, now)
         self.events.append(EndEvent(sequence.request.id, sequence.choice, finish, message, code, param))
 
-    def tell_passed_over(self, sequences: list[Sequence], now: float) -> None:
+    def budget_wait(self, sequences: list[Sequence], now: float) -> None:
         """Report the running sequences that get no tokens in this step.
 
         A decoding sequence is reported once when that begins, and once when all decoding sequences get tokens again; in
@@ -68,12 +70,12 @@ class News:
             is_decoding = sequence.num_uncomputed <= 1
             any_decoding = any_decoding or is_decoding
             # Sequences that are being swapped in are reported when their pages have arrived.
-            if sequence.cause is not Cause.BUDGET and sequence.phase is not Phase.SWAPPING:
-                self.tell(sequence, sequence.phase, now, Cause.BUDGET)
+            if sequence.cause is not WaitReason.BUDGET and sequence.phase is not Phase.SWAPPING:
+                self.status(sequence, sequence.phase, now, WaitReason.BUDGET)
                 if is_decoding:
                     self._budget_waiters.append(sequence)
         if self._budget_waiters and not any_decoding:
             for sequence in self._budget_waiters:
                 if sequence.state is State.RUNNING and sequence.phase is Phase.DECODE:
-                    self.tell(sequence, Phase.DECODE, now)
+                    self.status(sequence, Phase.DECODE, now)
             self._budget_waiters = []

@@ -24,15 +24,15 @@ from engine.scheduling.account import Account
 from engine.scheduling.sequence import Sequence
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0  # per token, as in the paper: each generated token takes a pass of its own
-SLACK = 1024.0  # weighted tokens
-MIN_FORGET_AT = 1024  # accounts, from which on those of idle tenants are dropped
-SEEN = 16  # deadlines, and tenants, examined for one within the slack
+SLACK_TOKENS = 1024.0  # weighted tokens
+MIN_CLEANUP_ACCOUNTS = 1024  # accounts, from which on those of idle tenants are dropped
+MAX_EXAMINED = 16  # deadlines, and tenants, examined for one within the slack
 ASSUMED_TURN_TOKENS = 128.0  # weighted tokens assumed for another tenant's turn when the order is predicted
 
 Order = Callable[[Sequence], Any]
 
 
-class FairLine:
+class FairQueue:
     """Waiting sequences by tenant; within a tenant in `order`, which must not change while they wait.
 
     Every operation takes O(log n). Counters only grow, so outdated heap entries are corrected when they reach the top.
@@ -42,7 +42,7 @@ class FairLine:
         self._order = order
         self._slots = slots  # of the engine
         self._accounts: dict[str, Account[Sequence]] = {}
-        self._forget_at = MIN_FORGET_AT  # accounts
+        self._forget_at = MIN_CLEANUP_ACCOUNTS  # accounts
         self._active: dict[Account[Sequence], float] = {}  # tenants that run or wait, with their weight in the sum
         self._active_weight = 0.0
         self._heap: list[tuple[float, int, Account[Sequence]]] = []
@@ -89,14 +89,14 @@ class FairLine:
         self._accounts = {tenant: account for tenant, account in self._accounts.items() if account.is_active}
         self._heap = [entry for entry in self._heap if entry[2].is_active]
         heapq.heapify(self._heap)
-        self._forget_at = max(MIN_FORGET_AT, 2 * len(self._accounts))
+        self._forget_at = max(MIN_CLEANUP_ACCOUNTS, 2 * len(self._accounts))
 
     def started(self, sequence: Sequence) -> None:
         """Count a slot given to `sequence`."""
         sequence.account.running += 1
         self._update_weight(sequence.account)
 
-    def vacated(self, sequence: Sequence) -> None:
+    def slot_released(self, sequence: Sequence) -> None:
         """Count a slot taken from `sequence`."""
         sequence.account.running -= 1
         self._update_weight(sequence.account)
@@ -135,11 +135,11 @@ class FairLine:
         least = self._least_served()
         if least is None:
             return None
-        for sequence in islice(self._deadlines, SEEN):
+        for sequence in islice(self._deadlines, MAX_EXAMINED):
             account = self.account(sequence)
-            if account.waiting[0] is sequence and account.served <= least.served + SLACK:
+            if account.waiting[0] is sequence and account.served <= least.served + SLACK_TOKENS:
                 return sequence
-        below_share = least if self.is_below_share(least) else self._below_share(least.served + SLACK)
+        below_share = least if self.is_below_share(least) else self._below_share(least.served + SLACK_TOKENS)
         first: Sequence = (below_share or least).waiting[0]
         return first
 
@@ -169,7 +169,7 @@ class FairLine:
             return None
         found: Account[Sequence] | None = None
         passed: list[tuple[float, int, Account[Sequence]]] = []
-        while len(passed) < SEEN and (least := self._least_served()) is not None and least.served <= max_served:
+        while len(passed) < MAX_EXAMINED and (least := self._least_served()) is not None and least.served <= max_served:
             if self.is_below_share(least):
                 found = least
                 break

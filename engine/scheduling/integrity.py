@@ -15,8 +15,10 @@ def check_integrity(scheduler: Scheduler) -> None:
     Raises `IntegrityError` or `AssertionError`. The cost grows with all pages and sequences.
     """
     alive = [sequence for choices in scheduler.requests.values() for sequence in choices]
-    scheduler.memory.pool.check_integrity(sequence.page_table for sequence in alive)
-    scheduler.memory.host.check_integrity([*(s.host_pages for s in alive), scheduler.moves.spent_host_pages])
+    scheduler.kv_manager.pool.check_integrity(sequence.page_table for sequence in alive)
+    scheduler.kv_manager.host.check_integrity(
+        [*(s.host_pages for s in alive), scheduler.batch_builder.host_pages_to_release]
+    )
     slots, free = scheduler.slots, scheduler.free_slots
     occupied = {slot for slot, sequence in enumerate(slots) if sequence is not None}
     assert occupied.isdisjoint(free), (occupied, free)
@@ -24,17 +26,17 @@ def check_integrity(scheduler: Scheduler) -> None:
     assert {s.slot for s in scheduler.running} == occupied
     assert {id(s) for s in alive if s.state is State.RUNNING} == {id(s) for s in scheduler.running}
     by_class = Counter(s.service_class for s in scheduler.running)
-    assert scheduler.running_by_class.all() == tuple(by_class[c] for c in ServiceClass)
-    waiting = [s for s in alive if s.state in (State.WAITING, State.PAUSED)]
+    assert scheduler.running_by_class.as_tuple() == tuple(by_class[c] for c in ServiceClass)
+    waiting = [s for s in alive if s.state in (State.WAITING, State.PREEMPTED)]
     in_order = list(scheduler.policy.in_order())
     assert len(waiting) == len(scheduler.waiting) == len(in_order), (waiting, in_order)
     assert set(waiting) == set(in_order)
-    for state, counted in ((State.WAITING, scheduler.waiting.fresh), (State.PAUSED, scheduler.waiting.paused)):
+    for state, counted in ((State.WAITING, scheduler.waiting.new), (State.PREEMPTED, scheduler.waiting.paused)):
         by_class = Counter(s.service_class for s in waiting if s.state is state)
-        assert counted.all() == tuple(by_class[c] for c in ServiceClass)
+        assert counted.as_tuple() == tuple(by_class[c] for c in ServiceClass)
     assert all(s.page_table == [] for s in alive if s.state is not State.RUNNING)
     assert all((s.phase.state == "running") == (s.state is State.RUNNING) for s in alive)
-    if not scheduler.flights:
+    if not scheduler.steps_in_flight:
         assert all((s.phase is Phase.DECODE) == (s.num_uncomputed <= 1) for s in scheduler.running)
-    lacking = {id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.most_tokens}
-    assert lacking <= {id(s) for s in scheduler.outgrown}
+    lacking = {id(s) for s in scheduler.running if len(s.page_table) < s.pages_needed and s.num_tokens < s.max_len}
+    assert lacking <= {id(s) for s in scheduler.needing_page}

@@ -17,8 +17,8 @@ from engine.types import ServiceClass
 PLANNED_SHARE = 0.95  # of a target, because a step sometimes takes longer than estimated
 # Sum of time waited and time left to compute at which prompts get the full target (Nielsen, 1993).
 TTFT_URGENT_SECONDS = 1.0
-LONE_PROMPT_SHARE = 2 / 3  # of a target, for a single prompt: many streams would slow down for one
-MANY_PROMPTS = 4  # number of prompts from which on they get the full target
+SINGLE_PROMPT_SHARE = 2 / 3  # of a target, for a single prompt: many streams would slow down for one
+FULL_TARGET_PROMPTS = 4  # number of prompts from which on they get the full target
 MAX_LAG_SECONDS = 0.5  # a stream that lags further behind its pace catches up only this much
 AGEING = 4.0  # a prompt that takes a second to compute is overtaken only by prompts less than this many seconds younger
 
@@ -54,18 +54,18 @@ class ItlTargets:
     def _next_due(sequence: Sequence, target: float, now: float) -> float:
         """Return when the next token of a stream is due, one target after the last. Early tokens count as credit."""
         if not sequence.paced_tokens:
-            sequence.next_due = now + target
+            sequence.next_token_due = now + target
         else:
-            sequence.next_due += (sequence.num_tokens - sequence.paced_tokens) * target
+            sequence.next_token_due += (sequence.num_tokens - sequence.paced_tokens) * target
         sequence.paced_tokens = sequence.num_tokens
-        sequence.next_due = max(sequence.next_due, now - MAX_LAG_SECONDS)
-        return sequence.next_due
+        sequence.next_token_due = max(sequence.next_token_due, now - MAX_LAG_SECONDS)
+        return sequence.next_token_due
 
 
 def _planned_share(prompts: int) -> float:
     """Return the share of a target that a step with `prompts` prompts is planned to take."""
-    crowd = min(1.0, max(0, prompts - 1) / (MANY_PROMPTS - 1))
-    return PLANNED_SHARE * (LONE_PROMPT_SHARE + (1 - LONE_PROMPT_SHARE) * crowd)
+    crowd = min(1.0, max(0, prompts - 1) / (FULL_TARGET_PROMPTS - 1))
+    return PLANNED_SHARE * (SINGLE_PROMPT_SHARE + (1 - SINGLE_PROMPT_SHARE) * crowd)
 
 
 def prefill_rank(sequence: Sequence, token_seconds: float) -> tuple[float, ...]:

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from itertools import islice
 
 from engine.config import EngineConfig
-from engine.scheduling.batch_builder import Moves
+from engine.scheduling.batch_builder import BatchBuilder
 from engine.scheduling.pages import HostPool, PagePool
 from engine.scheduling.sequence import Sequence, State
 
 
-class Memory:
+class KVManager:
     """Device and host pages of one engine. The required copies are recorded in `moves`."""
 
-    def __init__(self, config: EngineConfig, moves: Moves, num_pages: int, host_pages: int) -> None:
+    def __init__(self, config: EngineConfig, moves: BatchBuilder, num_pages: int, host_pages: int) -> None:
         self.pool = PagePool(num_pages)
         self.host = HostPool(host_pages)
         self._moves = moves
@@ -24,12 +24,12 @@ class Memory:
 
     def begin_step(self) -> None:
         """Return host pages that the previous step has read to the pool."""
-        self.host.release(self._moves.spent_host_pages)
-        self._moves.spent_host_pages = []
+        self.host.release(self._moves.host_pages_to_release)
+        self._moves.host_pages_to_release = []
 
     # Admission ----------------------------------------------------------------------------------------------------
 
-    def reusable(self, sequence: Sequence, movable: list[Sequence]) -> list[int]:
+    def reusable_pages(self, sequence: Sequence, movable: list[Sequence]) -> list[int]:
         """Return pages with content that `sequence` would otherwise compute, without taking references.
 
         They stay valid while `movable` are preempted: published pages remain cached, and the pages of a lead are used
@@ -38,10 +38,10 @@ class Memory:
         if sequence.host_pages:  # pages that are still cached need not be copied from host memory
             full = sequence.num_computed // self._size
             return self.pool.lookup(islice(sequence.reusable_digests(), full)) if self._caching else []
-        lead = sequence.lead
+        lead = sequence.prompt_leader
         if lead is not None and lead.state is State.RUNNING and lead.num_computed >= sequence.prompt_len:
             assert lead.slot is not None
-            if sequence.num_generated == 0 and lead not in movable and lead.slot not in self._moves.joined:
+            if sequence.num_generated == 0 and lead not in movable and lead.slot not in self._moves.joined_slots:
                 return lead.page_table[: -(-(sequence.prompt_len - 1) // self._size)]
         return self.pool.lookup(sequence.reusable_digests()) if self._caching else []
 
@@ -49,14 +49,14 @@ class Memory:
         """Return how many prompt tokens of a waiting sequence the prefix cache holds."""
         return len(self.pool.lookup(sequence.reusable_digests())) * self._size if self._caching else 0
 
-    def lacking(self, sequence: Sequence, reused: list[int]) -> int:
+    def pages_short(self, sequence: Sequence, reused: list[int]) -> int:
         """Return the pages that `sequence` needs beyond `reused` and the available ones; negative: pages to spare."""
         # Cached pages that it reuses leave `available` too; a page that it shares and will write is copied.
         idle = sum(self.pool.references(page) == 0 for page in reused)
         shared = min(len(reused), (len(sequence.tokens) - 1) // self._size)
         return sequence.pages_needed - shared + idle - self.pool.available
 
-    def reclaimable(self, movable: Iterable[Sequence], reused: list[int]) -> int:
+    def reclaimable_pages(self, movable: Iterable[Sequence], reused: list[int]) -> int:
         """Return the pages available to a sequence that reuses `reused` once all of `movable` are preempted."""
         reused_pages = set(reused)  # preempting their holders gains nothing: they leave `available` at once
         held = Counter(page for s in movable for page in s.page_table if page not in reused_pages)
@@ -64,7 +64,7 @@ class Memory:
 
     # While running ------------------------------------------------------------------------------------------------
 
-    def furnish(self, sequence: Sequence, reused: list[int]) -> bool:
+    def allocate(self, sequence: Sequence, reused: list[int]) -> bool:
         """Allocate pages for all known tokens of `sequence`; the caller has checked that there are enough.
 
         Returns whether some of their contents are still being copied from host memory.
@@ -84,7 +84,7 @@ class Memory:
         sequence.page_table = table
         num_reused, host_pages = len(reused), sequence.host_pages
         sequence.host_pages = []
-        self._moves.spend(host_pages[:num_reused])
+        self._moves.release_later(host_pages[:num_reused])
         if num_reused >= len(host_pages):
             return False
         self._moves.swap_in(host_pages[num_reused:], table[num_reused : len(host_pages)])
@@ -120,7 +120,7 @@ class Memory:
         self.pool.release(reversed(sequence.page_table))
         sequence.page_table, sequence.num_published = [], 0
 
-    def forget(self, sequence: Sequence) -> None:
+    def release_host(self, sequence: Sequence) -> None:
         """Release its host pages."""
         self._moves.cancel_swap_out(sequence.host_pages)
         self.host.release(sequence.host_pages)

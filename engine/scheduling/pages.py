@@ -37,7 +37,7 @@ class PagePool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.touched = 0  # pages from this index on have never been held
+        self.num_touched = 0  # pages from this index on have never been held
         self._free = list(range(total - 1, -1, -1))
         self._references = [0] * total
         self._digest: list[bytes | None] = [None] * total
@@ -80,7 +80,7 @@ class PagePool:
             self._forget(page)
         else:
             raise IntegrityError(f"allocate() was called while none of {self.total} pages is available")
-        self.touched = max(self.touched, page + 1)
+        self.num_touched = max(self.num_touched, page + 1)
         self._references[page] = 1
         return page
 

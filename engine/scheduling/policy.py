@@ -3,7 +3,7 @@
 The scheduler owns slots, pages and tokens and enforces all guarantees about them; a policy makes the choices. One
 policy is ours (`policies/carousel.py`), the others follow comparable systems (`policies/baselines.py`), so that a
 comparison has the same engine under each row. A policy reads sequences and changes only its own fields of them:
-`share_left`, `has_claim`, `is_overdue`, `account`.
+`guaranteed_tokens_left`, `has_guarantee`, `is_overdue`, `account`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any, Protocol
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_time_model import Pace
-from engine.types import Cause, Mechanism
+from engine.scheduling.step_time_model import StepTimeModel
+from engine.types import PreemptionMode, WaitReason
 
 # Time for prompts in a step: a few decode steps, within limits that people perceive as even.
-STEP_TIME_DECODE_STEPS, MIN_STEP_SECONDS, MOST_SECONDS = 3, 0.005, 0.03
-LEAST_PROMPT_TOKENS, MOST_TOKENS = 32, 2048  # per step: fewer waste a pass over the weights, more gain nothing
+STEP_TIME_DECODE_STEPS, MIN_STEP_SECONDS, MAX_STEP_SECONDS = 3, 0.005, 0.03
+MIN_PROMPT_TOKENS, MAX_STEP_TOKENS = 32, 2048  # per step: fewer waste a pass over the weights, more gain nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure:
+class MemoryPressure:
     """Memory situation when a sequence has to be preempted."""
 
-    lacking: int  # pages that must be freed now; 0 if only a slot is needed
-    expected: int  # pages that will be taken beyond the available ones, before the preempted sequence resumes
-    host: int  # available host pages
+    pages_needed: int  # pages that must be freed now; 0 if only a slot is needed
+    expected_pages: int  # pages that will be taken beyond the available ones, before the preempted sequence resumes
+    host_pages_available: int  # available host pages
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class StepShares:
     """Allocation of one step's tokens."""
 
     decodes: list[Sequence]  # in service order
@@ -43,25 +43,25 @@ class Shares:
     prompts: list[tuple[list[Sequence], int]]  # groups in order, and the maximum tokens for each
 
 
-Movable = Callable[[], list[Sequence]]
+PreemptibleFn = Callable[[], list[Sequence]]
 
 
-def nobody() -> list[Sequence]:
+def no_candidates() -> list[Sequence]:
     """Return no preemption candidates."""
     return []
 
 
-class Stage(Protocol):
+class AdmissionContext(Protocol):
     """View of the scheduler that a policy admits with."""
 
     @property
     def running(self) -> Seq[Sequence]:
         """Return the sequences that have a slot, in service order."""
 
-    def movable(self) -> list[Sequence]:
+    def preemptible(self) -> list[Sequence]:
         """Return the sequences that may be preempted in this step so that another can run."""
 
-    def try_start(self, sequence: Sequence, movable: Movable = nobody, margin: int | None = None) -> bool:
+    def try_start(self, sequence: Sequence, movable: PreemptibleFn = no_candidates, margin: int | None = None) -> bool:
         """Start `sequence`, or record which resource is missing and preempt no sequence.
 
         Preempts from `movable` if needed; it is evaluated lazily. `margin` pages must remain for running sequences to
@@ -77,16 +77,18 @@ class Policy(ABC):
     def __init__(self, config: EngineConfig, costs: Costs) -> None:
         self.config = config
         self.costs = costs
-        self.pace = Pace(costs)
+        self.step_time_model = StepTimeModel(costs)
 
     @property
     def step_seconds(self) -> float:
         """Return the time for prompts in a step, as configured or derived from observed steps."""
         if self.config.step_time is not None:
             return self.config.step_time
-        if not self.pace.lone_seconds:
-            return MOST_SECONDS
-        return max(MIN_STEP_SECONDS, min(MOST_SECONDS, STEP_TIME_DECODE_STEPS * self.pace.lone_seconds))
+        if not self.step_time_model.single_row_seconds:
+            return MAX_STEP_SECONDS
+        return max(
+            MIN_STEP_SECONDS, min(MAX_STEP_SECONDS, STEP_TIME_DECODE_STEPS * self.step_time_model.single_row_seconds)
+        )
 
     # Queue --------------------------------------------------------------------------------------------------------
 
@@ -106,9 +108,9 @@ class Policy(ABC):
         """Return how many sequences go before `sequence`, which is first in its queue but could not be admitted."""
         return 0
 
-    def why_waits(self, sequence: Sequence) -> Cause:
+    def wait_reason(self, sequence: Sequence) -> WaitReason:
         """Return why a sequence that is not first in its queue waits."""
-        return Cause.ORDER
+        return WaitReason.ORDER
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -116,14 +118,14 @@ class Policy(ABC):
         """Prepare for the scheduling of a step."""
 
     @abstractmethod
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit waiting sequences by the policy's rules."""
 
     @abstractmethod
     def service_order(self, sequence: Sequence) -> tuple[Any, ...]:
         """Return the sort key of a running sequence, lowest first. Must not change while it runs."""
 
-    def prompt_tokens(self, decodes: int, riding: int = 0, seconds: float = 0.0) -> int:
+    def prompt_tokens(self, decodes: int, piggyback_rows: int = 0, seconds: float = 0.0) -> int:
         """Return the number of prompt tokens for a step with `decodes` decode rows.
 
         This is the configured budget, or the tokens that are read in `step_seconds`, but no more than can be recorded
@@ -133,47 +135,49 @@ class Policy(ABC):
         """
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        max_seconds, rows = self.step_seconds, self.pace.step_seconds(decodes)
+        max_seconds, rows = self.step_seconds, self.step_time_model.step_seconds(decodes)
         granted = (
-            min(max_seconds, max(max_seconds + self.pace.lone_seconds - rows, rows)) if decodes else 2 * max_seconds
+            min(max_seconds, max(max_seconds + self.step_time_model.single_row_seconds - rows, rows))
+            if decodes
+            else 2 * max_seconds
         )
         if self.config.step_time is None:
             granted = max(granted, seconds)
-        affordable = granted / max(self.pace.token_seconds, 1e-9)
-        recorded = self.costs.recorded_tokens if decodes or riding else 0
-        recordable = recorded - riding if recorded else MOST_TOKENS
-        return max(LEAST_PROMPT_TOKENS, int(min(min(recordable, MOST_TOKENS) - decodes, affordable)))
+        affordable = granted / max(self.step_time_model.token_seconds, 1e-9)
+        recorded = self.costs.recorded_tokens if decodes or piggyback_rows else 0
+        recordable = recorded - piggyback_rows if recorded else MAX_STEP_TOKENS
+        return max(MIN_PROMPT_TOKENS, int(min(min(recordable, MAX_STEP_TOKENS) - decodes, affordable)))
 
-    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
+    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> StepShares:
         """Return the contents of step number `step`.
 
         `decodes` are the sequences that could decode, `prefilling` those with prompt tokens to read, each in service
         order.
         """
-        return Shares(decodes, [], [(prefilling, self.prompt_tokens(len(decodes)))])
+        return StepShares(decodes, [], [(prefilling, self.prompt_tokens(len(decodes)))])
 
     # Preemption ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def may_make_way(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+    def preemption_candidates(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
         """Return the candidates for preemption when there is no page for `growing`'s next token; not empty."""
 
     @abstractmethod
-    def victim(self, candidates: Iterable[Sequence], pressure: Pressure) -> Sequence:
+    def victim(self, candidates: Iterable[Sequence], pressure: MemoryPressure) -> Sequence:
         """Return the sequence to preempt among `candidates`, of which there is at least one."""
 
     @abstractmethod
-    def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
+    def victim_reason(self, victim: Sequence, beneficiary: Sequence | None) -> str:
         """Return why this sequence was chosen, without naming another client or its text.
 
-        `made_for` is the sequence that gets its place; None if memory ran short among equals.
+        `beneficiary` is the sequence that gets its place; None if memory ran short among equals.
         """
 
-    def mechanism(self, sequence: Sequence, pressure: Pressure) -> Mechanism:
+    def preemption_mode(self, sequence: Sequence, pressure: MemoryPressure) -> PreemptionMode:
         """Return the cheapest way to keep the computed tokens of `sequence`."""
-        return self.pause_cost(sequence, pressure)[1]
+        return self.preemption_cost(sequence, pressure)[1]
 
-    def pause_cost(self, sequence: Sequence, pressure: Pressure) -> tuple[float, Mechanism]:
+    def preemption_cost(self, sequence: Sequence, pressure: MemoryPressure) -> tuple[float, PreemptionMode]:
         """Return the machine time in seconds that a preemption will cost, and the cheapest mode.
 
         With a prefix cache, dropped pages disappear only when they are reused, the last ones first. Recomputation
@@ -182,26 +186,29 @@ class Policy(ABC):
         size, costs = self.config.tokens_per_page, self.costs
         pages, computed = len(sequence.page_table), sequence.num_computed
         if computed == 0:
-            return 0.0, Mechanism.RECOMPUTE
+            return 0.0, PreemptionMode.RECOMPUTE
         kept = 0
         if self.config.enable_prefix_caching:
-            kept = min(computed // size, max(0, pages - max(0, pressure.expected)))
-        drop = self.pace.prompt_seconds(computed - kept * size), Mechanism.PARTIAL if kept else Mechanism.RECOMPUTE
+            kept = min(computed // size, max(0, pages - max(0, pressure.expected_pages)))
+        drop = (
+            self.step_time_model.prompt_seconds(computed - kept * size),
+            PreemptionMode.PARTIAL if kept else PreemptionMode.RECOMPUTE,
+        )
         num_written = -(-computed // size)
-        if num_written > pressure.host:
+        if num_written > pressure.host_pages_available:
             return drop
-        return min(drop, (costs.swap_seconds(num_written), Mechanism.SWAP), key=lambda option: option[0])
+        return min(drop, (costs.swap_seconds(num_written), PreemptionMode.SWAP), key=lambda option: option[0])
 
     # Notifications ------------------------------------------------------------------------------------------------
 
-    def started(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
+    def slot_taken(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:  # noqa: B027
         """Note that `sequence` got a slot; `fresh_tokens` of it go through the model for the first time."""
 
-    def served(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
+    def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:  # noqa: B027
         """Note that each of `sequences` got a token."""
 
-    def vacated(self, sequence: Sequence) -> None:  # noqa: B027
+    def slot_released(self, sequence: Sequence) -> None:  # noqa: B027
         """Note that `sequence` lost its slot: it has ended or is preempted."""
 
-    def paused(self, sequence: Sequence) -> None:  # noqa: B027
+    def on_preempted(self, sequence: Sequence) -> None:  # noqa: B027
         """Note that `sequence` was preempted; it is pushed next."""

@@ -14,17 +14,27 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.request_logging import log_request
-from engine.scheduling.batch import Batch, Chunk, Join, Outcome
-from engine.scheduling.batch_builder import Moves
-from engine.scheduling.budget import share_tokens
-from engine.scheduling.counters import ByClass, Totals
+from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
+from engine.scheduling.batch_builder import BatchBuilder
+from engine.scheduling.budget import divide_step
+from engine.scheduling.counters import ClassCounts, CumulativeCounters
 from engine.scheduling.deadlines import Deadlines
-from engine.scheduling.events import News
-from engine.scheduling.kv_manager import Memory
-from engine.scheduling.policy import Movable, Policy, Pressure, nobody
+from engine.scheduling.events import EventBuffer
+from engine.scheduling.kv_manager import KVManager
+from engine.scheduling.policy import MemoryPressure, Policy, PreemptibleFn, no_candidates
 from engine.scheduling.sequence import Sequence, State
-from engine.scheduling.wait_queue import Waiting
-from engine.types import Cause, Event, FinishReason, Load, Mechanism, PageCounts, Phase, Request, TokenEvent
+from engine.scheduling.wait_queue import WaitQueue
+from engine.types import (
+    EngineLoad,
+    Event,
+    FinishReason,
+    PageCounts,
+    Phase,
+    PreemptionMode,
+    Request,
+    TokenEvent,
+    WaitReason,
+)
 
 log = logging.getLogger("carousel.engine")
 
@@ -53,18 +63,18 @@ class Scheduler:
         self.config = config
         self.policy = policy
         self.max_len = max_len
-        self.moves = Moves()
-        self.memory = Memory(config, self.moves, num_pages, host_pages)
+        self.batch_builder = BatchBuilder()
+        self.kv_manager = KVManager(config, self.batch_builder, num_pages, host_pages)
         self.running: list[Sequence] = []  # in the policy's service order
-        self.running_by_class = ByClass()
+        self.running_by_class = ClassCounts()
         self.requests: dict[str, list[Sequence]] = {}  # the unfinished choices of each request
-        self.totals = Totals()
+        self.counters = CumulativeCounters()
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.slots: list[Sequence | None] = [None] * config.max_num_seqs
-        self.outgrown: list[Sequence] = []  # sequences that need a further page for the next token
-        self.flights: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
-        self._news = News()
-        self.waiting = Waiting(config, policy, self._news)
+        self.needing_page: list[Sequence] = []  # sequences that need a further page for the next token
+        self.steps_in_flight: deque[StepInFlight] = deque()  # steps decided and not committed, oldest first
+        self._events = EventBuffer()
+        self.waiting = WaitQueue(config, policy, self._events)
         self._deadlines = Deadlines(self._least_seconds)
         self._scheduled_at = 0.0  # time of the latest scheduling decision
         self._swapped_in: list[Sequence] = []  # in the step that is being scheduled
@@ -83,8 +93,8 @@ class Scheduler:
         self.requests[request.id] = [lead, *siblings]
         lead.siblings = siblings
         for sibling in siblings:
-            sibling.state, sibling.cause = State.HELD_BACK, Cause.PROMPT
-            sibling.lead = lead
+            sibling.state, sibling.cause = State.WAITING_FOR_PROMPT, WaitReason.PROMPT
+            sibling.prompt_leader = lead
         for sequence in self.requests[request.id]:
             self._deadlines.watch(sequence)
         self.waiting.push(lead, now)
@@ -96,50 +106,50 @@ class Scheduler:
         """
         for sequence in list(self.requests.get(request_id, ())):
             if choice is None or sequence.choice == choice:
-                self._news.tell_end(sequence, now, FinishReason.ABORT)
+                self._events.end(sequence, now, FinishReason.ABORT)
                 self._finish(sequence, now)
 
-    def pause(
+    def preempt(
         self,
         sequence: Sequence,
         now: float,
         *,
-        made_for: Sequence | None = None,
-        mechanism: Mechanism | None = None,
-        pressure: Pressure | None = None,
+        beneficiary: Sequence | None = None,
+        mechanism: PreemptionMode | None = None,
+        pressure: MemoryPressure | None = None,
     ) -> None:
         """Take slot and pages from a running sequence and queue it again.
 
-        `made_for` is the sequence that gets its place; None if memory ran short among equals. Without `mechanism` the
-        policy chooses.
+        `beneficiary` is the sequence that gets its place; None if memory ran short among equals. Without `mechanism`
+        the policy chooses.
         """
-        assert sequence.state is State.RUNNING and sequence.slot not in self.moves.joined, sequence
-        mechanism = mechanism or self.policy.mechanism(sequence, pressure or self._pressure(0))
-        why = self.policy.why_victim(sequence, made_for)
-        if mechanism is Mechanism.SWAP:
-            self.memory.swap_out(sequence)
-            self.totals.add("swapped_tokens", sequence.num_computed)
+        assert sequence.state is State.RUNNING and sequence.slot not in self.batch_builder.joined_slots, sequence
+        mechanism = mechanism or self.policy.preemption_mode(sequence, pressure or self._pressure(0))
+        why = self.policy.victim_reason(sequence, beneficiary)
+        if mechanism is PreemptionMode.SWAP:
+            self.kv_manager.swap_out(sequence)
+            self.counters.add("swapped_tokens", sequence.num_computed)
         else:
             sequence.num_computed = 0
-        self.totals.preempted(sequence.service_class, mechanism)
+        self.counters.count_preemption(sequence.service_class, mechanism)
         self._release_slot(sequence)
-        sequence.state = State.PAUSED
-        sequence.paused_by = made_for.service_class if made_for is not None else None
-        sequence.mechanism, sequence.paused_why = mechanism, why
-        sequence.told_position = 0
-        if sequence.num_generated - sequence.waiting_from >= self.config.min_share:
-            sequence.waiting_since, sequence.waiting_from = now, sequence.num_generated
-        self._log_pause(sequence, made_for)
-        self.policy.paused(sequence)
+        sequence.state = State.PREEMPTED
+        sequence.preempted_by = beneficiary.service_class if beneficiary is not None else None
+        sequence.mechanism, sequence.victim_reason = mechanism, why
+        sequence.reported_position = 0
+        if sequence.num_generated - sequence.generated_at_wait >= self.config.min_share:
+            sequence.waiting_since, sequence.generated_at_wait = now, sequence.num_generated
+        self._log_pause(sequence, beneficiary)
+        self.policy.on_preempted(sequence)
         self.waiting.push(sequence, now)
         self._deadlines.watch(sequence)
-        self._news.tell(sequence, Phase.PAUSED, now, Cause.ORDER)
+        self._events.status(sequence, Phase.PAUSED, now, WaitReason.ORDER)
 
     def _log_pause(self, sequence: Sequence, made_for: Sequence | None) -> None:
         if log.isEnabledFor(logging.DEBUG):
             cause = "because memory ran short" if made_for is None else f"for request {made_for.request.log_id}"
             message, mechanism = "choice %d was preempted by %s %s: %s", sequence.mechanism
-            values = (sequence.choice, mechanism, cause, sequence.paused_why)
+            values = (sequence.choice, mechanism, cause, sequence.victim_reason)
             log_request(log, logging.DEBUG, sequence.request, message, *values)
 
     # A step -------------------------------------------------------------------------------------------------------
@@ -150,70 +160,70 @@ class Scheduler:
         The previous step may still be in flight; its tokens count as computed.
         """
         self._scheduled_at = now
-        self.memory.begin_step()
-        for sequence, why in self._deadlines.too_late(now):
-            self.totals.add("late")
+        self.kv_manager.begin_step()
+        for sequence, why in self._deadlines.unreachable(now):
+            self.counters.add("late")
             for choice in list(self.requests[sequence.request.id]):  # the deadline applies to all choices
-                self._news.tell_end(choice, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
+                self._events.end(choice, now, FinishReason.ERROR, why, "deadline_exceeded", "deadline_ms")
                 self._finish(choice, now)
         self.policy.begin_step(now)
         # Before sequences grow: one that is preempted for memory belongs to the running batch.
         self.waiting.begin_step(len(self.running), now)
         self._grow_running(now)
-        if not self.waiting.is_shut:
+        if not self.waiting.is_closed:
             self.policy.admit(self, now)
-        self.waiting.tell_arrived(now)
-        self.totals.add("steps")
-        step = self.totals["steps"]
+        self.waiting.report_arrivals(now)
+        self.counters.add("steps")
+        step = self.counters["steps"]
         swapped_in = {s.slot for s in self._swapped_in}  # their pages arrive before the next step
         running = [s for s in self.running if s.slot not in swapped_in] if swapped_in else self.running
-        decodes, chunks, passed_over = share_tokens(running, self.config, self.policy, step, now)
-        self._news.tell_passed_over(passed_over, now)
+        decodes, chunks, passed_over = divide_step(running, self.config, self.policy, step, now)
+        self._events.budget_wait(passed_over, now)
         flight = self._count_as_computed(decodes, chunks, now)
-        batch = self.moves.build(step, [s.slot for s in decodes if s.slot is not None], chunks)
+        batch = self.batch_builder.build(step, [s.slot for s in decodes if s.slot is not None], chunks)
         if not batch.is_empty:
-            self.flights.append(flight)
+            self.steps_in_flight.append(flight)
         return batch
 
-    def commit(self, outcome: Outcome, now: float) -> None:
+    def commit(self, outcome: StepOutcome, now: float) -> None:
         """Commit the outcome of the oldest step in flight.
 
         Appends tokens, publishes full pages and removes finished sequences. Sequences that have ended or were preempted
         since the launch are handled.
         """
-        flight = self.flights.popleft()
+        flight = self.steps_in_flight.popleft()
         self._fail_nan(flight, outcome, now)
         for sequence, table, computed in flight.to_publish:
             self._publish(sequence, table, computed, now)
         for sequence in flight.new_phases:
             if sequence.state is State.RUNNING:  # a cause that still applies is kept
                 phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
-                self._news.tell(sequence, phase, now, sequence.cause)
+                self._events.status(sequence, phase, now, sequence.cause)
         # Code that runs for every sequence in every step is inlined: benchmarks/scheduler_cost.py measures it.
-        events, finished = self._news.events, State.FINISHED
+        events, finished = self._events.events, State.FINISHED
         served = [sequence for sequence in flight.sampled if sequence.state is not finished]
-        self.policy.served(served)
+        self.policy.tokens_sampled(served)
         for sequence, sampled in zip(flight.sampled, outcome.sampled, strict=True):
             if sequence.state is finished:
                 continue
             token_id, tokens = sampled.token_id, sequence.tokens
             tokens.append(token_id)
             finish = None
-            if len(tokens) >= sequence.most_tokens or token_id in sequence.stops:
+            if len(tokens) >= sequence.max_len or token_id in sequence.stop_ids:
                 finish = sequence.finish_reason(token_id)
                 if finish is not None:
-                    self._news.tell(sequence, Phase.ENDED, now)
+                    self._events.status(sequence, Phase.ENDED, now)
             events.append(
                 TokenEvent(sequence.request.id, sequence.choice, token_id, finish, sampled.logprob, sampled.top)
             )
             if finish is not None:
                 self._finish(sequence, now)
-        self.totals.add("computed_tokens", flight.num_tokens)
-        self.totals.add("generated_tokens", len(served))
+        self.counters.add("computed_tokens", flight.num_tokens)
+        self.counters.add("generated_tokens", len(served))
 
-    def foresee(self, batch: Batch) -> float:
+    def estimate_step_time(self, batch: Batch) -> float:
         """Return the estimated seconds of a step, without page moves."""
-        return self.policy.pace.seconds(len(batch.decodes), batch.prompt_tokens)
+        return self.policy.step_time_model.seconds(len(batch.decodes), batch.prompt_tokens)
 
     def is_recorded(self, batch: Batch) -> bool:
         """Return whether `batch` is a recorded launch, on an engine that records steps."""
@@ -222,11 +232,11 @@ class Scheduler:
     def observe(self, batch: Batch, seconds: float) -> None:
         """Learn from the duration of a step."""
         if not (batch.swap_in or batch.swap_out or batch.copies):
-            self.policy.pace.observe(len(batch.decodes), batch.prompt_tokens, seconds)
+            self.policy.step_time_model.observe(len(batch.decodes), batch.prompt_tokens, seconds)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
-        return self._news.take()
+        return self._events.take()
 
     @property
     def has_work(self) -> bool:
@@ -235,45 +245,45 @@ class Scheduler:
 
     def next_step_at(self, now: float) -> float:
         """Return the time of the next step: now, unless the engine only waits for a batch to be complete."""
-        if self.running or not self.waiting.is_in_batches:
+        if self.running or not self.waiting.admits_batches:
             return now
         return min(self.waiting.opens_at(now), self._deadlines.next_alarm())
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Return the current load and counters."""
-        pool, host = self.memory.pool, self.memory.host
-        return Load(
-            running=self.running_by_class.all(),
-            waiting=self.waiting.fresh.all(),
-            paused=self.waiting.paused.all(),
+        pool, host = self.kv_manager.pool, self.kv_manager.host
+        return EngineLoad(
+            running=self.running_by_class.as_tuple(),
+            waiting=self.waiting.new.as_tuple(),
+            paused=self.waiting.paused.as_tuple(),
             pages=PageCounts(pool.total, pool.held, pool.cached, pool.free, host.used, host.total),
-            counters=self.totals.counters(),
+            counters=self.counters.to_counters(),
         )
 
     # Interface to policies ----------------------------------------------------------------------------------------
 
-    def movable(self) -> list[Sequence]:
+    def preemptible(self) -> list[Sequence]:
         """Return the sequences that may be preempted in this step so that another can run.
 
         Excludes sequences that joined in this step, because it writes their pages. Empty if whole batches are admitted.
         """
-        if self.waiting.is_in_batches:
+        if self.waiting.admits_batches:
             return []
-        joined = self.moves.joined
+        joined = self.batch_builder.joined_slots
         return [s for s in self.running if s.slot not in joined]
 
-    def try_start(self, sequence: Sequence, movable: Movable = nobody, margin: int | None = None) -> bool:
+    def try_start(self, sequence: Sequence, movable: PreemptibleFn = no_candidates, margin: int | None = None) -> bool:
         """Start `sequence`, or record which resource is missing and preempt no sequence.
 
         Preempts from `movable` if needed; it is evaluated lazily. `margin` pages must remain for running sequences to
         grow; the default margin depends on the size of the pool and the number of running sequences.
         """
-        if sequence.is_awaited:  # just preempted: its last token is known when the step in flight is committed
+        if sequence.has_token_in_flight:  # just preempted: its last token is known when the step in flight is committed
             return False
         now = self._scheduled_at
         reused_or_cause = self._find_room(sequence, movable, margin, now)
-        if isinstance(reused_or_cause, Cause):
-            self.waiting.tell_lack(sequence, reused_or_cause, now)
+        if isinstance(reused_or_cause, WaitReason):
+            self.waiting.report_shortage(sequence, reused_or_cause, now)
             return False
         self._start(sequence, reused_or_cause, now)
         return True
@@ -282,18 +292,18 @@ class Scheduler:
 
     def _count_as_computed(self, decodes: list[Sequence], chunks: list[Chunk], now: float) -> StepInFlight:
         """Count the step's tokens as computed, and the tokens that it samples as present."""
-        size, outgrown, to_publish = self.config.tokens_per_page, self.outgrown, []
+        size, outgrown, to_publish = self.config.tokens_per_page, self.needing_page, []
         # Inlined, as in `commit`.
         for sequence in decodes:
             sequence.num_computed = computed = sequence.num_computed + 1
             sequence.num_tokens = length = sequence.num_tokens + 1
-            if computed <= sequence.high_water:
-                self.totals.add("recomputed_tokens")
+            if computed <= sequence.max_computed:
+                self.counters.add("recomputed_tokens")
             else:
-                sequence.high_water = computed
+                sequence.max_computed = computed
             if computed % size == 0 or sequence.siblings:
                 to_publish.append((sequence, sequence.page_table, computed))
-            if length > len(sequence.page_table) * size and length < sequence.most_tokens:
+            if length > len(sequence.page_table) * size and length < sequence.max_len:
                 outgrown.append(sequence)
         sampled, chunked_sequences = list(decodes), []
         new_phases, self._swapped_in = self._swapped_in, []
@@ -302,17 +312,17 @@ class Scheduler:
             assert chunked is not None, f"slot {chunk.slot} is empty"
             chunked_sequences.append(chunked)
             if chunked.cause is not None:
-                self._news.tell(chunked, chunked.phase, now)
+                self._events.status(chunked, chunked.phase, now)
             before = chunked.num_computed
             chunked.num_computed = after = before + chunk.length
-            if before < chunked.high_water:
-                self.totals.add("recomputed_tokens", min(chunked.high_water, after) - before)
-            chunked.high_water = max(chunked.high_water, after)
+            if before < chunked.max_computed:
+                self.counters.add("recomputed_tokens", min(chunked.max_computed, after) - before)
+            chunked.max_computed = max(chunked.max_computed, after)
             to_publish.append((chunked, chunked.page_table, after))
             if chunk.samples:
                 chunked.num_tokens += 1
                 sampled.append(chunked)
-                if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.most_tokens:
+                if chunked.num_tokens > len(chunked.page_table) * size and chunked.num_tokens < chunked.max_len:
                     outgrown.append(chunked)
             if chunked.num_uncomputed == 1:
                 new_phases.append(chunked)
@@ -321,52 +331,54 @@ class Scheduler:
         )
 
     def _least_seconds(self, sequence: Sequence) -> float:
-        """Return `Pace.least_seconds`, given the current contents of the prefix cache."""
+        """Return `Pace.min_seconds_left`, given the current contents of the prefix cache."""
         cached = 0
-        if sequence.lead is not None:
+        if sequence.prompt_leader is not None:
             cached = sequence.prompt_len
         elif sequence.state is State.WAITING:
-            cached = self.memory.cached_tokens(sequence)
-        return self.policy.pace.least_seconds(sequence, cached)
+            cached = self.kv_manager.cached_tokens(sequence)
+        return self.policy.step_time_model.min_seconds_left(sequence, cached)
 
-    def _pressure(self, lacking: int) -> Pressure:
+    def _pressure(self, lacking: int) -> MemoryPressure:
         """Return the memory situation when `lacking` pages are missing; negative: pages to spare."""
         growth = len(self.running) * -(-self.config.min_share // self.config.tokens_per_page)
-        return Pressure(max(0, lacking), lacking + growth, self.memory.host.available)
+        return MemoryPressure(max(0, lacking), lacking + growth, self.kv_manager.host.available)
 
     def _grow_running(self, now: float) -> None:
         """Give every running sequence the page for its next token.
 
         If there is none, another sequence is preempted, or the sequence itself.
         """
-        outgrown, self.outgrown = self.outgrown, []
+        outgrown, self.needing_page = self.needing_page, []
         for sequence in sorted(outgrown, key=self.policy.service_order):
             while sequence.state is State.RUNNING and len(sequence.page_table) < sequence.pages_needed:
-                if self.memory.grow(sequence):
+                if self.kv_manager.grow(sequence):
                     continue
                 pressure = self._pressure(1)
-                victim = self.policy.victim(self.policy.may_make_way(sequence, self.running), pressure)
+                victim = self.policy.victim(self.policy.preemption_candidates(sequence, self.running), pressure)
                 is_lower = victim.service_class > sequence.service_class
-                self.pause(victim, now, made_for=sequence if is_lower else None, pressure=pressure)
+                self.preempt(victim, now, beneficiary=sequence if is_lower else None, pressure=pressure)
 
-    def _find_room(self, sequence: Sequence, movable: Movable, margin: int | None, now: float) -> list[int] | Cause:
+    def _find_room(
+        self, sequence: Sequence, movable: PreemptibleFn, margin: int | None, now: float
+    ) -> list[int] | WaitReason:
         """Make a slot and pages available for `sequence`.
 
         Returns the cached pages that it would reuse; or, without preemption, the cause for which it must wait.
         """
-        if self.waiting.is_shut:
-            return Cause.BATCH
+        if self.waiting.is_closed:
+            return WaitReason.BATCH
         candidates = [] if self.free_slots else movable()
         if not self.free_slots and not candidates:  # before the cache lookup: the result for most waiting sequences
-            return Cause.SLOTS
-        reused = self.memory.reusable(sequence, candidates)
+            return WaitReason.SLOTS
+        reused = self.kv_manager.reusable_pages(sequence, candidates)
         max_margin = self._max_margin if margin is None else margin
-        if not self.free_slots or self.memory.lacking(sequence, reused) + max_margin > 0:
+        if not self.free_slots or self.kv_manager.pages_short(sequence, reused) + max_margin > 0:
             candidates = candidates or movable()
-            if sequence.lead in candidates:  # its pages may be reused at once
-                reused = self.memory.reusable(sequence, candidates)
+            if sequence.prompt_leader in candidates:  # its pages may be reused at once
+                reused = self.kv_manager.reusable_pages(sequence, candidates)
             if not self._make_room(sequence, candidates, reused, margin, now):
-                return Cause.PAGES
+                return WaitReason.PAGES
         return reused
 
     def _make_room(
@@ -377,22 +389,22 @@ class Scheduler:
         # later.
         if margin is None:
             margin = min(len(self.running) - len(movable), self._max_margin)
-        lacking = self.memory.lacking(sequence, reused) + margin
-        if lacking > 0 and lacking > self.memory.reclaimable(movable, reused):
+        lacking = self.kv_manager.pages_short(sequence, reused) + margin
+        if lacking > 0 and lacking > self.kv_manager.reclaimable_pages(movable, reused):
             return False
         while not self.free_slots or lacking > 0:
             pressure = self._pressure(lacking)
             victim = self.policy.victim(movable, pressure)
             movable.remove(victim)
-            self.pause(victim, now, made_for=sequence, pressure=pressure)
-            lacking = self.memory.lacking(sequence, reused) + margin
+            self.preempt(victim, now, beneficiary=sequence, pressure=pressure)
+            lacking = self.kv_manager.pages_short(sequence, reused) + margin
         return True
 
     def _start(self, sequence: Sequence, reused: list[int], now: float) -> None:
         """Give `sequence` a slot and pages for all its known tokens."""
         first_time = sequence.state is State.WAITING
-        self.waiting.let_in(sequence)
-        is_swapping_in = self.memory.furnish(sequence, reused)
+        self.waiting.admit(sequence)
+        is_swapping_in = self.kv_manager.allocate(sequence, reused)
         # A prompt that is cached except for its last token is read by the step that answers it.
         phase = Phase.PREFILL if sequence.num_uncomputed > 1 else Phase.DECODE
         if is_swapping_in:
@@ -402,8 +414,8 @@ class Scheduler:
         self.slots[slot] = sequence
         sequence.slot, sequence.state = slot, State.RUNNING
         insort(self.running, sequence, key=self.policy.service_order)
-        self.running_by_class.change(sequence.service_class, +1)
-        self.moves.join(
+        self.running_by_class.add(sequence.service_class, +1)
+        self.batch_builder.join(
             Join(
                 slot,
                 tuple(sequence.tokens),
@@ -413,12 +425,12 @@ class Scheduler:
                 tuple(sequence.page_table),
             )
         )
-        if first_time and sequence.lead is None:
-            self.totals.add("prompt_tokens", sequence.prompt_len)
-            self.totals.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
+        if first_time and sequence.prompt_leader is None:
+            self.counters.add("prompt_tokens", sequence.prompt_len)
+            self.counters.add("cached_tokens", min(sequence.num_computed, sequence.prompt_len))
         fresh = max(0, sequence.prompt_len - sequence.num_computed) if first_time else 0
-        self.policy.started(sequence, fresh, is_resumed=not first_time)
-        self._news.tell(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
+        self.policy.slot_taken(sequence, fresh, is_resumed=not first_time)
+        self._events.status(sequence, phase, now, cached=sequence.num_computed if first_time else 0)
 
     def _publish(self, sequence: Sequence, table: list[int], computed: int, now: float) -> None:
         """Publish the full pages among the first `computed` tokens, which are stored in `table`.
@@ -427,51 +439,51 @@ class Scheduler:
         are empty.
         """
         if sequence.page_table is table:
-            self.memory.publish(sequence, computed)
+            self.kv_manager.publish(sequence, computed)
         if sequence.siblings and computed >= sequence.prompt_len:
             self._release_siblings(sequence, now)
 
     def _release_siblings(self, lead: Sequence, now: float) -> None:
         """Queue the other choices: the prompt is computed, or its lead has ended."""
         for sibling in lead.siblings:
-            if sibling.state is State.HELD_BACK:
+            if sibling.state is State.WAITING_FOR_PROMPT:
                 sibling.state = State.WAITING
                 sibling.waiting_since = now
                 self.waiting.push(sibling, now)
-                self._news.tell(sibling, Phase.QUEUED, now, Cause.STEP)
+                self._events.status(sibling, Phase.QUEUED, now, WaitReason.STEP)
         lead.siblings = []
 
     def _release_slot(self, sequence: Sequence) -> None:
         """Release slot and pages."""
         assert sequence.slot is not None
-        self.memory.release(sequence)
+        self.kv_manager.release(sequence)
         self.slots[sequence.slot] = None
         self.free_slots.append(sequence.slot)
         self.running.remove(sequence)
-        self.running_by_class.change(sequence.service_class, -1)
-        self.policy.vacated(sequence)
+        self.running_by_class.add(sequence.service_class, -1)
+        self.policy.slot_released(sequence)
         sequence.slot = None
 
-    def _fail_nan(self, flight: StepInFlight, outcome: Outcome, now: float) -> None:
+    def _fail_nan(self, flight: StepInFlight, outcome: StepOutcome, now: float) -> None:
         """Fail sequences for which the model computed NaN, before any page of this step can be found.
 
         A NaN may have spoiled the keys and values of earlier tokens too, if they were computed in the same tile.
         """
         failed = [s for s, token in zip(flight.sampled, outcome.sampled, strict=True) if token.token_id < 0]
-        if outcome.broken:
-            failed += (s for s, is_broken in zip(flight.chunked, outcome.broken, strict=True) if is_broken)
+        if outcome.has_nan:
+            failed += (s for s, is_broken in zip(flight.chunked, outcome.has_nan, strict=True) if is_broken)
         for sequence in failed:
             if sequence.state is not State.FINISHED:
-                self._news.tell_end(sequence, now, FinishReason.ERROR, NAN_MESSAGE, "not_a_number")
+                self._events.end(sequence, now, FinishReason.ERROR, NAN_MESSAGE, "not_a_number")
                 self._finish(sequence, now)
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         """Remove a sequence in any state and release its resources."""
         if sequence.state is State.RUNNING:
             self._release_slot(sequence)
-        elif sequence.state in (State.WAITING, State.PAUSED):
+        elif sequence.state in (State.WAITING, State.PREEMPTED):
             self.waiting.remove(sequence)
-        self.memory.forget(sequence)
+        self.kv_manager.release_host(sequence)
         sequence.state = State.FINISHED
         self._deadlines.forget(sequence)
         self._release_siblings(sequence, now)
@@ -479,4 +491,4 @@ class Scheduler:
         choices.remove(sequence)
         if not choices:
             del self.requests[sequence.request.id]
-            self.totals.add("finished")
+            self.counters.add("finished")

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from engine.scheduling.account import Account
 from engine.scheduling.pages import chain_next, chain_start
-from engine.types import Cause, FinishReason, Mechanism, Phase, Request, ServiceClass
+from engine.types import FinishReason, Phase, PreemptionMode, Request, ServiceClass, WaitReason
 
 
 class State(enum.Enum):
     """Lifecycle state of a sequence."""
 
-    HELD_BACK = "held back"  # an additional choice, until its first sibling has computed the prompt
+    WAITING_FOR_PROMPT = "held back"  # an additional choice, until its first sibling has computed the prompt
     WAITING = "waiting"
     RUNNING = "running"  # has a slot and pages
-    PAUSED = "paused"  # preempted and waiting again; its generated tokens are kept
+    PREEMPTED = "paused"  # preempted and waiting again; its generated tokens are kept
     FINISHED = "finished"
 
 
@@ -37,37 +37,37 @@ class Sequence:
         "arrival",
         "cause",
         "choice",
-        "due",
-        "has_claim",
-        "high_water",
+        "generated_at_wait",
+        "guaranteed_tokens_left",
+        "has_guarantee",
         "host_pages",
         "is_overdue",
-        "lead",
+        "last_piggyback_step",
         "level",
+        "max_computed",
+        "max_len",
         "mechanism",
-        "most_tokens",
-        "next_due",
+        "next_token_due",
         "num_computed",
         "num_published",
         "num_tokens",
+        "overdue_at",
         "paced_tokens",
         "page_table",
-        "paused_by",
-        "paused_why",
         "phase",
+        "preempted_by",
+        "prompt_leader",
         "prompt_len",
         "quantum",
+        "reported_position",
         "request",
-        "rode",
         "service_class",
-        "share_left",
         "siblings",
         "slot",
         "state",
-        "stops",
+        "stop_ids",
         "tokens",
-        "told_position",
-        "waiting_from",
+        "victim_reason",
         "waiting_since",
     )
 
@@ -76,37 +76,37 @@ class Sequence:
         self.choice = choice
         self.service_class = request.service_class
         self.arrival = arrival
-        self.tokens = [*request.prompt, *request.said.get(choice, ())]  # tokens with known IDs
+        self.tokens = [*request.prompt, *request.output_so_far.get(choice, ())]  # tokens with known IDs
         self.num_tokens = len(self.tokens)
         self.prompt_len = len(request.prompt)
-        self.stops = request.sampling.stop_token_ids
-        self.most_tokens = min(max_len, self.prompt_len + request.sampling.max_tokens)
+        self.stop_ids = request.sampling.stop_token_ids
+        self.max_len = min(max_len, self.prompt_len + request.sampling.max_tokens)
         self.state = State.WAITING
         self.num_computed = 0
         self.num_published = 0  # full pages already offered to the prefix cache
-        self.high_water = 0  # highest number of tokens ever computed; anything below it is recomputation
+        self.max_computed = 0  # highest number of tokens ever computed; anything below it is recomputation
         self.page_table: list[int] = []
         self.host_pages: list[int] = []
         self.slot: int | None = None
         # Start of the current wait; a preemption resets it only after a minimum share of tokens.
-        self.waiting_since = now if request.since is None else request.since
-        self.waiting_from = self.num_generated  # generated tokens at that time
-        self.cause: Cause | None = Cause.STEP
+        self.waiting_since = now if request.waiting_since is None else request.waiting_since
+        self.generated_at_wait = self.num_generated  # generated tokens at that time
+        self.cause: WaitReason | None = WaitReason.STEP
         self.phase = Phase.QUEUED  # as last reported; so are `cause` and, for a preemption, the next three
-        self.paused_by: ServiceClass | None = None
-        self.paused_why = ""
-        self.mechanism: Mechanism | None = None
+        self.preempted_by: ServiceClass | None = None
+        self.victim_reason = ""
+        self.mechanism: PreemptionMode | None = None
         # Owned by the policy.
         self.account: Account[Sequence]  # of its tenant
-        self.due = 0.0  # when it becomes overdue
+        self.overdue_at = 0.0  # when it becomes overdue
         self.is_overdue = False  # waits, and has waited longer than its bound
-        self.share_left = 0  # tokens that it should generate before it is preempted again
-        self.has_claim = False  # and is guaranteed to generate
-        self.rode = 0  # the step in which it last piggybacked on a higher class
-        self.next_due, self.paced_tokens = 0.0, 0  # deadline of its next token, when it had `paced_tokens`
+        self.guaranteed_tokens_left = 0  # tokens that it should generate before it is preempted again
+        self.has_guarantee = False  # and is guaranteed to generate
+        self.last_piggyback_step = 0  # the step in which it last piggybacked on a higher class
+        self.next_token_due, self.paced_tokens = 0.0, 0  # deadline of its next token, when it had `paced_tokens`
         self.level, self.quantum = 0, 0.0  # in a multi-level feedback queue
-        self.told_position = 0  # queue position last reported to its client
-        self.lead: Sequence | None = None  # the choice that computes the prompt for this one
+        self.reported_position = 0  # queue position last reported to its client
+        self.prompt_leader: Sequence | None = None  # the choice that computes the prompt for this one
         self.siblings: list[Sequence] = []  # choices held back until this one has computed the prompt
         self._page_size = page_size
         self._digests: list[bytes] = []
@@ -122,7 +122,7 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def is_awaited(self) -> bool:
+    def has_token_in_flight(self) -> bool:
         """Return whether a step in flight samples a token for it."""
         return self.num_tokens > len(self.tokens)
 
@@ -134,17 +134,17 @@ class Sequence:
     @property
     def is_protected(self) -> bool:
         """Return whether its guaranteed minimum share lasts: it is preempted only if no other sequence can be."""
-        return self.has_claim and self.share_left > 0
+        return self.has_guarantee and self.guaranteed_tokens_left > 0
 
     @property
-    def least_remaining(self) -> int:
+    def min_remaining_tokens(self) -> int:
         """Return the minimum number of tokens that it will still generate.
 
         The next token may be the last, unless the sampling parameters rule that out.
         """
         sampling, generated = self.request.sampling, self.num_tokens - self.prompt_len
         if not (sampling.stop_token_ids or sampling.has_stop_strings):
-            return self.most_tokens - self.num_tokens
+            return self.max_len - self.num_tokens
         return max(1, sampling.min_tokens - generated)
 
     def digest(self, index: int) -> bytes:
@@ -169,7 +169,7 @@ class Sequence:
         sampling, length = self.request.sampling, len(self.tokens)
         if token_id in sampling.stop_token_ids and length - self.prompt_len >= sampling.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if length >= self.most_tokens else None
+        return FinishReason.LENGTH if length >= self.max_len else None
 
     def __repr__(self) -> str:
         return f"<{self.request.id}/{self.choice} {self.state.value} {self.num_computed}/{len(self.tokens)} tokens>"

@@ -35,13 +35,15 @@ OPTIMISTIC_SHARE = 0.5  # fraction of the estimate; a deadline is given up only 
 MIN_ROW_VARIANCE = 0.25  # variance of the row count, below which the time per row cannot be fitted
 
 
-class Pace:
+class StepTimeModel:
     """Seconds of a step as a function of its decode rows and prompt tokens."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self.row_seconds = costs.row_seconds
-        self.lone_seconds = costs.decode_seconds  # of a step with one decode row, mostly free of neighbours' noise
+        self.single_row_seconds = (
+            costs.decode_seconds
+        )  # of a step with one decode row, mostly free of neighbours' noise
         self.token_seconds = 1 / costs.prefill_tokens_per_second  # per prompt token in a step
         self._base = costs.decode_seconds - costs.row_seconds
         # Fading sums over the observed steps: count, rows, seconds, rows squared, rows times seconds.
@@ -66,7 +68,7 @@ class Pace:
         """Return the seconds of a step with `rows` decode rows and `tokens` prompt tokens."""
         return self.step_seconds(rows) + self.prompt_seconds(tokens)
 
-    def least_seconds(self, sequence: Sequence, cached_tokens: int = 0) -> float:
+    def min_seconds_left(self, sequence: Sequence, cached_tokens: int = 0) -> float:
         """Return a lower bound on the seconds that `sequence` still needs.
 
         Assumes that it has the machine to itself, at the fastest speed measured at startup or since. The next token may
@@ -74,8 +76,8 @@ class Pace:
         """
         missing = sequence.num_tokens - max(sequence.num_computed, cached_tokens) - 1
         token_time = min(self.token_seconds, self._costs.prefill_seconds(1))
-        step_time = min(self.lone_seconds, self._costs.decode_seconds)
-        return OPTIMISTIC_SHARE * (max(0, missing) * token_time + sequence.least_remaining * step_time)
+        step_time = min(self.single_row_seconds, self._costs.decode_seconds)
+        return OPTIMISTIC_SHARE * (max(0, missing) * token_time + sequence.min_remaining_tokens * step_time)
 
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn from a step without page moves: `rows` decode rows and `tokens` prompt tokens took `seconds`."""
@@ -105,8 +107,8 @@ class Pace:
         self._add(rows, seconds, 1.0)
         # The known single-row time anchors the line where row counts are high and hardly differ. Without it, the fit
         # would attribute growing contexts to the rows.
-        weight = ANCHOR_STEPS if self.lone_seconds else 0.0
-        weighted_seconds = weight * self.lone_seconds
+        weight = ANCHOR_STEPS if self.single_row_seconds else 0.0
+        weighted_seconds = weight * self.single_row_seconds
         n, x, y = self._n + weight, self._x + weight, self._y + weighted_seconds
         mean = x / n
         variance = (self._xx + weight) / n - mean * mean
@@ -119,10 +121,10 @@ class Pace:
         if rows > MAX_SINGLE_ROWS and is_sample:
             # Scale in proportion: a change of the machine's speed affects every step alike.
             seconds *= self.step_seconds(1) / self.step_seconds(rows)
-        if seconds < self.lone_seconds:  # in any case: a single-row step is not slower than one with more rows
-            self.lone_seconds += FALL_RATE * (seconds - self.lone_seconds)
-        elif is_sample and self.lone_seconds:
-            self.lone_seconds += RISE_RATE * (seconds - self.lone_seconds)
+        if seconds < self.single_row_seconds:  # in any case: a single-row step is not slower than one with more rows
+            self.single_row_seconds += FALL_RATE * (seconds - self.single_row_seconds)
+        elif is_sample and self.single_row_seconds:
+            self.single_row_seconds += RISE_RATE * (seconds - self.single_row_seconds)
 
     @property
     def _can_extrapolate(self) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from kernels.cpu.library import CannotCompile, load
+from kernels.cpu.library import CompileError, load
 
 try:
     load()
-except CannotCompile as error:
+except CompileError as error:
     sys.exit(f"The CPU kernels could not be compiled; the server will fall back to torch, which is slower. {error}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import structs
-from kernels.cpu.decoder import CACHES, CpuForward, CpuStep, can_do
+from kernels.cpu.decoder import KV_DTYPES, CpuForward, CpuStep, supports_decoder
 from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
@@ -30,7 +30,7 @@ class CpuKernels(ReferenceKernels):
 
     Torch computes log probabilities, activations other than float32, and attention with head sizes that have no
     register tiling. may_round: allow rounding the operands that bfloat16 weights, keys and values are multiplied with
-    to bfloat16, if that is faster; everything else stays in float32. Raises `kernels.cpu.library.CannotCompile`.
+    to bfloat16, if that is faster; everything else stays in float32. Raises `kernels.cpu.library.CompileError`.
     """
 
     def __init__(self, may_round: bool = False) -> None:
@@ -38,7 +38,7 @@ class CpuKernels(ReferenceKernels):
         self._may_round = may_round
 
     @property
-    def tolerates_neighbours(self) -> bool:
+    def robust_to_noisy_cores(self) -> bool:
         return True
 
     def set_threads(self, threads: int) -> None:
@@ -46,31 +46,31 @@ class CpuKernels(ReferenceKernels):
         torch.set_num_threads(1)
         self._library.carousel_set_threads(threads)
 
-    def count_tasks(self, counter: int | None) -> None:
+    def count_progress(self, counter: int | None) -> None:
         self._library.carousel_count_tasks(counter)
 
-    def activations(self, dtype: torch.dtype) -> torch.dtype:
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    def weight_dtype(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return stored if dtype == torch.float32 and stored == torch.bfloat16 else dtype
 
-    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
-        return dtype in CACHES and self._has_tiling(head_dim, query_heads // kv_heads)
+    def supports_kv_dtype(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+        return dtype in KV_DTYPES and self._has_tiling(head_dim, query_heads // kv_heads)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return CpuLinear(weight, bias, may_round=self._may_round)
 
     def prepare_decoder(self, shape: DecoderShape, weights: DecoderWeights) -> ForwardPass | None:
-        return CpuForward(shape, weights, self._may_round) if can_do(shape, weights) else None
+        return CpuForward(shape, weights, self._may_round) if supports_decoder(shape, weights) else None
 
     def prepare_step(self, shape: DecoderShape, weights: DecoderWeights, state: StepState) -> StepPass | None:
-        return CpuStep(shape, weights, self._may_round, state) if can_do(shape, weights) else None
+        return CpuStep(shape, weights, self._may_round, state) if supports_decoder(shape, weights) else None
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
         if x.dtype != torch.float32 or not isinstance(layer, CpuLinear):
             return super().norm_linear(x, norm, eps, layer)
-        return layer.normed(x, norm, eps)
+        return layer.multiply_normed(x, norm, eps)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
@@ -88,7 +88,7 @@ class CpuKernels(ReferenceKernels):
         return out
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:
-        if k_cache.dtype not in CACHES or k_cache.shape[3] > MAX_HEAD_DIM:
+        if k_cache.dtype not in KV_DTYPES or k_cache.shape[3] > MAX_HEAD_DIM:
             return super().plan_rope(cos_sin, positions, slots, k_cache)
         return None
 
@@ -137,7 +137,7 @@ class CpuKernels(ReferenceKernels):
         return out
 
     def write_cache(self, k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-        if k.dtype != torch.float32 or k_cache.dtype not in CACHES:
+        if k.dtype != torch.float32 or k_cache.dtype not in KV_DTYPES:
             super().write_cache(k, v, slots, k_cache, v_cache)
             return
         rows, heads, dim = k.shape
@@ -278,7 +278,7 @@ class CpuKernels(ReferenceKernels):
         return ids
 
     def _supports(self, query_heads: int, k_cache: Tensor) -> bool:
-        return k_cache.dtype in CACHES and self._has_tiling(k_cache.shape[3], query_heads // k_cache.shape[1])
+        return k_cache.dtype in KV_DTYPES and self._has_tiling(k_cache.shape[3], query_heads // k_cache.shape[1])
 
     def _has_tiling(self, head_dim: int, group: int) -> bool:
         return bool(self._library.carousel_attention_fits(head_dim, group))

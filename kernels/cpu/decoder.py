@@ -14,13 +14,13 @@ from kernels.cpu.library import load
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.structs import address
 from kernels.decoder import DecoderLayer, DecoderShape, DecoderWeights, Linear, StepInputs
-from kernels.huge_pages import own_pages
+from kernels.huge_pages import mmap_zeros
 from kernels.slots import PromptChunk, StepState
 
-CACHES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache
+KV_DTYPES = (torch.float32, torch.bfloat16)  # supported dtypes of the KV cache
 
 
-def can_do(shape: DecoderShape, weights: DecoderWeights) -> bool:
+def supports_decoder(shape: DecoderShape, weights: DecoderWeights) -> bool:
     """Return whether C++ supports every part of this decoder."""
     linears = [one for layer in weights.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     fits = load().carousel_attention_fits(shape.head_dim, shape.num_heads // shape.num_kv_heads)
@@ -36,7 +36,7 @@ class CpuForward:
         self._decoder = _decoder(shape, weights, may_round)
         self._forward = load().carousel_forward
         self._scratch_bytes = load().carousel_scratch_bytes
-        self._scratch = own_pages((0,), torch.uint8)
+        self._scratch = mmap_zeros((0,), torch.uint8)
         self._cache: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # keys and values per layer
         self._cache_addresses = _addresses(()), _addresses(())
 
@@ -45,7 +45,7 @@ class CpuForward:
         rows = inputs.token_ids.shape[0]
         out = torch.empty((rows, self._decoder.hidden))
         if (size := self._scratch_bytes(self._decoder, rows)) > self._scratch.shape[0]:
-            self._scratch = own_pages((size,), torch.uint8)
+            self._scratch = mmap_zeros((size,), torch.uint8)
         if k is not self._cache[0] or v is not self._cache[1]:
             self._cache, self._cache_addresses = (k, v), (_addresses(k), _addresses(v))
         starts = (ctypes.c_int64 * len(inputs.prefill_query_starts))(*inputs.prefill_query_starts)
@@ -54,7 +54,7 @@ class CpuForward:
         step = structs.Step(
             tokens=address(inputs.token_ids),
             positions=address(inputs.positions),
-            slots=address(inputs.slots),
+            slots=address(inputs.slot_mapping),
             rows=rows,
             decodes=inputs.num_decodes,
             decode_table=address(decode_table),
@@ -105,7 +105,7 @@ class CpuStep:
         num_slots = len(slots.lengths)
         self._decodes, self._chunks = (ctypes.c_int64 * num_slots)(), (structs.Chunk * num_slots)()
         self._ids, self._broken = (ctypes.c_int64 * num_slots)(), (ctypes.c_int64 * num_slots)()
-        self._scratch = own_pages((0,), torch.uint8)
+        self._scratch = mmap_zeros((0,), torch.uint8)
         self._max_rows = self._max_sampled = 0  # capacity of the scratch memory
         self._work = structs.Work(
             decodes=ctypes.addressof(self._decodes),
@@ -140,7 +140,7 @@ class CpuStep:
         """Grow the scratch memory to powers of two, so that not every new maximum needs fresh memory."""
         rows, sampled = max(rows, self._max_rows), max(sampled, self._max_sampled)
         rows, sampled = (1 << (count - 1).bit_length() if count else 0 for count in (rows, sampled))
-        self._scratch = own_pages((self._bytes(self._decoder, self._head, rows, sampled),), torch.uint8)
+        self._scratch = mmap_zeros((self._bytes(self._decoder, self._head, rows, sampled),), torch.uint8)
         self._work.scratch = address(self._scratch)
         self._max_rows, self._max_sampled = rows, sampled
 
@@ -154,7 +154,7 @@ def _check(state: StepState) -> None:
     for arrays, dtype in expected:
         assert all(array.dtype == dtype and array.flags.c_contiguous for array in arrays), dtype
     assert state.last_tokens.dtype == torch.int64 and state.last_tokens.is_contiguous()
-    assert state.k[0].dtype in CACHES and state.k[0].device.type == "cpu"
+    assert state.k[0].dtype in KV_DTYPES and state.k[0].device.type == "cpu"
 
 
 def _decoder(shape: DecoderShape, weights: DecoderWeights, may_round: bool) -> structs.Decoder:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SOURCE = Path(__file__).parent / "source"
 # -ffp-contract=fast: every product followed by a sum becomes one fused multiply-add, with one rounding, everywhere.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-pthread")
-SEAL = ".sha256"  # suffix of the file with the library's checksum
+CHECKSUM_SUFFIX = ".sha256"  # suffix of the file with the library's checksum
 COMPILERS = ("g++", "clang++", "c++")
 
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -53,7 +53,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "forward": (_struct(structs.Decoder), _struct(structs.Step)),
     "step": (_struct(structs.Decoder), _struct(structs.Linear), _struct(structs.Slots), _struct(structs.Work)),
 }
-NUMBERS: dict[str, tuple[Any, ...]] = {
+INT_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "has_layout": (_int,),
     "packed_words": (_int, _int, _int),
     "attention_fits": (_int, _int),
@@ -62,7 +62,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class CannotCompile(Exception):
+class CompileError(Exception):
     """The library could not be compiled or loaded. The message is one line."""
 
 
@@ -70,18 +70,18 @@ class CannotCompile(Exception):
 def load() -> ctypes.CDLL:
     """Return the library from the cache, compiling it if needed.
 
-    If the cache is not writable, compile it for this process only. Raises `CannotCompile`.
+    If the cache is not writable, compile it for this process only. Raises `CompileError`.
     """
     try:
-        library = _open(_built(_cache()))
+        library = _open(_build(_cache()))
     except OSError as error:
         log.warning("Compiled kernels cannot be cached, so every start compiles them again: %s", error)
         try:
             with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as temporary:
-                library = _open(_built(Path(temporary)))
+                library = _open(_build(Path(temporary)))
         except OSError as no_folder:
-            raise CannotCompile(f"No folder to compile in is writable: {no_folder}") from no_folder
-    for names, result in ((SIGNATURES, None), (NUMBERS, _int)):
+            raise CompileError(f"No folder to compile in is writable: {no_folder}") from no_folder
+    for names, result in ((SIGNATURES, None), (INT_SIGNATURES, _int)):
         for name, arguments in names.items():
             function = getattr(library, f"carousel_{name}")
             function.argtypes, function.restype = arguments, result
@@ -92,17 +92,17 @@ def _open(file: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(file))
     except OSError as error:  # for example a folder mounted with noexec
-        raise CannotCompile(f"The compiled library cannot be loaded: {error}") from error
+        raise CompileError(f"The compiled library cannot be loaded: {error}") from error
 
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carousel" / "kernels"
 
 
-def _built(folder: Path) -> Path:
+def _build(folder: Path) -> Path:
     """Return the compiled library in `folder`, building it if it is missing.
 
-    Only building needs a writable folder. Raises `OSError` if it is not writable, and `CannotCompile`.
+    Only building needs a writable folder. Raises `OSError` if it is not writable, and `CompileError`.
     """
     command = [*_compiler(), *FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     sources = sorted(SOURCE.glob("*.cpp"))
@@ -123,9 +123,9 @@ def _built(folder: Path) -> Path:
             units = zip(sources, objects, strict=True)
             list(pool.map(lambda unit: _run([*command, "-c", str(unit[0]), "-o", str(unit[1])]), units))
         _run([*command, "-shared", "-o", str(built), *map(str, objects)])
-        seal = built.with_suffix(SEAL)
+        seal = built.with_suffix(CHECKSUM_SUFFIX)
         seal.write_bytes(_digest(built))
-        seal.replace(target.with_suffix(SEAL))
+        seal.replace(target.with_suffix(CHECKSUM_SUFFIX))
         built.replace(target)  # atomic, so that processes that compile concurrently never see a partial file
     return target
 
@@ -133,7 +133,7 @@ def _built(folder: Path) -> Path:
 def _is_intact(file: Path) -> bool:
     """Return whether the file has its recorded checksum. A file truncated by a full disk would crash the process."""
     try:
-        return file.with_suffix(SEAL).read_bytes() == _digest(file)
+        return file.with_suffix(CHECKSUM_SUFFIX).read_bytes() == _digest(file)
     except OSError:  # usually there is no such file
         return False
 
@@ -146,7 +146,7 @@ def _run(command: list[str]) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if run.returncode:
         first = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr.strip()[:200])
-        raise CannotCompile(f"{command[0]} failed: {first}")
+        raise CompileError(f"{command[0]} failed: {first}")
 
 
 def _compiler() -> list[str]:
@@ -156,14 +156,14 @@ def _compiler() -> list[str]:
     for name in COMPILERS:
         if shutil.which(name):
             return [name]
-    raise CannotCompile(f"No C++ compiler is installed (looked for {', '.join(COMPILERS)}); install one or set CXX")
+    raise CompileError(f"No C++ compiler is installed (looked for {', '.join(COMPILERS)}); install one or set CXX")
 
 
 def _version(compiler: str) -> str:
     try:
         run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise CannotCompile(f"The compiler {compiler} cannot be run: {error}") from error
+        raise CompileError(f"The compiler {compiler} cannot be run: {error}") from error
     return run.stdout
 
 

@@ -17,7 +17,7 @@ WEIGHTS = Arena()
 def layouts(dtype: torch.dtype, may_round: bool = False) -> list[Layout]:
     """Return the layouts for weights of `dtype` that this processor supports, fastest first.
 
-    With `may_round`, include layouts that round the activations to bfloat16.
+    With `allow_bf16_activations`, include layouts that round the activations to bfloat16.
     """
     if dtype == torch.float32:
         return [Layout.FLOAT_PANELS]
@@ -44,7 +44,7 @@ class CpuLinear:
         layout = possible[0] if layout is None else layout
         assert layout in possible, layout
         words = library.carousel_packed_words(outputs, inputs, layout)
-        self._packed = WEIGHTS.take((words,), torch.int32)
+        self._packed = WEIGHTS.allocate((words,), torch.int32)
         self._bias = None if bias is None else bias.float().contiguous()
         weight = weight.contiguous()
         library.carousel_pack(address(weight), outputs, inputs, layout, address(self._packed))
@@ -60,7 +60,7 @@ class CpuLinear:
         self._multiply(self.struct, floats.data_ptr(), x.shape[0], out.data_ptr())
         return out.to(x.dtype)
 
-    def normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+    def multiply_normed(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Compute the layer of rms_norm(x): x[T, K] float32, norm[K] float32 -> [T, N]; see source/norm.h."""
         out = torch.empty((x.shape[0], self._outputs))
         self._norm_and_multiply(self.struct, address(x), address(norm), eps, x.shape[0], address(out))

@@ -17,10 +17,10 @@ from kernels.reference.rope_and_cache import plan_rope, rope_and_cache, write_ca
 from kernels.reference.sample import sample
 from kernels.reference.silu_mul import silu_mul
 from kernels.slots import SlotTensors
-from kernels.unfused import Composed
+from kernels.unfused import UnfusedKernels
 
 
-class ReferenceKernels(Composed):
+class ReferenceKernels(UnfusedKernels):
     """`kernels.interface.Kernels` in plain torch."""
 
     set_threads = staticmethod(torch.set_num_threads)
@@ -56,16 +56,16 @@ class ReferenceKernels(Composed):
                 out[rows] = self.prefill_attention(q[rows], k_cache, v_cache, pages, *chunk, scale, window)
 
     @property
-    def tolerates_neighbours(self) -> bool:
+    def robust_to_noisy_cores(self) -> bool:
         return False
 
-    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+    def supports_kv_dtype(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         return False
 
-    def activations(self, dtype: torch.dtype) -> torch.dtype:
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    def weight_dtype(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

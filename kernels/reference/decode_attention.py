@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paging import as_rows, page_rows
-from kernels.plans import DecodeGroup, DecodeGroups, DecodePlan
+from kernels.paging import page_stride_rows, view_as_rows
+from kernels.plans import DecodeGroup, DecodePlan, GroupedDecodePlan
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import first_tile_position, padded_length
 
@@ -36,7 +36,7 @@ def decode_attention(
 
     q[B, Hq, D], caches [N, Hkv, S, D], page_table[B, P] int32, context_lens[B] int32 -> [B, Hq, D].
     """
-    if not isinstance(plan, DecodeGroups):
+    if not isinstance(plan, GroupedDecodePlan):
         plan = plan_decode(page_table, context_lens, k_cache, window)
     if plan.order is not None:
         q = q.index_select(0, plan.order)
@@ -56,30 +56,30 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, sca
     """Attend from the rows of one group: q[b, Hq, D] -> [b, Hq, D]."""
     b, query_heads, head_dim = q.shape
     kv_heads = k_cache.shape[1]
-    pages = as_rows(k_cache, k_cache.shape[2] * head_dim)
+    pages = view_as_rows(k_cache, k_cache.shape[2] * head_dim)
     keys = pages.index_select(0, group.key_rows).view(b * kv_heads, -1, head_dim)
     heads = (b, kv_heads, query_heads // kv_heads)
     weights = softmax_scores(q.reshape(b * kv_heads, -1, head_dim), keys, group.hidden, heads, scale)
     shape = keys.shape
     del keys  # so that the values reuse this memory; allocating fresh memory takes longer than the product
-    values = as_rows(v_cache, head_dim).index_select(0, group.value_rows).view(shape)
+    values = view_as_rows(v_cache, head_dim).index_select(0, group.value_rows).view(shape)
     return weighted_sum(weights, values).reshape(q.shape).contiguous()  # without padding
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeGroups:
+def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> GroupedDecodePlan:
     """Return groups of rows of similar length with cache indices: page_table[B, P] int32, context_lens[B] int32."""
     lengths = context_lens.tolist()
     position_bytes = k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     bounds = _group_bounds([lengths[row] for row in order], position_bytes)
     if len(bounds) == 1:
-        return DecodeGroups((_group(page_table, context_lens, lengths, k_cache, window, 0),), None, None)
+        return GroupedDecodePlan((_group(page_table, context_lens, lengths, k_cache, window, 0),), None, None)
     order_index = torch.tensor(order, device=page_table.device)
     page_table = page_table.index_select(0, order_index)
     context_lens = context_lens.index_select(0, order_index)
     lengths = [lengths[row] for row in order]
     groups = tuple(_group(page_table[a:b], context_lens[a:b], lengths[a:b], k_cache, window, a) for a, b in bounds)
-    return DecodeGroups(groups, order_index, order_index.argsort())
+    return GroupedDecodePlan(groups, order_index, order_index.argsort())
 
 
 def _group_bounds(lengths: list[int], position_bytes: int) -> list[tuple[int, int]]:
@@ -109,7 +109,7 @@ def _group(
 ) -> DecodeGroup:
     """Return the indices of one group: page_table[b, P], context_lens[b], and the same lengths as a list."""
     _, kv_heads, page_size, _ = k_cache.shape
-    page_stride = page_rows(k_cache)
+    page_stride = page_stride_rows(k_cache)
     start = first_tile_position(max(0, min(lengths) - window), page_size) if window else 0
     end = padded_length(max(1, *lengths), page_size)
     positions = torch.arange(start, end, dtype=torch.int32, device=page_table.device)

@@ -25,7 +25,7 @@ def gather_slots(slots: SlotTensors, which: Tensor, prompts: PromptRows | None, 
     return StepRows(
         token_ids=token_ids,
         positions=positions,
-        places=places.masked_fill(which == slots.nobody, -1),
+        slot_mapping=places.masked_fill(which == slots.padding_slot, -1),
         page_table=table,
         context_lens=lengths.to(torch.int32),
     )
@@ -35,6 +35,8 @@ def sample_slots(sample: Callable[..., Tensor], logits: Tensor, slots: SlotTenso
     """Sample with a back end's `sample` and advance the slots; see `kernels.interface.Kernels.sample_slots`."""
     parameters = (slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.lengths, slots.choice)
     ids.copy_(sample(logits, *(parameter.index_select(0, which) for parameter in parameters)))
-    is_sequence = which != slots.nobody
-    slots.last_tokens.index_copy_(0, which, torch.where(is_sequence, ids.clamp(min=0), slots.last_tokens[slots.nobody]))
+    is_sequence = which != slots.padding_slot
+    slots.last_tokens.index_copy_(
+        0, which, torch.where(is_sequence, ids.clamp(min=0), slots.last_tokens[slots.padding_slot])
+    )
     slots.lengths.index_add_(0, which, is_sequence.to(torch.int64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paging import as_rows, page_rows
+from kernels.paging import page_stride_rows, view_as_rows
 from kernels.reference.products import softmax_scores, weighted_sum
 from kernels.reference.tiles import LANES, TILE, first_tile_position, padded_length
 
@@ -53,9 +53,9 @@ def _gather(cache: Tensor, pages: Tensor, start: int, context: int) -> Tensor:
         # Pad lanes with the last page: the extra positions are outside the context and hidden.
         missing = padded_pages - start // page_size - used.shape[0]
         used = torch.cat((used, used[-1:].expand(missing)))
-    first = used * (page_rows(cache) // page_size)
+    first = used * (page_stride_rows(cache) // page_size)
     rows = first + torch.arange(heads, dtype=used.dtype, device=used.device).unsqueeze(1)
-    return as_rows(cache, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
+    return view_as_rows(cache, page_size * head_dim).index_select(0, rows.view(-1)).view(heads, -1, head_dim)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, start: int, scale: float, window: int) -> Tensor:

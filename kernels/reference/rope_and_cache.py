@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paging import as_rows, page_rows
+from kernels.paging import page_stride_rows, view_as_rows
 from kernels.plans import RopePlan
 from kernels.reference.rms_norm import rms_norm
 
@@ -67,7 +67,7 @@ def _cache_rows(slots: Tensor, cache: Tensor) -> tuple[Tensor, Tensor | None]:
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots.index_select(0, kept)
     pages = slots.div(page_size, rounding_mode="floor")
-    first = pages * page_rows(cache) + slots % page_size  # row of head 0
+    first = pages * page_stride_rows(cache) + slots % page_size  # row of head 0
     return first.unsqueeze(1) + torch.arange(0, heads * page_size, page_size, device=slots.device), kept
 
 
@@ -88,4 +88,4 @@ def _write(x: Tensor, cache: Tensor, rows: Tensor, kept: Tensor | None) -> None:
     """Write x[T, Hkv, D] to rows[T', Hkv] of the cache [N, Hkv, S, D]."""
     if kept is not None:
         x = x.index_select(0, kept)
-    as_rows(cache, cache.shape[-1]).index_put_((rows,), x)
+    view_as_rows(cache, cache.shape[-1]).index_put_((rows,), x)

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.reference.noise import LARGEST_NOISE, column_hash, gumbel, gumbel_of, least_uniform, row_keys
+from kernels.reference.noise import MAX_NOISE, column_hash, gumbel, gumbel_of, row_keys, truncated_uniform
 
 # If more than one in this many tokens passes the first bound, hashing all columns in bulk is faster.
 BULK_HASH_RATIO = 8
-BULK = 1 << 17  # columns hashed at a time: their words fill a quarter of the L2 cache
+MAX_HASHED_COLUMNS = 1 << 17  # columns hashed at a time: their words fill a quarter of the L2 cache
 SLACK = 1e-5
 
-BROKEN = -1  # token ID of a row with a NaN
+NAN_TOKEN = -1  # token ID of a row with a NaN
 GREEDY_BELOW = 1e-5  # temperature threshold, as in vLLM: below it, scaled logits leave no room for noise in float32
 
 
@@ -52,7 +52,7 @@ def sample(
 def _largest(logits: Tensor) -> Tensor:
     """Return the column of each row's largest logit, or `BROKEN` for a row with a NaN: logits[R, V] -> [R]."""
     top, column = logits.max(dim=-1)
-    return column.masked_fill_(top.isnan(), BROKEN)
+    return column.masked_fill_(top.isnan(), NAN_TOKEN)
 
 
 def _sample_all(
@@ -120,7 +120,7 @@ def _perturbed_argmax(scaled: Tensor, threshold: Tensor, key_a: Tensor, key_b: T
     """
     top, column = scaled.max(dim=-1)
     reached = top + gumbel(column_hash(column, key_a, key_b))  # score of a kept token: a lower bound of the winner's
-    kept = scaled >= torch.maximum(threshold, reached - LARGEST_NOISE).unsqueeze(1)
+    kept = scaled >= torch.maximum(threshold, reached - MAX_NOISE).unsqueeze(1)
     if int(kept.sum()) * BULK_HASH_RATIO > kept.numel():
         _drop_hopeless(kept, scaled, key_a, key_b)
     rows, columns = kept.nonzero(as_tuple=True)
@@ -129,16 +129,16 @@ def _perturbed_argmax(scaled: Tensor, threshold: Tensor, key_a: Tensor, key_b: T
     winners = (scores == best[rows]).nonzero().squeeze(1)
     # Among equal scores the lowest column wins.
     column.scatter_reduce_(0, rows[winners], columns[winners], "amin", include_self=False)
-    return column.masked_fill_(top.isnan(), BROKEN)
+    return column.masked_fill_(top.isnan(), NAN_TOKEN)
 
 
 def _drop_hopeless(kept: Tensor, scaled: Tensor, key_a: Tensor, key_b: Tensor) -> None:
     """Clear in kept[R, V] all tokens that cannot win, by a cheap upper bound of their noise."""
     R, V = scaled.shape
-    size = max(1, BULK // V)
+    size = max(1, MAX_HASHED_COLUMNS // V)
     for first in range(0, R, size):
         rows = slice(first, first + size)
-        bound = gumbel_of(least_uniform(V, key_a[rows], key_b[rows])).add_(scaled[rows])
+        bound = gumbel_of(truncated_uniform(V, key_a[rows], key_b[rows])).add_(scaled[rows])
         bound.masked_fill_(~kept[rows], -math.inf)
         column = bound.argmax(dim=-1, keepdim=True)
         noise = gumbel(column_hash(column, key_a[rows].unsqueeze(1), key_b[rows].unsqueeze(1)))

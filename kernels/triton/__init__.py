@@ -1,0 +1,1 @@
+"""GPU back end: Triton kernels and their launchers, one file per operation."""

@@ -12,17 +12,17 @@ from kernels.triton.decode_attention import decode_attention, max_head_dim
 from kernels.triton.decode_step import gather_slots
 from kernels.triton.decode_tasks import plan_decode
 from kernels.triton.device_limits import shared_bytes
-from kernels.triton.pdl import SWITCH, starts_early
+from kernels.triton.pdl import PDL_SWITCH, uses_pdl
 from kernels.triton.prefill_attention import attend_tiles, prefill_attention
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.rope_and_cache import rope_and_cache, write_cache
 from kernels.triton.sample import sample, sample_slots
 from kernels.triton.silu_mul import silu_mul
 from kernels.triton.skinny_gemm import DenseLinear
-from kernels.unfused import Composed
+from kernels.unfused import UnfusedKernels
 
 
-class TritonKernels(Composed):
+class TritonKernels(UnfusedKernels):
     """Triton implementation of `kernels.interface.Kernels`; products of many rows use torch.
 
     Index arithmetic is free inside a kernel, so rotary embedding needs no plan.
@@ -46,20 +46,20 @@ class TritonKernels(Composed):
         return DenseLinear(weight, bias)
 
     def use_early_launch(self, allowed: bool) -> bool:
-        SWITCH.is_on = allowed
-        return torch.cuda.is_available() and starts_early(torch.device("cuda", torch.cuda.current_device()))
+        PDL_SWITCH.is_on = allowed
+        return torch.cuda.is_available() and uses_pdl(torch.device("cuda", torch.cuda.current_device()))
 
     def max_head_dim(self, dtype: torch.dtype, device: torch.device) -> int | None:
         return max_head_dim(dtype.itemsize, shared_bytes(device))
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        if isinstance(layer, DenseLinear) and layer.takes_few(x):
-            return layer.multiply_few(x, norm, eps)
+        if isinstance(layer, DenseLinear) and layer.supports(x):
+            return layer.multiply_skinny(x, norm, eps)
         return super().norm_linear(x, norm, eps, layer)
 
     def norm_gated_linear(self, x: Tensor, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-        if isinstance(layer, DenseLinear) and layer.takes_few(x, gated=True):
-            return layer.multiply_few(x, norm, eps, gated=True)
+        if isinstance(layer, DenseLinear) and layer.supports(x, gated=True):
+            return layer.multiply_skinny(x, norm, eps, gated=True)
         return super().norm_gated_linear(x, norm, eps, layer)
 
     def add_linear(self, x: Tensor, layer: Linear, residual: Tensor) -> None:
@@ -69,16 +69,16 @@ class TritonKernels(Composed):
             super().add_linear(x, layer, residual)
 
     @property
-    def tolerates_neighbours(self) -> bool:
+    def robust_to_noisy_cores(self) -> bool:
         return True
 
-    def keeps(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
+    def supports_kv_dtype(self, dtype: torch.dtype, query_heads: int, kv_heads: int, head_dim: int) -> bool:
         return False
 
-    def activations(self, dtype: torch.dtype) -> torch.dtype:
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
-    def holds(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    def weight_dtype(self, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
     def plan_rope(self, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor) -> RopePlan | None:

@@ -1,8 +1,9 @@
 """Attention of one new token per sequence: split-KV flash decoding (Dao et al., 2023) over a paged cache.
 
-The splits of all contexts (`kernels.triton.decode_tasks`) are distributed over a fixed number of programs per multiprocessor.
-Each split is reduced independently; the program that finishes a row's last split combines all of them in order. The
-query heads of one key/value head form the rows of one matrix product, padded to the 16 rows of a tensor core.
+The splits of all contexts (`kernels.triton.decode_tasks`) are distributed over a fixed number of programs per
+multiprocessor. Each split is reduced independently; the program that finishes a row's last split combines all of them
+in order. The query heads of one key/value head form the rows of one matrix product, padded to the 16 rows of a tensor
+core.
 """
 
 # Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
@@ -16,12 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paging import page_rows
-from kernels.plans import DecodePlan, DecodeTasks
+from kernels.paging import page_stride_rows
+from kernels.plans import DecodePlan, SplitDecodePlan
 from kernels.triton.decode_tasks import BLOCK, plan_decode, read_task
 from kernels.triton.device_limits import multiprocessors, shared_bytes
 from kernels.triton.paged_index import cache_rows
-from kernels.triton.pdl import ALIGNED, early, fetch
+from kernels.triton.pdl import PREFETCH_ALIGN_BYTES, fetch, pdl_options
 
 CHUNK = 16  # splits combined at a time
 MAX_COMBINED_VALUES = 8192  # values combined at a time over all heads; more do not fit in registers next to the split
@@ -35,7 +36,9 @@ NUM_STAGES_SINGLE_BLOCK = 2  # when a split is one block
 NUM_STAGES_SMALL_CHIP = 4  # for heads of 256 when a program may use less than WIDE_HEAD_BYTES of shared memory
 WIDE_HEAD_BYTES = 141_320
 WIDE_HEAD_FLOAT32_BYTES = 151_620  # shared memory for heads of 256 in float32, for any number of stages
-PROGRAMS = 16  # per multiprocessor, over all heads; a third of them run at once and more would be idle
+PROGRAMS_PER_MULTIPROCESSOR = (
+    16  # per multiprocessor, over all heads; a third of them run at once and more would be idle
+)
 LOG2_E = 1.4426950408889634
 
 
@@ -46,7 +49,7 @@ def _decode_kernel(
     k_cache,  # [N, Hkv, S, D]
     v_cache,  # [N, Hkv, S, D]
     page_table,  # [B, P] int32
-    tasks,  # [5, room] int32, see `kernels.plans.DecodeTasks`
+    tasks,  # [5, room] int32, see `kernels.plans.SplitDecodePlan`
     num_tasks,  # [1] int32
     arrived,  # [B, Hkv] int32 zeros, left as zeros: number of reduced splits
     partial,  # [B, Hq, splits, D] float32: softmax-weighted values of each split
@@ -159,7 +162,7 @@ def _fetch_block(
     """Prefetch the block of keys and values that starts at position `begin`, one contiguous run at a time."""
     RUN: tl.constexpr = min(PAGE_SIZE & -PAGE_SIZE, BLOCK)
     BYTES: tl.constexpr = RUN * HEAD_DIM * k_cache.dtype.element_ty.primitive_bitwidth // 8
-    if BYTES % ALIGNED == 0:
+    if BYTES % PREFETCH_ALIGN_BYTES == 0:
         offsets = tl.arange(0, BLOCK)
         valid = begin + offsets < context
         rows = cache_rows(table, begin, valid, kv_head, page_rows, PAGE_SIZE, BLOCK)
@@ -220,7 +223,7 @@ def _combine(
     tl.store(target, (acc / row_sum[:, None]).to(out.dtype.element_ty), mask=store_mask)
 
 
-def shape_of_program(
+def decode_launch_options(
     head_block: int, group_block: int, number_bytes: int, has_blocks: bool, shared_bytes: int
 ) -> dict[str, int | None]:
     """Return the launch options of the decode kernel.
@@ -267,11 +270,11 @@ def decode_attention(
     kv_heads, page_size = k_cache.shape[1:3]
     group = query_heads // kv_heads
     # Early launch reads the plan before the previous kernel ends; a plan that is made only now would not be visible.
-    launch = early(q.device)
-    if not isinstance(plan, DecodeTasks):
+    launch = pdl_options(q.device)
+    if not isinstance(plan, SplitDecodePlan):
         plan, launch = plan_decode(page_table, context_lens, k_cache, window), {"EARLY": False}
     room = plan.tasks.shape[1]
-    programs = min(room, triton.cdiv(PROGRAMS * multiprocessors(q.device), kv_heads))
+    programs = min(room, triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q.device), kv_heads))
     partial = torch.empty((B, query_heads, plan.splits, head_dim), dtype=torch.float32, device=q.device)
     weight = torch.empty((B, query_heads, plan.splits), dtype=torch.float32, device=q.device)
     head_block = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
@@ -288,7 +291,7 @@ def decode_attention(
         weight,
         out,
         page_table.stride(0),
-        page_rows(k_cache),
+        page_stride_rows(k_cache),
         room,
         plan.splits,
         scale * LOG2_E,
@@ -301,7 +304,7 @@ def decode_attention(
         BLOCK=BLOCK,
         CHUNK=CHUNK,
         PRECISION="ieee",  # applies to float32 operands; half precision is not affected
-        **shape_of_program(head_block, group_block, q.element_size(), plan.has_blocks, shared_bytes(q.device)),
+        **decode_launch_options(head_block, group_block, q.element_size(), plan.has_blocks, shared_bytes(q.device)),
         **launch,
     )
     return out

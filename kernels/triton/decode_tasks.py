@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.plans import DecodeTasks
-from kernels.triton.skinny_gemm import FEW
+from kernels.plans import SplitDecodePlan
+from kernels.triton.skinny_gemm import MAX_ALWAYS_ROWS
 
 BLOCK = 64  # positions per product
-SPLIT = 256  # positions; a multiple of BLOCK
+SPLIT_POSITIONS = 256  # positions; a multiple of BLOCK
 SMALL_SPLIT = 64  # positions; used for up to `kernels.triton.skinny_gemm.FEW` rows and contexts up to LONG
 LONG = 4096  # positions
-LISTED = 256  # rows, splits of a row, or heads processed at a time
+LIST_BLOCK = 256  # rows, splits of a row, or heads processed at a time
 
 
 @triton.jit
@@ -101,14 +101,14 @@ def _list_kernel(
         tl.store(num_tasks, before + end_split - first_split)
 
 
-def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> DecodeTasks:
+def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, window: int) -> SplitDecodePlan:
     """Return the tasks of a step for all layers of one window: page_table[B, P] int32, context_lens[B] int32."""
     B, device = len(context_lens), context_lens.device
     kv_heads = k_cache.shape[1]
     # The bound comes from the table's width, because the lengths are on the device.
     max_context = page_table.shape[1] * k_cache.shape[2]
-    split_size = SMALL_SPLIT if B <= FEW else SPLIT
-    splits = max(1, triton.cdiv(min(max_context, LONG), split_size), triton.cdiv(max_context, SPLIT))
+    split_size = SMALL_SPLIT if B <= MAX_ALWAYS_ROWS else SPLIT_POSITIONS
+    splits = max(1, triton.cdiv(min(max_context, LONG), split_size), triton.cdiv(max_context, SPLIT_POSITIONS))
     tasks = torch.empty((5, B * splits), dtype=torch.int32, device=device)
     num_tasks = torch.empty(1, dtype=torch.int32, device=device)
     arrived = torch.empty((B, kv_heads), dtype=torch.int32, device=device)
@@ -123,8 +123,8 @@ def plan_decode(page_table: Tensor, context_lens: Tensor, k_cache: Tensor, windo
         split_size,
         KV_HEADS=kv_heads,
         LONG=LONG,
-        SPLIT=SPLIT,
-        BLOCK=LISTED,
+        SPLIT=SPLIT_POSITIONS,
+        BLOCK=LIST_BLOCK,
         num_warps=1,
     )
-    return DecodeTasks(tasks, num_tasks, arrived, splits, has_blocks=split_size > BLOCK or max_context > LONG)
+    return SplitDecodePlan(tasks, num_tasks, arrived, splits, has_blocks=split_size > BLOCK or max_context > LONG)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference import sample as reference
-from kernels.triton.pdl import early, take_turn
+from kernels.triton.pdl import pdl_options, wait_for_previous
 
 GROUP = tl.constexpr(256)  # columns per stored maximum
 BLOCK = tl.constexpr(1024)  # columns read at a time
@@ -36,7 +36,7 @@ GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 
 
 @triton.jit
-def ordered(values):
+def order_key(values):
     """Map float32 values to int32 keys in the same order, equal where the floats are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)  # adding zero makes -0.0 equal to 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -49,7 +49,7 @@ def load_block(logits, columns, V):
 
 
 @triton.jit
-def is_limit(k, V):
+def limits_top_k(k, V):
     """Return whether a top_k of `k` removes any of V columns."""
     return (k > 0) & (k < V)
 
@@ -69,18 +69,18 @@ def has_nan(values):
 
 
 @triton.jit
-def blocks_from(key, maxima, first, blocks, V, groups):
+def block_mask(key, maxima, first, blocks, V, groups):
     """Return an int64 bit mask of `blocks` blocks of a row from block `first` on: set if a column reaches `key`."""
     each = tl.arange(0, MAX_BLOCKS)
     inside = (each < blocks) & ((first + each) * BLOCK < V)
     group_ids = (first + each)[:, None] * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)[None, :]
     largest = tl.load(maxima + group_ids, mask=inside[:, None] & (group_ids < groups), other=float("-inf"))
-    reached = tl.max((ordered(largest) >= key).to(tl.int64), axis=1)
+    reached = tl.max((order_key(largest) >= key).to(tl.int64), axis=1)
     return tl.sum(tl.where(inside, reached << each, 0), axis=0)
 
 
 @triton.jit
-def load_if(block_mask, logits, first, block, V):
+def load_block_if(block_mask, logits, first, block, V):
     """Load block `first + block` in the logits' dtype if bit `block` is set in `block_mask`, else -inf."""
     columns = (first + block) * BLOCK + tl.arange(0, BLOCK)
     end = tl.where(((block_mask >> block) & 1) != 0, V, 0)
@@ -95,7 +95,7 @@ def _min_top_k_key(maxima, k, groups, GROUPS: tl.constexpr):
     """
     each = tl.arange(0, GROUPS)
     inside = each < groups
-    keys = tl.where(inside, ordered(tl.load(maxima + each, mask=inside, other=float("-inf"))), MIN_KEY)
+    keys = tl.where(inside, order_key(tl.load(maxima + each, mask=inside, other=float("-inf"))), MIN_KEY)
     key = tl.full([], MIN_KEY, tl.int32)
     for bit in tl.static_range(16):  # precise to one part in 128
         higher = key ^ (MIN_KEY if bit == 0 else 1 << 31 - bit)
@@ -104,7 +104,7 @@ def _min_top_k_key(maxima, k, groups, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def narrowed(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
+def search_state(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
     """Return the result of the first STEP steps of a search: the leading bits of the threshold's key (then zeros) and
     the weight that the columns sharing these bits must contribute to reach the target.
 
@@ -135,9 +135,9 @@ def narrowed(tallies, found, k, p, MASS: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def smallest_key(tallies, found, largest, k, least, V):
     """Return the smallest key that min_p and top_k keep. least: the row's min_p."""
-    floor = ordered(tl.where(least > 0.0, largest + tl.log(tl.where(least > 0.0, least, 1.0)), float("-inf")))
-    if is_limit(k, V):
-        floor = tl.maximum(floor, narrowed(tallies, found, k, 1.0, False, STEPS)[0])
+    floor = order_key(tl.where(least > 0.0, largest + tl.log(tl.where(least > 0.0, least, 1.0)), float("-inf")))
+    if limits_top_k(k, V):
+        floor = tl.maximum(floor, search_state(tallies, found, k, 1.0, False, STEPS)[0])
     return floor
 
 
@@ -149,7 +149,7 @@ def _top_p_lower_bound(maxima, largest, floor, p, V, groups, GROUPS: tl.constexp
     """
     each = tl.arange(0, GROUPS)
     values = tl.load(maxima + each, mask=each < groups, other=float("-inf"))
-    weight = tl.sum(tl.where(ordered(values) >= floor, tl.exp(values - largest), 0.0), axis=0)
+    weight = tl.sum(tl.where(order_key(values) >= floor, tl.exp(values - largest), 0.0), axis=0)
     return largest - (tl.log(V / ((1.0 - p) * weight)) + 1.0)
 
 
@@ -173,13 +173,13 @@ def _weigh_kernel(
     EARLY: tl.constexpr,
 ):
     """Add `blocks` blocks of one row to the tally of one search step, if the row uses that filter."""
-    take_turn(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
     divisor = tl.load(temperature + slot)
     k, p = tl.load(top_k + slot), tl.load(top_p + slot)
-    is_active = is_limit(k, V)
+    is_active = limits_top_k(k, V)
     if MASS:
         is_active = p < 1.0
     if (divisor < GREEDY_BELOW) | ~is_active:
@@ -200,7 +200,7 @@ def _weigh_kernel(
     if MASS:
         tallies += STEPS * BINS
         found += (STEPS - 1) * 2
-    threshold, missing = narrowed(tallies, found, k, p, MASS, STEP)
+    threshold, missing = search_state(tallies, found, k, p, MASS, STEP)
     if STEP > 0:
         tl.store(found + (STEP - 1) * 2, threshold, mask=part == 0)
         tl.store(found + (STEP - 1) * 2 + 1, missing, mask=part == 0)
@@ -209,18 +209,18 @@ def _weigh_kernel(
     KNOWN: tl.constexpr = FIRST_SHIFT - DIGIT * (STEP - 1)  # bits from here upwards are known
     tallies += STEP * BINS
     first = part * blocks
-    read = blocks_from(lowest, maxima, first, blocks, V, groups)
+    read = block_mask(lowest, maxima, first, blocks, V, groups)
     counting = read
     if MASS and STEP == 0:
         lower_bound = _top_p_lower_bound(maxima, largest, lowest, p, V, groups, GROUPS)
-        counting &= blocks_from(ordered(lower_bound), maxima, first, blocks, V, groups)
+        counting &= block_mask(order_key(lower_bound), maxima, first, blocks, V, groups)
         rest = tl.zeros([BLOCK], tl.int64)
-    ahead = load_if(read, logits, first, 0, V)
+    ahead = load_block_if(read, logits, first, 0, V)
     for block in range(blocks):
-        loaded, ahead = ahead, load_if(read, logits, first, block + 1, V)
+        loaded, ahead = ahead, load_block_if(read, logits, first, block + 1, V)
         if (read >> block) & 1:
             values = tl.div_rn(loaded.to(tl.float32), divisor)
-            keys = ordered(values)
+            keys = order_key(values)
             counted = ((first + block) * BLOCK + tl.arange(0, BLOCK) < V) & (keys >= lowest)
             if STEP > 0:
                 counted = counted & ((keys >> KNOWN) == (threshold >> KNOWN))
@@ -239,7 +239,7 @@ def _weigh_kernel(
         tl.atomic_add(tallies + BINS - 1, tl.sum(rest, axis=0), sem="relaxed")  # this bin, below -inf, holds no number
 
 
-def programs_each(rows: int, V: int) -> int:
+def programs_per_row(rows: int, V: int) -> int:
     """Return the programs per row: fewer for many rows, as each program reads its row's tallies of the last step."""
     blocks = triton.cdiv(V, BLOCK.value)
     return int(min(max(PROGRAMS // rows, triton.cdiv(blocks, MAX_BLOCKS.value - 1)), blocks))
@@ -252,7 +252,7 @@ def weigh(logits: Tensor, filters: tuple[Tensor, ...], searched: tuple[Tensor, .
     `_weigh_kernel`.
     """
     R, V = logits.shape
-    groups, programs = searched[0].shape[1], programs_each(R, V)
+    groups, programs = searched[0].shape[1], programs_per_row(R, V)
     for mass in (False, True):
         for step in range(STEPS.value):
             _weigh_kernel[(R, programs)](
@@ -267,5 +267,5 @@ def weigh(logits: Tensor, filters: tuple[Tensor, ...], searched: tuple[Tensor, .
                 GROUPS=triton.next_power_of_2(groups),
                 num_warps=NUM_WARPS,
                 maxnreg=REGISTERS,
-                **early(logits.device),
+                **pdl_options(logits.device),
             )

@@ -1,8 +1,9 @@
 """Batch-invariant Triton back end: a row's bits do not depend on its batch, because every sum has a fixed order.
 
-In `kernels.triton.backend` two operations are not invariant: torch's matrix product picks tiles and splits by the number of
-rows, and decode attention sums a context in another order than prefill attention. Here both use one fixed order (after
-He et al., "Defeating Nondeterminism in LLM Inference", 2025). It is slower; `benchmarks/gpu.py` measures by how much.
+In `kernels.triton.backend` two operations are not invariant: torch's matrix product picks tiles and splits by the
+number of rows, and decode attention sums a context in another order than prefill attention. Here both use one fixed
+order (after He et al., "Defeating Nondeterminism in LLM Inference", 2025). It is slower; `benchmarks/gpu.py` measures
+by how much.
 """
 
 # Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
@@ -17,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.decoder import Linear
-from kernels.plans import DecodePlan, DecodeTiles
+from kernels.plans import DecodePlan, DecodeTilePlan
 from kernels.triton.backend import TritonKernels
 from kernels.triton.prefill_attention import attend_tiles
 
 BLOCK_M, BLOCK_N, BLOCK_K = 64, 64, 64
 SPLIT = 1024  # values of k per partial sum; a multiple of BLOCK_K
-FILLED = 264  # programs that keep a GPU busy: two for each multiprocessor of a Hopper chip
+MIN_BUSY_PROGRAMS = 264  # programs that keep a GPU busy: two for each multiprocessor of a Hopper chip
 NUM_WARPS = 4
 NUM_STAGES = 4
 
@@ -118,7 +119,7 @@ class InvariantLinear:
         out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
         grid = (triton.cdiv(outputs, BLOCK_N), triton.cdiv(rows, BLOCK_M))
         splits = triton.cdiv(inputs, SPLIT)
-        if splits == 1 or grid[0] * grid[1] >= FILLED:
+        if splits == 1 or grid[0] * grid[1] >= MIN_BUSY_PROGRAMS:
             self._multiply(x, (*grid, 1), self._bias, out, alone=False)
             return out
         sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device)
@@ -159,9 +160,9 @@ class InvariantKernels(TritonKernels):
 
     def plan_decode(
         self, page_table: Tensor, context_lens: Tensor, query_heads: int, k_cache: Tensor, window: int
-    ) -> DecodeTiles:
+    ) -> DecodeTilePlan:
         rows = torch.arange(len(context_lens), dtype=torch.int32, device=context_lens.device)
-        return DecodeTiles(torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1))
+        return DecodeTilePlan(torch.stack((rows, rows, context_lens.clamp(max=1), context_lens - 1), dim=1))
 
     def decode_attention(
         self,
@@ -176,7 +177,7 @@ class InvariantKernels(TritonKernels):
         out: Tensor | None = None,
     ) -> Tensor:
         """Compute each row as a prefill chunk of one query: recomputing its token in a chunk gives equal bits."""
-        if not isinstance(plan, DecodeTiles):
+        if not isinstance(plan, DecodeTilePlan):
             plan = self.plan_decode(page_table, context_lens, q.shape[1], k_cache, window)
         out = torch.empty_like(q) if out is None else out
         attend_tiles(q, k_cache, v_cache, page_table, plan.tiles, out, scale, window)

@@ -23,37 +23,37 @@ import torch
 import triton
 import triton.language as tl
 
-ALIGNED = tl.constexpr(16)  # bytes: required alignment of a prefetch's address and size
+PREFETCH_ALIGN_BYTES = tl.constexpr(16)  # bytes: required alignment of a prefetch's address and size
 
 
 @dataclass(slots=True)
-class Switch:
+class PdlSwitch:
     """Process-wide permission for early launch, for drivers on which it fails and for comparison."""
 
     is_on: bool = True
 
 
-SWITCH = Switch()
+PDL_SWITCH = PdlSwitch()
 
 
 @cache
-def can_start_early(device: torch.device) -> bool:
+def supports_pdl(device: torch.device) -> bool:
     """Return whether the device supports early launch: compute capability 9 and 10."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-def starts_early(device: torch.device) -> bool:
+def uses_pdl(device: torch.device) -> bool:
     """Return whether the device supports early launch and `SWITCH` permits it."""
-    return SWITCH.is_on and can_start_early(device)
+    return PDL_SWITCH.is_on and supports_pdl(device)
 
 
-def early(device: torch.device) -> dict[str, Any]:
+def pdl_options(device: torch.device) -> dict[str, Any]:
     """Return launch arguments: the kernel's constant EARLY and, if enabled, the driver option for early launch."""
-    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if uses_pdl(device) else {"EARLY": False}
 
 
 @triton.jit
-def take_turn(EARLY: tl.constexpr):
+def wait_for_previous(EARLY: tl.constexpr):
     """Permit the next launch, then wait for earlier kernels. Call it after all independent work."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()

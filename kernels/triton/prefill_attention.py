@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paging import page_rows
-from kernels.query_tiles import QUERIES, query_tiles
+from kernels.paging import page_stride_rows
+from kernels.query_tiles import MAX_TILE_QUERIES, query_tiles
 from kernels.triton.device_limits import shared_bytes
 from kernels.triton.paged_index import cache_rows
 
@@ -150,7 +150,7 @@ def _prefill_kernel(
     tl.store(target, (acc / row_sum[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-class Program(NamedTuple):
+class LaunchParameters(NamedTuple):
     """Launch parameters of one program."""
 
     block: int  # positions per product
@@ -158,7 +158,7 @@ class Program(NamedTuple):
     stages: int  # the page lookup takes two stages, so fewer than three prefetch nothing
 
 
-def program_for(head_block: int, number_bytes: int, shared_bytes: int) -> Program:
+def launch_parameters(head_block: int, number_bytes: int, shared_bytes: int) -> LaunchParameters:
     """Return the launch parameters for heads of `head_block` values and `shared_bytes` of shared memory per program.
 
     Heads of 128 get three stages: with five, a program takes half of an H100's shared memory and most registers of a
@@ -166,12 +166,12 @@ def program_for(head_block: int, number_bytes: int, shared_bytes: int) -> Progra
     products do not fit in the registers of four warps.
     """
     if number_bytes == 4:
-        return Program(32, 8, 2)
+        return LaunchParameters(32, 8, 2)
     if head_block <= 64:
-        return Program(64, 4, 5)
+        return LaunchParameters(64, 4, 5)
     if head_block <= 128:
-        return Program(64, 4, 3)
-    return Program(32, 4, 5 if shared_bytes >= WIDE_HEAD_BYTES else 3)
+        return LaunchParameters(64, 4, 3)
+    return LaunchParameters(32, 4, 5 if shared_bytes >= WIDE_HEAD_BYTES else 3)
 
 
 def prefill_attention(
@@ -210,7 +210,7 @@ def attend_tiles(
     query_heads, head_dim = q.shape[1:]
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
     head_block = max(MIN_DOT_COLUMNS, triton.next_power_of_2(head_dim))
-    program = program_for(head_block, q.element_size(), shared_bytes(q.device))
+    program = launch_parameters(head_block, q.element_size(), shared_bytes(q.device))
     _prefill_kernel[(query_heads, len(tiles))](
         q,
         k_cache,
@@ -220,7 +220,7 @@ def attend_tiles(
         out,
         q.stride(0),
         page_table.stride(0),
-        page_rows(k_cache),
+        page_stride_rows(k_cache),
         scale * LOG2_E,
         window,
         QUERY_HEADS=query_heads,
@@ -228,7 +228,7 @@ def attend_tiles(
         HEAD_DIM=head_dim,
         HEAD_BLOCK=head_block,
         PAGE_SIZE=k_cache.shape[2],
-        BLOCK_M=QUERIES,
+        BLOCK_M=MAX_TILE_QUERIES,
         BLOCK_N=program.block,
         PRECISION="ieee",  # applies to float32 operands; half precision is not affected
         num_warps=program.warps,

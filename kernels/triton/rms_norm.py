@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.pdl import early, take_turn
+from kernels.triton.pdl import pdl_options, wait_for_previous
 
 NUM_WARPS = 4
 
@@ -31,7 +31,7 @@ def _rms_norm_kernel(
     columns = tl.arange(0, BLOCK)
     inside = columns < H
     factor = tl.load(gain + columns, mask=inside, other=0.0).to(tl.float32)
-    take_turn(EARLY)
+    wait_for_previous(EARLY)
     values = tl.load(x + row * H + columns, mask=inside, other=0.0)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / H + eps)
@@ -44,5 +44,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     T, H = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(H)
-    _rms_norm_kernel[(T,)](x, weight, out, eps, H=H, BLOCK=block, num_warps=NUM_WARPS, **early(x.device))
+    _rms_norm_kernel[(T,)](x, weight, out, eps, H=H, BLOCK=block, num_warps=NUM_WARPS, **pdl_options(x.device))
     return out

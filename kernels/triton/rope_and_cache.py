@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paging import page_rows
+from kernels.paging import page_stride_rows
 from kernels.plans import RopePlan
-from kernels.triton.pdl import early
+from kernels.triton.pdl import pdl_options
 
 NUM_WARPS = 4
 NUM_WARPS_OF_HEAD = 1  # a head has at most a few hundred values
@@ -200,7 +200,7 @@ def rope_and_cache(
         q.stride(0),
         k.stride(0),
         v.stride(0),
-        page_rows(k_cache),
+        page_stride_rows(k_cache),
         eps,
         QUERY_HEADS=query_heads,
         QUERY_BLOCK=triton.next_power_of_2(query_heads),
@@ -212,7 +212,7 @@ def rope_and_cache(
         Q_NORM=q_norm is not None,
         K_NORM=k_norm is not None,
         num_warps=NUM_WARPS,
-        **early(q.device),
+        **pdl_options(q.device),
     )
     return out
 
@@ -229,7 +229,7 @@ def write_cache(k: Tensor, v: Tensor, slots: Tensor, k_cache: Tensor, v_cache: T
         v_cache,
         k.stride(0),
         v.stride(0),
-        page_rows(k_cache),
+        page_stride_rows(k_cache),
         HEAD_DIM=head_dim,
         HEAD_BLOCK=triton.next_power_of_2(head_dim),
         PAGE_SIZE=k_cache.shape[2],

@@ -1,8 +1,8 @@
 """Sampler: temperature, min_p, top_k, top_p, Gumbel noise, argmax, without sorting and without storing a softmax.
 
 Several programs read each row, because a single multiprocessor reads a vocabulary slowly; the row's token is the best
-candidate of its programs. Each filter is a threshold on the row's logits, found by `kernels.triton.filters`. A row's result
-depends on that row only.
+candidate of its programs. Each filter is a threshold on the row's logits, found by `kernels.triton.filters`. A row's
+result depends on that row only.
 """
 
 # Kernel pointers have no Python type; the comment next to each parameter gives its shape and dtype.
@@ -28,23 +28,23 @@ from kernels.triton.filters import (
     NUM_WARPS,
     SEARCHES,
     STEPS,
-    blocks_from,
+    block_mask,
     has_nan,
-    is_limit,
     largest_value,
+    limits_top_k,
     load_block,
-    load_if,
-    narrowed,
-    ordered,
-    programs_each,
+    load_block_if,
+    order_key,
+    programs_per_row,
+    search_state,
     smallest_key,
     weigh,
 )
 from kernels.triton.noise import KEY_START_A, KEY_START_B, column_hash, gumbel, row_key
-from kernels.triton.pdl import early, take_turn
+from kernels.triton.pdl import pdl_options, wait_for_previous
 
 SLICE = tl.constexpr(4096)  # columns per program for rows without filters
-BROKEN = tl.constexpr(reference.BROKEN)
+BROKEN = tl.constexpr(reference.NAN_TOKEN)
 NO_COLUMN = tl.constexpr(2147483647)
 SLICE_WARPS = 8
 
@@ -100,7 +100,7 @@ def _slice_kernel(
     Without filters, store the slice's best score and column. With filters, store the largest value of each group of
     the slice (NaN if the slice contains one) and zero a share of the row's tallies.
     """
-    take_turn(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
@@ -124,7 +124,7 @@ def _slice_kernel(
         largest = tl.where(has_nan(values), float("nan"), largest)
         tl.store(maxima + (row * tl.num_programs(1) + part) * GROUPS + tl.arange(0, GROUPS), largest)
         for tally in range(part, SEARCHES * STEPS, tl.num_programs(1)):
-            if ((tally < STEPS) & is_limit(k, V)) | ((tally >= STEPS) & (p < 1.0)):
+            if ((tally < STEPS) & limits_top_k(k, V)) | ((tally >= STEPS) & (p < 1.0)):
                 bins = (row * SEARCHES * STEPS + tally) * BINS + tl.arange(0, BINS)
                 tl.store(tallies + bins, tl.zeros([BINS], tl.int64))
 
@@ -153,7 +153,7 @@ def _kept_kernel(
     EARLY: tl.constexpr,
 ):
     """Store the best candidate that the filters keep in `blocks` blocks of one row; -inf for a row without filters."""
-    take_turn(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(which + row)
     part = tl.program_id(1)
@@ -173,22 +173,22 @@ def _kept_kernel(
     tallies += row * SEARCHES * STEPS * BINS
     found += row * SEARCHES * (STEPS - 1) * 2
     if p < 1.0:  # the top_p threshold is computed among the columns that the other filters keep
-        floor = narrowed(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
+        floor = search_state(tallies + STEPS * BINS, found + (STEPS - 1) * 2, k, p, True, STEPS)[0]
     else:
         floor = smallest_key(tallies, found, largest, k, least, V)
     key_a, key_b = _noise_keys(tl.load(seed + slot), tl.load(position + slot), tl.load(choice + slot))
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_columns = tl.zeros([BLOCK], tl.int32)
     first = part * blocks
-    read = blocks_from(floor, maxima, first, blocks, V, groups)
-    ahead = load_if(read, logits + row * V, first, 0, V)
+    read = block_mask(floor, maxima, first, blocks, V, groups)
+    ahead = load_block_if(read, logits + row * V, first, 0, V)
     for block in range(blocks):
-        loaded, ahead = ahead, load_if(read, logits + row * V, first, block + 1, V)
+        loaded, ahead = ahead, load_block_if(read, logits + row * V, first, block + 1, V)
         if (read >> block) & 1:
             covered = (first + block) * BLOCK + tl.arange(0, BLOCK)
             values = tl.div_rn(loaded.to(tl.float32), divisor)
             noisy = values + gumbel(column_hash(covered, key_a, key_b))
-            better = (ordered(values) >= floor) & (noisy > best)
+            better = (order_key(values) >= floor) & (noisy > best)
             best, best_columns = tl.where(better, noisy, best), tl.where(better, covered, best_columns)
     _store_best(scores, columns, best, best_columns)
 
@@ -211,7 +211,7 @@ def _sample_kernel(
 
     With ADVANCE, append the token to the row's slot unless the row is padding.
     """
-    take_turn(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, MOST)
     inside = parts < entries
@@ -228,18 +228,20 @@ def _sample_kernel(
 
 
 @dataclass(frozen=True)
-class Search:
+class SamplerSearch:
     """Buffers of a launched search.
 
     best: scores float32 and columns int32, both [R, entries]: one entry per slice and, with filters, one per program
     of `_kept_kernel`. searched: maxima, tallies and found, with the shapes listed in the kernels.
     """
 
-    best: tuple[Tensor, Tensor]
-    searched: tuple[Tensor, Tensor, Tensor]
+    candidates: tuple[Tensor, Tensor]
+    buffers: tuple[Tensor, Tensor, Tensor]
 
 
-def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool) -> Search:
+def launch_search(
+    logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...], filtered: bool
+) -> SamplerSearch:
     """Sample the slices of rows without filters and, if `filtered`, find the thresholds of the other rows.
 
     filters: which, temperature, top_k, top_p and min_p; noise: seed, position and choice; shapes as in the kernels.
@@ -247,7 +249,7 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
     """
     R, V = logits.shape
     slices = triton.cdiv(V, SLICE.value)
-    entries = slices + programs_each(R, V) if filtered else slices
+    entries = slices + programs_per_row(R, V) if filtered else slices
     scores = torch.empty((R, entries), dtype=torch.float32, device=logits.device)
     columns = torch.empty((R, entries), dtype=torch.int32, device=logits.device)
     maxima = torch.empty((R, slices * (SLICE.value // GROUP.value)), dtype=torch.float32, device=logits.device)
@@ -255,21 +257,21 @@ def search(logits: Tensor, filters: tuple[Tensor, ...], noise: tuple[Tensor, ...
         torch.empty((R, SEARCHES.value, *shape), dtype=torch.int64, device=logits.device)
         for shape in ((STEPS.value, BINS.value), (STEPS.value - 1, 2))
     )
-    search_result = Search((scores, columns), (maxima, tallies, found))
+    search_result = SamplerSearch((scores, columns), (maxima, tallies, found))
     _slice_kernel[(R, slices)](
         logits,
         *filters,
         *noise,
-        *search_result.best,
+        *search_result.candidates,
         maxima,
         tallies,
         V,
         entries,
         num_warps=SLICE_WARPS,
-        **early(logits.device),
+        **pdl_options(logits.device),
     )
     if filtered:
-        weigh(logits, filters, search_result.searched)
+        weigh(logits, filters, search_result.buffers)
     return search_result
 
 
@@ -278,25 +280,25 @@ def _best_parts(
 ) -> tuple[Tensor, Tensor]:
     """Return scores float32 and columns int32, both [R, entries]: the best candidate of each part of a row."""
     R, V = logits.shape
-    search_result = search(logits, filters, noise, filtered)
+    search_result = launch_search(logits, filters, noise, filtered)
     if not filtered:
-        return search_result.best
-    groups, programs = search_result.searched[0].shape[1], programs_each(R, V)
+        return search_result.candidates
+    groups, programs = search_result.buffers[0].shape[1], programs_per_row(R, V)
     _kept_kernel[(R, programs)](
         logits,
         *filters,
         *noise,
-        *search_result.searched,
-        *search_result.best,
+        *search_result.buffers,
+        *search_result.candidates,
         V,
-        search_result.best[0].shape[1],
+        search_result.candidates[0].shape[1],
         groups,
         triton.cdiv(V, programs * BLOCK.value),
         GROUPS=triton.next_power_of_2(groups),
         num_warps=NUM_WARPS,
-        **early(logits.device),
+        **pdl_options(logits.device),
     )
-    return search_result.best
+    return search_result.candidates
 
 
 def _finish(
@@ -311,11 +313,11 @@ def _finish(
         ids,
         *state,
         entries,
-        slots.nobody if slots else -1,
+        slots.padding_slot if slots else -1,
         ADVANCE=slots is not None,
         MOST=triton.next_power_of_2(max_entries),
         num_warps=1,
-        **early(ids.device),
+        **pdl_options(ids.device),
     )
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.pdl import early, take_turn
+from kernels.triton.pdl import pdl_options, wait_for_previous
 
 BLOCK = 1024
 NUM_WARPS = 4
@@ -25,7 +25,7 @@ def _silu_mul_kernel(
     EARLY: tl.constexpr,
 ):
     """Compute silu(gate) * up for BLOCK columns of one row, in float32."""
-    take_turn(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -42,5 +42,5 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     T, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((T, width))
     grid = (T, triton.cdiv(width, BLOCK))
-    _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=NUM_WARPS, **early(gate_up.device))
+    _silu_mul_kernel[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=NUM_WARPS, **pdl_options(gate_up.device))
     return out

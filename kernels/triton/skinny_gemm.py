@@ -22,13 +22,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.pdl import ALIGNED, early, fetch
+from kernels.triton.pdl import PREFETCH_ALIGN_BYTES, fetch, pdl_options
 from kernels.triton.tile_table import FOUND
 
-FEW = 8  # up to this many rows the kernel is always used: the columns of a tensor-core product
+MAX_ALWAYS_ROWS = 8  # up to this many rows the kernel is always used: the columns of a tensor-core product
 MAX_ROWS = 16  # up to this many rows it is used for matrices with a matching tile in the table
-WIDE = 1 << 15  # from this many outputs on, even large tiles give enough programs
-FETCHED = 1 << 16  # bytes that a program prefetches; the sum over concurrent programs fits in the L2 cache
+MIN_WIDE_OUTPUTS = 1 << 15  # from this many outputs on, even large tiles give enough programs
+MAX_PREFETCH_BYTES = 1 << 16  # bytes that a program prefetches; the sum over concurrent programs fits in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,26 @@ TILES = {matrix: Tile(*tile) for matrix, tile in FOUND.items()}
 
 def columns_for(rows: int) -> int:
     """Return the tensor-core columns used for `rows` rows, at most MAX_ROWS."""
-    return FEW if rows <= FEW else MAX_ROWS
+    return MAX_ALWAYS_ROWS if rows <= MAX_ALWAYS_ROWS else MAX_ROWS
 
 
 def tile_for(outputs: int, inputs: int, gated: bool, columns: int, number_bytes: int) -> Tile:
     """Return the tuned tile of TILES, else a default that fits two programs on a multiprocessor."""
     tile = TILES.get((outputs, inputs, gated, columns))
     if tile is None:
-        tile = Tile(32, 256, 4, 4) if outputs >= WIDE else Tile(16, 256, 4, 4 if gated else 6)
+        tile = Tile(32, 256, 4, 4) if outputs >= MIN_WIDE_OUTPUTS else Tile(16, 256, 4, 4 if gated else 6)
     return replace(tile, inputs=tile.inputs * 2 // number_bytes)
 
 
-def fetched_early(outputs: int, inputs: int, gated: bool, number_bytes: int) -> int:
+def prefetch_bytes(outputs: int, inputs: int, gated: bool, number_bytes: int) -> int:
     """Return the bytes of each output's weights to prefetch, a power of two; 0 if the weight rows are not aligned.
 
     outputs: outputs per program.
     """
     row = inputs * number_bytes
-    if row % ALIGNED.value:
+    if row % PREFETCH_ALIGN_BYTES.value:
         return 0
-    return 1 << (min(row, FETCHED // (2 * outputs if gated else outputs)).bit_length() - 1)
+    return 1 << (min(row, MAX_PREFETCH_BYTES // (2 * outputs if gated else outputs)).bit_length() - 1)
 
 
 @triton.jit
@@ -86,7 +86,7 @@ def _fetch_weights(
 
 # Values that change with the batch are not specialised: the first odd value would trigger a compilation while serving.
 @triton.jit(do_not_specialize=["M"])
-def _few_rows_kernel(
+def _skinny_gemm_kernel(
     x,  # [M, K] any float, strided over M
     weight,  # [N, K], with GATED [2 N, K]: gate, then up projection
     bias,  # [N] or [2 N], read when HAS_BIAS
@@ -186,19 +186,19 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute x[T, K] -> [T, N], in the dtype of the weight."""
-        return self.multiply_few(x) if self.takes_few(x) else F.linear(x, self.weight, self.bias)
+        return self.multiply_skinny(x) if self.supports(x) else F.linear(x, self.weight, self.bias)
 
-    def takes_few(self, x: Tensor, gated: bool = False) -> bool:
-        """Return whether `multiply_few` should compute x[T, K].
+    def supports(self, x: Tensor, gated: bool = False) -> bool:
+        """Return whether `multiply_skinny` should compute x[T, K].
 
         Not in float16, where a row not yet divided by its root mean square may overflow.
         """
         if x.shape[0] > MAX_ROWS or x.dtype not in (torch.bfloat16, torch.float32):
             return False
         outputs, inputs = self.weight.shape
-        return x.shape[0] <= FEW or (outputs // (2 if gated else 1), inputs, gated, MAX_ROWS) in TILES
+        return x.shape[0] <= MAX_ALWAYS_ROWS or (outputs // (2 if gated else 1), inputs, gated, MAX_ROWS) in TILES
 
-    def multiply_few(self, x: Tensor, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> Tensor:
+    def multiply_skinny(self, x: Tensor, norm: Tensor | None = None, eps: float = 0.0, gated: bool = False) -> Tensor:
         """Compute x[T, K] -> [T, N], or [T, N / 2] with `gated`, for T up to MAX_ROWS.
 
         See `norm_linear` and `norm_gated_linear` of `kernels.interface.Kernels`.
@@ -210,14 +210,14 @@ class DenseLinear:
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
         """Add x[T, K] @ weight.T + bias to residual[T, N]; the product is not rounded before the addition."""
-        if self.takes_few(x):
-            self.add_few(x, residual)
+        if self.supports(x):
+            self.add_skinny(x, residual)
             return
         torch.addmm(residual, x, self.weight.T, out=residual)
         if self.bias is not None:
             residual += self.bias
 
-    def add_few(self, x: Tensor, residual: Tensor) -> None:
+    def add_skinny(self, x: Tensor, residual: Tensor) -> None:
         """Compute `add_to` with this kernel, for T up to MAX_ROWS."""
         self._launch(x, None, 0.0, residual, gated=False, add=True)
 
@@ -226,7 +226,7 @@ class DenseLinear:
         (rows, inputs), outputs = x.shape, out.shape[1]
         columns = columns_for(rows)
         tile = tile_for(outputs, inputs, gated, columns, x.element_size())
-        _few_rows_kernel[(triton.cdiv(outputs, tile.outputs),)](
+        _skinny_gemm_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,
             self.weight,
             self.bias,
@@ -246,8 +246,8 @@ class DenseLinear:
             BLOCK_K=tile.inputs // tile.warps,
             PARTS=tile.warps,
             PRECISION="ieee",  # applies to float32 operands; half precision is not affected
-            FETCHED=fetched_early(tile.outputs, inputs, gated, x.element_size()),
+            FETCHED=prefetch_bytes(tile.outputs, inputs, gated, x.element_size()),
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **early(x.device),
+            **pdl_options(x.device),
         )

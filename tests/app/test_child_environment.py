@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.child_environment import SECRETS
+from app.child_environment import SECRET_VARIABLES
 from app.engine_client import engine_process
 from app.settings import OPTIONS
 from app.text import tokenizer_files
@@ -19,7 +19,7 @@ from app.text import tokenizer_files
 def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """Return the environments given to child processes; none of the processes is really started."""
     started: list[dict[str, str]] = []
-    for name in SECRETS:
+    for name in SECRET_VARIABLES:
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("CAROUSEL_TEST_VALUE", "kept")
 
@@ -45,4 +45,4 @@ def test_no_child_process_is_given_a_key(environments):
 
 def test_every_key_option_is_a_secret():
     """A key option that is added later cannot be forgotten."""
-    assert {option.variable for option in OPTIONS if option.key.endswith("_key")} <= SECRETS
+    assert {option.variable for option in OPTIONS if option.key.endswith("_key")} <= SECRET_VARIABLES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.tenants import of_key
+from app.admission.tenants import tenant_of_key
 from app.settings import OPTIONS, SettingsError, add_arguments, parse, resolve
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -59,7 +59,7 @@ def test_switches_can_be_turned_off_everywhere(model: str, tmp_path: Path):
 
 def test_several_keys_are_separated_by_commas(model: str):
     """Each key is a tenant."""
-    assert parse([model, "--api-key", "one,two"], {}).tenants == (of_key("one"), of_key("two"))
+    assert parse([model, "--api-key", "one,two"], {}).tenants == (tenant_of_key("one"), tenant_of_key("two"))
 
 
 @pytest.mark.parametrize(("given", "path"), [("", ""), ("/", ""), ("/llm", "/llm"), ("/llm/v-2/", "/llm/v-2")])

@@ -27,7 +27,7 @@ from tests.benchmarks.conftest import BUILD, CPU, endless
 
 def test_an_engine_without_progress_is_abandoned(device: Device, monkeypatch: pytest.MonkeyPatch):
     """The error contains the engine's state, and the next section gets another engine."""
-    monkeypatch.setattr(gpu_engine, "MOST_STEPS", 50)
+    monkeypatch.setattr(gpu_engine, "MAX_STEPS", 50)
     engines = Engines(device, endless())
     engine = engines.get(BUILD)
     engine.submit(gpu_engine.make_request("a", TINY.vocab, 20, 1000, 0))
@@ -59,21 +59,21 @@ def test_an_engine_s_objects_are_frozen_for_garbage_collection(device: Device):
 def test_no_kernel_of_an_engine_is_launched_early_if_disabled(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Neither recorded nor later launches are early. Afterwards early launch is available again where the device
     supports it."""
-    monkeypatch.setattr(pdl, "can_start_early", lambda device: True)
+    monkeypatch.setattr(pdl, "supports_pdl", lambda device: True)
     launches, build_engine = [], measured_engines.build_engine
 
     def built(config: EngineConfig) -> Engine:
-        launches.append(pdl.early(CPU))
+        launches.append(pdl.pdl_options(CPU))
         return build_engine(config)
 
     monkeypatch.setattr(measured_engines, "build_engine", built)
     engines, reported = Engines(device, endless()), []
     for wanted in (False, True):
         engines.get(replace(BUILD, early_launch=wanted))
-        launches.append(pdl.early(CPU))
+        launches.append(pdl.pdl_options(CPU))
         reported.append(engines.early_launch)
     assert launches == 2 * [{"EARLY": False}] + 2 * [{"EARLY": True, "launch_pdl": True}] and reported == [False, True]
-    monkeypatch.setattr(pdl, "can_start_early", lambda device: False)
+    monkeypatch.setattr(pdl, "supports_pdl", lambda device: False)
     engines.drop()
     engines.get(BUILD)
     assert not engines.early_launch  # the device does not support it
@@ -85,7 +85,7 @@ def test_an_engine_that_cannot_be_built_is_built_with_fewer_features(
 ):
     """Early launch is disabled first, then recordings, with memory released in between. Rows report it, and the failed
     configuration is not tried again."""
-    monkeypatch.setattr(pdl, "can_start_early", lambda device: True)
+    monkeypatch.setattr(pdl, "supports_pdl", lambda device: True)
     tried: list[Build | str] = []
     monkeypatch.setattr(device, "release", lambda: tried.append("release"))
     made = Engines._made
@@ -132,7 +132,7 @@ def test_an_engine_that_cannot_be_built_at_all_is_not_tried_again(device: Device
 
 def test_no_engine_is_built_on_a_lost_device(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Disabling other features is not tried, because they are not the cause."""
-    monkeypatch.setattr(pdl, "can_start_early", lambda device: True)
+    monkeypatch.setattr(pdl, "supports_pdl", lambda device: True)
     monkeypatch.setattr(device, "works", lambda: False)
     tried: list[Build] = []
 
@@ -154,7 +154,7 @@ def test_a_feature_that_loses_the_device_is_not_used_again(
 ):
     """In later processes a failed kernel measurement is not tried with other sizes, and no engine uses early launch
     while it may be the cause."""
-    monkeypatch.setattr(pdl, "can_start_early", lambda device: True)
+    monkeypatch.setattr(pdl, "supports_pdl", lambda device: True)
     works, measured = [True], []
 
     def elementwise(*_: Any) -> None:

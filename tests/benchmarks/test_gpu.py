@@ -95,7 +95,7 @@ def test_attention_is_measured_as_in_a_recorded_step(device: Device, monkeypatch
 
 def test_rows_of_an_engine_report_early_launch(device: Device, monkeypatch: pytest.MonkeyPatch):
     """Profiles are measured without early launch, because kernel times would overlap, and steps with and without."""
-    monkeypatch.setattr(pdl, "can_start_early", lambda device: True)
+    monkeypatch.setattr(pdl, "supports_pdl", lambda device: True)
     sections = endless()
     marks = gpu.Marks(device, sections)
     marks.engine(BUILD, marks.of_engines.decode_step, 3, 20, 4)
@@ -105,7 +105,7 @@ def test_rows_of_an_engine_report_early_launch(device: Device, monkeypatch: pyte
     assert [(row["what"], row["early_launch"]) for row in sections.rows if row["what"] != "kernel"] == [
         ("engine", True), ("decode step", True), ("engine", False), ("profile", False),
     ]  # fmt: skip
-    assert pdl.can_start_early(device.device)  # the state is restored for later users
+    assert pdl.supports_pdl(device.device)  # the state is restored for later users
 
 
 def test_rows_that_end_during_a_measurement_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch):
@@ -137,7 +137,7 @@ def test_a_recorded_step_is_replayed_with_padding_only(device: Device, monkeypat
         marks.recorded_step(engine, TINY, 4, 20, prompt, replays=3)
     marks.decode_step(engine, TINY, 3, 20, 2)
     assert rows == ["decode step", "recorded step", "recorded step", "decode step"]
-    assert not engine.has_work and engine.scheduler.memory.pool.held == 0
+    assert not engine.has_work and engine.scheduler.kv_manager.pool.held == 0
 
 
 def test_the_bound_of_a_decode_step_uses_the_context_at_that_time(device: Device):

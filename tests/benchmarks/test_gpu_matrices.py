@@ -43,7 +43,7 @@ def test_a_tile_that_fails_loses_only_its_row_and_the_fastest_one_is_chosen(
 def test_an_incorrect_tile_is_not_chosen(device: Device, monkeypatch: pytest.MonkeyPatch, wrong_by: float):
     """Speed does not matter for an incorrect tile."""
     right, wrong = Tile(16, 64, 1, 3), Tile(32, 64, 1, 3)
-    multiply = DenseLinear.multiply_few
+    multiply = DenseLinear.multiply_skinny
 
     def multiplied(layer: DenseLinear, *given: Any) -> torch.Tensor:
         y = multiply(layer, *given)
@@ -52,7 +52,7 @@ def test_an_incorrect_tile_is_not_chosen(device: Device, monkeypatch: pytest.Mon
         return y
 
     monkeypatch.setattr(gpu_matrices, "candidates", lambda gated, columns: iter((wrong, right)))
-    monkeypatch.setattr(DenseLinear, "multiply_few", multiplied)
+    monkeypatch.setattr(DenseLinear, "multiply_skinny", multiplied)
     monkeypatch.setattr(
         device, "times", lambda *calls, share: [0.1 if skinny_gemm.TILES[40, 64, False, 8] == wrong else 0.3]
     )

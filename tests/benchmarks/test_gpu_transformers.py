@@ -19,7 +19,7 @@ def test_fewer_tokens_than_requested_are_an_error(monkeypatch: pytest.MonkeyPatc
     manager = TransformersManager([2])
     monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: manager.model)
     with pytest.raises(RuntimeError, match="2 tokens of 6"):
-        list(gpu_transformers._tell(TINY, CPU, [[1], [2]], output=3, runs=1))
+        list(gpu_transformers._run_task(TINY, CPU, [[1], [2]], output=3, runs=1))
 
 
 def test_transformers_is_timed_while_it_generates(monkeypatch: pytest.MonkeyPatch):
@@ -28,7 +28,7 @@ def test_transformers_is_timed_while_it_generates(monkeypatch: pytest.MonkeyPatc
     manager = TransformersManager(3 * [3, 3])
     monkeypatch.setattr(gpu_transformers, "_model", lambda shape, device: manager.model)
     reported = []
-    for line in gpu_transformers._tell(TINY, CPU, [[1], [2]], output=3, runs=2):
+    for line in gpu_transformers._run_task(TINY, CPU, [[1], [2]], output=3, runs=2):
         assert manager.running
         reported.append(line)
     assert not manager.running and not manager.options["continuous_batching_config"].allow_block_sharing

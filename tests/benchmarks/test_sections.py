@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from benchmarks.sections import MOST_PROCESSES, Sections, in_processes
+from benchmarks.sections import MAX_PROCESSES, Sections, in_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,15 +27,15 @@ def keep(sections):
 
 def fault():
     global working
-    sections.use("kernel")
+    sections.use_feature("kernel")
     working = False
 
 def more():
-    sections.use("other kernel")
-    sections.use("kernel")
+    sections.use_feature("other kernel")
+    sections.use_feature("kernel")
 
 def killed():
-    sections.use("killer")
+    sections.use_feature("killer")
     sections.add("lost")
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -146,4 +146,4 @@ def test_processes_without_progress_are_abandoned(tmp_path: Path):
     output = tmp_path / "output"
     assert in_processes(["sh", "-c", f'echo "$2" >> {output}; kill -9 $$', "sh"], 60.0) == -9
     left = [float(line) for line in output.read_text().splitlines()]
-    assert len(left) == MOST_PROCESSES and 60.0 >= left[0] > left[-1] > 0.0
+    assert len(left) == MAX_PROCESSES and 60.0 >= left[0] > left[-1] > 0.0

@@ -92,7 +92,7 @@ async def client(url: str, rng: random.Random) -> None:
 
 
 async def run_clients(url: str, count: int, seed: int) -> None:
-    """Run `count` clients, `AT_ONCE` at a time."""
+    """Run `count` clients, `DIRECT_WRITE` at a time."""
     room = asyncio.Semaphore(CONCURRENT_CLIENTS)
 
     async def run_one(number: int) -> None:

@@ -11,7 +11,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from app.http.connection import MAX_HEAD
+from app.http.connection import MAX_HEAD_BYTES
 from tests.conftest import Server
 from tests.e2e.raw import open_socket, read_all
 
@@ -182,7 +182,7 @@ def test_a_connection_takes_one_request_after_another(server: Server):
                 answer += chunk
 
 
-@pytest.mark.parametrize("size", [MAX_HEAD - 1000, MAX_HEAD + 1, 2 * MAX_HEAD])
+@pytest.mark.parametrize("size", [MAX_HEAD_BYTES - 1000, MAX_HEAD_BYTES + 1, 2 * MAX_HEAD_BYTES])
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nX: ", b"GET /health?"])
 def test_a_head_that_arrives_at_once_is_measured_too(server: Server, start: bytes, size: int):
     """The path or one header is long, and the head is complete."""
@@ -190,7 +190,7 @@ def test_a_head_that_arrives_at_once_is_measured_too(server: Server, start: byte
     with closing(open_socket(server)) as connection:
         connection.sendall(start + b"a" * size + ending)
         answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 200 " if size < MAX_HEAD else b"HTTP/1.1 431 ")
+    assert answer.startswith(b"HTTP/1.1 200 " if size < MAX_HEAD_BYTES else b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("head", [b"X-Long: " + b"a" * (1 << 22), b"X-Short: a\r\n" * (1 << 18)])
@@ -202,7 +202,7 @@ def test_endless_headers_are_refused_at_the_size_limit(server: Server, head: byt
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 431 ")
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-    assert error["code"] == "headers_too_large" and str(MAX_HEAD) in error["message"]
+    assert error["code"] == "headers_too_large" and str(MAX_HEAD_BYTES) in error["message"]
     assert server.log[log_length:] == []
 
 

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from torch import Tensor
 
-from engine.execution.graphs import PROMPT_ROWS, Shape
+from engine.execution.graphs import MAX_PROMPT_ROWS, Shape
 from engine.execution.runner import ModelRunner
-from engine.execution.sampler import Drawn
+from engine.execution.sampler import SampledTokens
 from engine.scheduling.batch import Batch
 
 
@@ -31,8 +31,8 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     compute = ModelRunner._compute
 
-    def only_prompts(runner: ModelRunner, batch: Batch, drawn: list[Drawn], broken: list[Tensor]) -> None:
-        assert not batch.decodes and batch.num_tokens > PROMPT_ROWS
+    def only_prompts(runner: ModelRunner, batch: Batch, drawn: list[SampledTokens], broken: list[Tensor]) -> None:
+        assert not batch.decodes and batch.num_tokens > MAX_PROMPT_ROWS
         compute(runner, batch, drawn, broken)
 
     monkeypatch.setattr("engine.build._capture", lambda config, device: capture)

@@ -60,7 +60,7 @@ def run(
             if isinstance(event, TokenEvent):
                 texts.setdefault((event.request_id, event.choice), []).append(value_of(event))
         check_integrity(engine.scheduler)
-    assert engine.scheduler.memory.pool.held == 0
+    assert engine.scheduler.kv_manager.pool.held == 0
     return texts
 
 
@@ -68,6 +68,6 @@ def alone(engine: Engine, submitted: Iterable[Request], value_of: Callable[[Toke
     """Run the requests one at a time, without cached pages of the previous ones."""
     texts: Texts = {}
     for request in submitted:
-        engine.scheduler.memory.pool.forget_cached()
+        engine.scheduler.kv_manager.pool.forget_cached()
         texts |= run(engine, [request], value_of=value_of)
     return texts

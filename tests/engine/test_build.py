@@ -202,10 +202,10 @@ class SlowFullSampler:
 
     def launch(self, batch: Batch) -> Callable[[], None]:
         self.slots.apply(batch)
-        slots = batch.sampled
-        if len(self.slots.demanding(slots)):
+        slots = batch.sampled_slots
+        if len(self.slots.needs_full_sampler(slots)):
             self.edited.add(bool(self.slots.min_tokens[slots].any()))
-        is_plain = not len(self.slots.demanding(slots)) and not (self.slots.top_p[slots] < 1).any()
+        is_plain = not len(self.slots.needs_full_sampler(slots)) and not (self.slots.top_p[slots] < 1).any()
         self.now += batch.num_tokens + (0 if is_plain else 10_000)
         return lambda: None
 

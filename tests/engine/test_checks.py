@@ -48,8 +48,9 @@ def test_a_sampling_parameter_out_of_range_is_named(name: str, value: Any):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"n": 0}, {"prompt": ()}, {"prompt": (1, 50)}, {"prompt": (-1,)}, {"said": {1: ()}}, {"said": {-1: ()}},
-        {"said": {0: (1,) * 8}}, {"said": {0: (50,)}}, {"said": {0: (3, -1)}},
+        {"n": 0}, {"prompt": ()}, {"prompt": (1, 50)}, {"prompt": (-1,)}, {"output_so_far": {1: ()}},
+        {"output_so_far": {-1: ()}},
+        {"output_so_far": {0: (1,) * 8}}, {"output_so_far": {0: (50,)}}, {"output_so_far": {0: (3, -1)}},
     ],
 )  # fmt: skip
 def test_a_bad_request_field_is_named(changes: dict[str, Any]):

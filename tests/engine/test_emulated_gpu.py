@@ -34,7 +34,7 @@ SELECTED = {
             f"{KERNELS}attention.py::test_one_plan_serves_every_layer",
             f"{KERNELS}decode_step.py::test_a_row_is_its_slot[triton-301]",
             f"{KERNELS}sample.py::test_all_back_ends_sample_the_same_tokens[triton]",
-            f"{KERNELS}few_rows.py::test_products_of_few_rows_agree_with_float64[24-40-8-dtype1]",
+            f"{KERNELS}skinny_gemm.py::test_products_of_few_rows_agree_with_float64[24-40-8-dtype1]",
         ],
     ),
 }

@@ -41,4 +41,4 @@ def test_one_long_step_counts_many_times(demo: Path, kernels: str):
         engine.step()
         assert heartbeat.count - before >= json.loads((demo / "config.json").read_text())["num_hidden_layers"]
     finally:
-        load(torch.device("cpu"), torch.float32).count_tasks(None)
+        load(torch.device("cpu"), torch.float32).count_progress(None)

@@ -8,10 +8,10 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.scheduling.device import AtOnce
+from benchmarks.scheduling.device import EagerEngine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.launch_lead import FIRST, LEAST, Lead
+from engine.launch_lead import INITIAL_LEAD_SECONDS, MIN_LEAD_SECONDS, LaunchLead
 from engine.scheduling.costs import Costs
 from engine.simulation import StepCost, simulate
 from engine.types import Event, Request, SamplingParams, ServiceClass, TokenEvent
@@ -54,7 +54,7 @@ def serve(cost: StepCost, num_interactive: int, **more) -> tuple[list[float], fl
 def test_a_request_that_arrives_during_a_step_joins_the_next_one():
     """Its first token comes sooner than with immediate launches, on average by at least half a step of bulk work."""
     late, _, _ = serve(AHEAD, num_interactive=40)
-    soon, _, _ = serve(AHEAD, num_interactive=40, make=AtOnce)
+    soon, _, _ = serve(AHEAD, num_interactive=40, engine_factory=EagerEngine)
     assert len(late) == len(soon) == 40
     assert mean(soon) - mean(late) > 0.5 * (AHEAD.step + AHEAD.decode * SLOTS)
 
@@ -64,7 +64,9 @@ def test_a_late_launch_hardly_idles_the_device(host_prompts: float):
     """The whole work takes at most 1 % longer, even if prompts take long to launch: launches must end before the
     current step does, or its tokens would be late."""
     cost = replace(AHEAD, host_prompts=host_prompts)
-    (_, late, _), (_, soon, _) = (serve(cost, num_interactive=60, make=make) for make in (Engine, AtOnce))
+    (_, late, _), (_, soon, _) = (
+        serve(cost, num_interactive=60, engine_factory=make) for make in (Engine, EagerEngine)
+    )
     assert late < 1.01 * soon
 
 
@@ -77,38 +79,38 @@ def test_step_times_are_learnt_although_some_ends_are_not_observed(host: float, 
     costs = Costs(1e9, 1e4, error_factor * 0.0011, error_factor * 0.0001)
     _, _, engine = serve(cost, num_interactive=0, costs=costs)
     takes = max(host, 0.001 + 0.0001 * SLOTS)
-    assert engine.scheduler.policy.pace.step_seconds(SLOTS) == pytest.approx(takes, rel=0.05)
+    assert engine.scheduler.policy.step_time_model.step_seconds(SLOTS) == pytest.approx(takes, rel=0.05)
 
 
 def test_the_lead_settles_where_one_step_in_forty_is_late():
     """Required lead may vary by a factor of two and change permanently."""
-    lead, rng = Lead(), random.Random(2)
+    lead, rng = LaunchLead(), random.Random(2)
     for needed in (0.0004, 0.003):
         idle = []
         for _ in range(4000):
             is_idle = lead.seconds(is_recorded=True) < needed * rng.uniform(1.0, 2.0)
-            lead.observe(is_recorded=True, foreseen=1.0, ran_dry=is_idle)
+            lead.observe(is_recorded=True, estimated=1.0, device_was_idle=is_idle)
             idle.append(is_idle)
         assert 0.01 < mean(idle[1000:]) < 0.04
         assert needed < lead.seconds(is_recorded=True) < 4 * needed
-    assert lead.seconds(is_recorded=False) == FIRST, "other steps were not observed"
+    assert lead.seconds(is_recorded=False) == INITIAL_LEAD_SECONDS, "other steps were not observed"
 
 
 def test_the_lead_never_shrinks_below_its_minimum():
     """On a machine that is never late the lead stays at its minimum."""
-    lead = Lead()
+    lead = LaunchLead()
     for _ in range(2000):
-        lead.observe(is_recorded=False, foreseen=1.0, ran_dry=False)
-    assert lead.seconds(is_recorded=False) == LEAST
+        lead.observe(is_recorded=False, estimated=1.0, device_was_idle=False)
+    assert lead.seconds(is_recorded=False) == MIN_LEAD_SECONDS
 
 
 def test_the_lead_does_not_grow_where_that_does_not_help():
     """A step that is decided at once and is late anyway does not increase the lead, which would take long to shrink."""
-    lead = Lead()
+    lead = LaunchLead()
     for _ in range(2000):
-        lead.observe(is_recorded=False, foreseen=0.003, ran_dry=False)
+        lead.observe(is_recorded=False, estimated=0.003, device_was_idle=False)
     for _ in range(200):
-        lead.observe(is_recorded=False, foreseen=0.003, ran_dry=True)
+        lead.observe(is_recorded=False, estimated=0.003, device_was_idle=True)
     assert lead.seconds(is_recorded=False) == 0.003
 
 
@@ -119,4 +121,4 @@ def test_short_host_bound_steps_do_not_inflate_the_lead_of_later_long_steps():
     arrivals += [(2.2, make_request(f"b{number}", number, 400, ServiceClass.BATCH)) for number in range(SLOTS)]
     config = EngineConfig(model="none", max_num_seqs=SLOTS).validate()
     engine = simulate(config, cost, arrivals, lambda *_: None, num_pages=64 * SLOTS, host_pages=0)
-    assert engine._lead.seconds(is_recorded=True) < 0.0025
+    assert engine._launch_lead.seconds(is_recorded=True) < 0.0025

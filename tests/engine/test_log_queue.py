@@ -90,7 +90,7 @@ def test_json_format_writes_one_object_a_line_with_the_record_s_fields(pipe: tup
     reading, writing = pipe
     handler = LogHandler(LogWriter(writing), "json")
     handler.emit(record("two\nlines of %s", "text", fields={"request_id": "abc", "status": 200}))
-    handler.announce("Ready")
+    handler.write_plain("Ready")
     try:
         raise ValueError("broken")
     except ValueError as error:

@@ -13,8 +13,8 @@ from app.text.text_model import TextModel
 from engine.engine import Engine
 from engine.execution import swap
 from engine.execution.runner import ModelRunner
-from engine.scheduling.batch import Batch, Outcome
-from engine.types import Mechanism, Request, SamplingParams, TokenEvent
+from engine.scheduling.batch import Batch, StepOutcome
+from engine.types import PreemptionMode, Request, SamplingParams, TokenEvent
 from tests.engine.same import make_engine, run
 
 pytestmark = [
@@ -87,7 +87,7 @@ def test_a_swap_changes_no_text_on_a_device(
         steps += 1
         if steps % 3 == 0:
             for sequence in list(disturbed.scheduler.running):
-                disturbed.scheduler.pause(sequence, 0.0, mechanism=Mechanism.SWAP)
+                disturbed.scheduler.preempt(sequence, 0.0, mechanism=PreemptionMode.SWAP)
 
     for request in requests:
         assert run(disturbed, [request], preempt_all) == run(quiet, [request])
@@ -143,7 +143,9 @@ def test_batch_invariant_texts_do_not_depend_on_the_batch_or_preemption(demo: Pa
         nonlocal steps
         steps += 1
         if steps % 5 == 0 and disturbed.scheduler.running:
-            disturbed.scheduler.pause(next(iter(disturbed.scheduler.running)), 0.0, mechanism=Mechanism.RECOMPUTE)
+            disturbed.scheduler.preempt(
+                next(iter(disturbed.scheduler.running)), 0.0, mechanism=PreemptionMode.RECOMPUTE
+            )
 
     assert run(disturbed, some, preempt_one) == alone
 
@@ -159,10 +161,10 @@ def test_a_device_is_idle_if_no_work_is_queued_in_time(demo: Path, requests: lis
     torch.cuda._sleep(1_000_000_000)  # cycles: half a second, before all work queued from here on
     engine.step()
     engine.step()
-    assert not engine._runner.ran_dry
+    assert not engine._runner.device_was_idle
     torch.cuda.synchronize()
     engine.step()
-    assert engine._runner.ran_dry
+    assert engine._runner.device_was_idle
 
 
 def test_nothing_in_a_launch_waits_for_the_device(demo: Path, requests: list[Request], monkeypatch: pytest.MonkeyPatch):
@@ -184,7 +186,7 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, requests: list[Req
     run(engine, some)  # compile kernels and create tables
     launch, steps = ModelRunner.launch, 0
 
-    def watched(runner: ModelRunner, batch: Batch) -> Callable[[], Outcome]:
+    def watched(runner: ModelRunner, batch: Batch) -> Callable[[], StepOutcome]:
         torch.cuda.set_sync_debug_mode("error")
         try:
             return launch(runner, batch)
@@ -195,8 +197,8 @@ def test_nothing_in_a_launch_waits_for_the_device(demo: Path, requests: list[Req
         nonlocal steps
         steps += 1
         if steps % 5 == 0 and engine.scheduler.running:
-            mechanism = (Mechanism.RECOMPUTE, Mechanism.SWAP)[steps // 5 % 2]
-            engine.scheduler.pause(next(iter(engine.scheduler.running)), 0.0, mechanism=mechanism)
+            mechanism = (PreemptionMode.RECOMPUTE, PreemptionMode.SWAP)[steps // 5 % 2]
+            engine.scheduler.preempt(next(iter(engine.scheduler.running)), 0.0, mechanism=mechanism)
 
     monkeypatch.setattr(ModelRunner, "launch", watched)
     run(engine, some, preempt_one)

@@ -13,7 +13,7 @@ from app.text.text_model import TextModel
 from engine.execution.graphs import Shape
 from engine.execution.runner import ModelRunner
 from engine.scheduling.sequence import Sequence
-from engine.types import Mechanism, TokenEvent
+from engine.types import PreemptionMode, TokenEvent
 from tests.engine.same import Texts, alone, make_engine, requests, run
 from tests.kernels.conftest import cpu_kernels
 
@@ -107,10 +107,10 @@ def test_long_contexts_change_no_bit(demo: Path, text: TextModel, page_size: int
     def preempt_all() -> None:
         if next(steps) % 7 == 0:
             for sequence in list(engine.scheduler.running):
-                engine.scheduler.pause(sequence, 0.0, mechanism=Mechanism.RECOMPUTE)
+                engine.scheduler.preempt(sequence, 0.0, mechanism=PreemptionMode.RECOMPUTE)
 
     assert run(engine, some, preempt_all, value_of) == expected
-    assert engine.load().counters.paused_by(Mechanism.RECOMPUTE) > len(some)
+    assert engine.load().counters.paused_by(PreemptionMode.RECOMPUTE) > len(some)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_an_engine_that_takes_over_changes_no_text(demo: Path, stream_requests, 
         engine = make_engine(demo)
         for request in stream_requests:
             if request.id not in ended:
-                engine.submit(replace(request, said={0: tuple(output.get((request.id, 0), ()))}))
+                engine.submit(replace(request, output_so_far={0: tuple(output.get((request.id, 0), ()))}))
         for _ in range(7):
             for event in engine.step():
                 if isinstance(event, TokenEvent):
@@ -135,7 +135,7 @@ def test_an_engine_that_takes_over_changes_no_text(demo: Path, stream_requests, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanisms", [[Mechanism.SWAP], [Mechanism.RECOMPUTE], list(Mechanism)])
+@pytest.mark.parametrize("mechanisms", [[PreemptionMode.SWAP], [PreemptionMode.RECOMPUTE], list(PreemptionMode)])
 @pytest.mark.parametrize("caching", [True, False])
 def test_preemption_at_every_step_changes_no_text(demo: Path, stream_requests, solo: Texts, mechanisms, caching: bool):
     """Every running request is preempted before every step. A request that has computed nothing since its admission,
@@ -148,7 +148,7 @@ def test_preemption_at_every_step_changes_no_text(demo: Path, stream_requests, s
     def preempt_all() -> None:
         for sequence in list(scheduler.running):
             if computed.get(sequence) != sequence.num_computed or next(thirds):
-                scheduler.pause(sequence, 0.0, mechanism=next(choices))
+                scheduler.preempt(sequence, 0.0, mechanism=next(choices))
                 computed[sequence] = sequence.num_computed
 
     some = stream_requests[:16]
@@ -156,7 +156,7 @@ def test_preemption_at_every_step_changes_no_text(demo: Path, stream_requests, s
     assert texts == {key: solo[key] for key in texts}
     assert len(texts) == len(some)
     counters = engine.load().counters
-    assert sum(map(counters.paused_by, Mechanism)) > TOKENS
+    assert sum(map(counters.paused_by, PreemptionMode)) > TOKENS
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_steps_decided_before_the_last_one_is_known_change_no_text(
     def preempt_all() -> None:
         if disturbed and next(steps) % 3 == 0:
             for sequence in list(scheduler.running):
-                scheduler.pause(sequence, 0.0)
+                scheduler.preempt(sequence, 0.0)
 
     assert run(engine, stream_requests, preempt_all) == solo
 
@@ -199,9 +199,9 @@ def test_recorded_steps_generate_the_same_texts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [Mechanism.SWAP, Mechanism.RECOMPUTE])
+@pytest.mark.parametrize("mechanism", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
 def test_recorded_steps_generate_the_same_texts_after_preemption(
-    demo: Path, stream_requests, solo: Texts, mechanism: Mechanism, replays: list[Shape]
+    demo: Path, stream_requests, solo: Texts, mechanism: PreemptionMode, replays: list[Shape]
 ):
     """All requests are preempted before every third step; output is recomputed as a prompt or swapped in."""
     engine, steps = make_engine(demo, max_num_seqs=16, prefill_chunk=40), itertools.count()
@@ -209,13 +209,13 @@ def test_recorded_steps_generate_the_same_texts_after_preemption(
     def preempt_all() -> None:
         if next(steps) % 3 == 0:
             for sequence in list(engine.scheduler.running):
-                engine.scheduler.pause(sequence, 0.0, mechanism=mechanism)
+                engine.scheduler.preempt(sequence, 0.0, mechanism=mechanism)
 
     some = stream_requests[:24]
     texts = run(engine, some, preempt_all)
     assert texts == {key: solo[key] for key in texts} and len(texts) == len(some)
     assert engine.load().counters.paused_by(mechanism) > TOKENS
-    assert sum(shape.prompts for shape in replays) > (TOKENS if mechanism is Mechanism.RECOMPUTE else 1)
+    assert sum(shape.prompts for shape in replays) > (TOKENS if mechanism is PreemptionMode.RECOMPUTE else 1)
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_fused_steps_generate_the_same_texts(
     def preempt_all() -> None:
         if next(steps) % 5 == 0:
             for sequence in list(engine.scheduler.running):
-                engine.scheduler.pause(sequence, 0.0)
+                engine.scheduler.preempt(sequence, 0.0)
 
     simple = [one for one in stream_requests if not one.sampling.penalises]
     texts = run(engine, simple, preempt_all)
@@ -267,7 +267,7 @@ def test_a_pool_too_small_for_all_changes_no_text(demo: Path, stream_requests, s
     """Memory pressure preempts sequences; all finish with the same text."""
     engine = make_engine(demo, num_pages=24, swap_space=0.001)
     assert run(engine, stream_requests) == solo
-    assert sum(map(engine.load().counters.paused_by, Mechanism)) > 0
+    assert sum(map(engine.load().counters.paused_by, PreemptionMode)) > 0
 
 
 @pytest.mark.slow

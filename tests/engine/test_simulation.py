@@ -11,7 +11,7 @@ import pytest
 from app.admission.tenants import TIERS
 from app.cli.bench.workloads import Scale, workload
 from engine.config import EngineConfig
-from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK
+from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK_TOKENS
 from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import POLICIES
 from engine.simulation import StepCost, simulate
@@ -132,7 +132,7 @@ def test_two_backlogged_tenants_get_equal_service_within_the_published_bound(pol
         (0.0, Request(id=name, prompt=(7,) * prompt, sampling=SamplingParams(max_tokens=tokens), tenant=name[0]))
         for name, (prompt, tokens) in lengths.items()
     ]
-    bound = 2 * max(PROMPT_WEIGHT * longest, OUTPUT_WEIGHT * slots * 2 * longest) + SLACK
+    bound = 2 * max(PROMPT_WEIGHT * longest, OUTPUT_WEIGHT * slots * 2 * longest) + SLACK_TOKENS
     service, started, widest = {"a": 0.0, "b": 0.0}, {"a": set[str](), "b": set[str]()}, 0.0
 
     def collect(events: list[Event], now: float) -> None:
@@ -157,7 +157,7 @@ def test_bulk_work_waits_little_longer_than_its_bound_near_full_capacity():
     bound, slots, pages = 2.0, 128, 1024
     options = {"max_num_seqs": slots, "max_wait_batch": bound, "enable_prefix_caching": False}
     config = EngineConfig(model="none", **options).validate()
-    load = list(workload("mixed", 12_000, Scale(rate=150.0, prompt=64, output=24, longest=256)))
+    load = list(workload("mixed", 12_000, Scale(rate=150.0, prompt=64, output=24, max_tokens=256)))
     arrived_at = {str(number): one.at for number, one in enumerate(load) if TIERS[one.tier] is ServiceClass.BATCH}
     waited: dict[str, float] = {}
 

@@ -91,7 +91,7 @@ class QueuedKernels(ReferenceKernels):
         made = StepRows(
             token_ids=which.new_empty(rows),
             positions=which.new_empty(rows),
-            places=which.new_empty(rows),
+            slot_mapping=which.new_empty(rows),
             page_table=slots.page_table.new_empty((rows, width)),
             context_lens=slots.page_table.new_empty(rows),
         )

@@ -35,7 +35,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     if options.gpu_kernels == "reference":
         patching = active.enter_context(pytest.MonkeyPatch.context())
         patching.setattr("engine.build.load_kernels", kernels.load)
-        patching.setattr("engine.execution.graphs.PROMPT_ROWS", MAX_PROMPT_ROWS)
+        patching.setattr("engine.execution.graphs.MAX_PROMPT_ROWS", MAX_PROMPT_ROWS)
 
 
 def pytest_unconfigure() -> None:

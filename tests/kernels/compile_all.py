@@ -74,11 +74,14 @@ def _launch_options(warps: int, stages: int = STAGES) -> dict[str, Any]:
 def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) -> Case:
     tile = skinny_gemm.tile_for(outputs, inputs, gated, columns, 4 if dtype == FLOAT else 2)
     return (
-        skinny_gemm._few_rows_kernel,
+        skinny_gemm._skinny_gemm_kernel,
         {"x": MODEL, "weight": MODEL, "bias": MODEL, "norm": MODEL, "out": MODEL}
         | {"M": "i32", "N": "i32", "x_stride": "i32", "eps": "fp32"},
         {"K": inputs, "HAS_BIAS": True, "NORM": True, "GATED": gated, "ADD": not gated, "PRECISION": "ieee"}
-        | {"EARLY": True, "FETCHED": skinny_gemm.fetched_early(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2)}
+        | {
+            "EARLY": True,
+            "FETCHED": skinny_gemm.prefetch_bytes(tile.outputs, inputs, gated, 4 if dtype == FLOAT else 2),
+        }
         | {"FEW": columns, "BLOCK_N": tile.outputs, "BLOCK_K": tile.inputs // tile.warps, "PARTS": tile.warps},
         _launch_options(tile.warps, tile.stages),
     )
@@ -86,7 +89,7 @@ def _few_rows(dtype: str, columns: int, outputs: int, inputs: int, gated: bool) 
 
 def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool, capability: int = 90) -> Case:
     number_bytes, shared = 4 if dtype == FLOAT else 2, SHARED_BYTES[capability]
-    shape = decode_attention.shape_of_program(dim, 4, number_bytes, has_blocks, shared)
+    shape = decode_attention.decode_launch_options(dim, 4, number_bytes, has_blocks, shared)
     return (
         decode_attention._decode_kernel,
         {"q": MODEL, "page_table": INT, "tasks": INT, "num_tasks": INT, "arrived": INT, "partial": FLOAT}
@@ -106,7 +109,7 @@ def _decode(dtype: str, dim: int, page_size: int, has_blocks: bool, capability: 
 
 
 def _prefill(dtype: str, dim: int, page_size: int, capability: int = 90) -> Case:
-    program = prefill_attention.program_for(dim, 4 if dtype == FLOAT else 2, SHARED_BYTES[capability])
+    program = prefill_attention.launch_parameters(dim, 4 if dtype == FLOAT else 2, SHARED_BYTES[capability])
     return (
         prefill_attention._prefill_kernel,
         {"q": MODEL, "page_table": INT, "tiles": INT, "out": MODEL, "q_stride": "i32", "table_stride": "i32"}
@@ -114,7 +117,7 @@ def _prefill(dtype: str, dim: int, page_size: int, capability: int = 90) -> Case
         | CACHES
         | {"scale": "fp32", "window": "i32"},
         {"HEAD_DIM": dim, "PAGE_SIZE": page_size, "KV_HEADS": 8, "QUERY_HEADS": 32, "HEAD_BLOCK": dim}
-        | {"PRECISION": "ieee", "BLOCK_M": query_tiles.QUERIES, "BLOCK_N": program.block},
+        | {"PRECISION": "ieee", "BLOCK_M": query_tiles.MAX_TILE_QUERIES, "BLOCK_N": program.block},
         _launch_options(program.warps, program.stages),
     )
 
@@ -135,7 +138,7 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {"H": 576, "BLOCK": 1024, "EARLY": True},
             _launch_options(rms_norm.NUM_WARPS),
         ),
-        *(_few_rows(dtype, skinny_gemm.FEW, *matrix) for matrix in MATRICES),
+        *(_few_rows(dtype, skinny_gemm.MAX_ALWAYS_ROWS, *matrix) for matrix in MATRICES),
         *(_few_rows(dtype, skinny_gemm.MAX_ROWS, *matrix) for matrix in MATRICES if dtype != FLOAT),
         (
             silu_mul._silu_mul_kernel,
@@ -167,8 +170,8 @@ def cases(dtype: str, dim: int, page_size: int) -> list[Case]:
             {
                 "KV_HEADS": 8,
                 "LONG": decode_tasks.LONG,
-                "SPLIT": decode_tasks.SPLIT,
-                "BLOCK": decode_tasks.LISTED,
+                "SPLIT": decode_tasks.SPLIT_POSITIONS,
+                "BLOCK": decode_tasks.LIST_BLOCK,
             },
             _launch_options(1),
         ),

@@ -43,11 +43,11 @@ def half_precision() -> torch.dtype:
 def cpu_kernels(may_round: bool = False) -> Kernels:
     """Return the compiled CPU kernels. Without a compiler the test is skipped, or fails in strict mode."""
     from kernels.cpu.backend import CpuKernels
-    from kernels.cpu.library import CannotCompile
+    from kernels.cpu.library import CompileError
 
     try:
         return CpuKernels(may_round)
-    except CannotCompile as error:
+    except CompileError as error:
         if is_strict():
             raise
         pytest.skip(f"needs a C++ compiler: {error}")
@@ -56,13 +56,13 @@ def cpu_kernels(may_round: bool = False) -> Kernels:
 def attention_rounds() -> bool:
     """Return whether compiled kernels round the operands of attention where rounding is allowed. They do on processors
     that multiply pairs of bfloat16 faster than floats and have no matrix unit."""
-    from kernels.cpu.library import CannotCompile
+    from kernels.cpu.library import CompileError
     from kernels.cpu.linear import layouts
     from kernels.cpu.structs import Layout
 
     try:
         here = layouts(torch.bfloat16, may_round=True)
-    except CannotCompile:
+    except CompileError:
         return False
     return Layout.BFLOAT16_PAIRS in here and Layout.BFLOAT16_TILES not in here
 

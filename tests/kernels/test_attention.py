@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.interface import Kernels
-from kernels.plans import DecodeTasks
-from kernels.query_tiles import QUERIES, query_tiles
+from kernels.plans import SplitDecodePlan
+from kernels.query_tiles import MAX_TILE_QUERIES, query_tiles
 from kernels.triton import decode_attention, decode_tasks
-from kernels.triton.skinny_gemm import FEW
+from kernels.triton.skinny_gemm import MAX_ALWAYS_ROWS
 from tests.kernels.conftest import DEVICE, half_precision
 from tests.kernels.paged import make_paged, naive_attention, naive_rows
 
@@ -133,7 +133,7 @@ def test_tiles_of_a_table_equal_chunks(
         (before + first, before + first, last - first, context - (last - first))
         for (first, last), context in zip(pairwise(starts), contexts, strict=True)
     )
-    assert all(0 < queries <= QUERIES for _, _, queries, _ in tiles)
+    assert all(0 < queries <= MAX_TILE_QUERIES for _, _, queries, _ in tiles)
     named = torch.tensor([*tiles, (0, 0, 0, 0), (0, 0, 0, 0)], dtype=torch.int32, device=device)
     out = torch.full_like(q, 7.0)
     kernels.attend_tiles(q, paged.k_cache, paged.v_cache, table, named, out, 0.3, window)
@@ -199,12 +199,12 @@ def test_every_split_is_listed_once(
     """Tasks are listed in order, for rows with and without context, in one block of the list or several."""
     lengths = torch.tensor(contexts, dtype=torch.int32, device=device)
     table = torch.zeros((len(contexts), 80), dtype=torch.int32, device=device)
-    with patch.object(decode_tasks, "LISTED", listed):
+    with patch.object(decode_tasks, "LIST_BLOCK", listed):
         plan = triton_kernels.plan_decode(table, lengths, 4, torch.zeros(1, 2, 64, 16, device=device), window)
-    assert isinstance(plan, DecodeTasks)
+    assert isinstance(plan, SplitDecodePlan)
     expected = []
     for row, context in enumerate(contexts):
-        size = 256 if context > 4096 or len(contexts) > FEW else 64
+        size = 256 if context > 4096 or len(contexts) > MAX_ALWAYS_ROWS else 64
         first = max(context - window, 0) if window else 0
         expected += [[row, split, first, context, size] for split in range(first // size, -(-context // size))]
     count = int(plan.num_tasks)
@@ -222,9 +222,9 @@ def test_the_number_of_programs_changes_no_bit(
     args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, window)
     out = torch.zeros_like(q)
     monkeypatch.setattr(decode_attention, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 1000)
+    monkeypatch.setattr(decode_attention, "PROGRAMS_PER_MULTIPROCESSOR", 1000)
     expected = triton_kernels.decode_attention(*args, out=out).clone()
-    monkeypatch.setattr(decode_attention, "PROGRAMS", 2 * programs)
+    monkeypatch.setattr(decode_attention, "PROGRAMS_PER_MULTIPROCESSOR", 2 * programs)
     assert torch.equal(triton_kernels.decode_attention(*args, out=torch.zeros_like(q)), expected)
 
 
@@ -238,7 +238,7 @@ def test_one_plan_serves_every_layer(triton_kernels: Kernels, device: torch.devi
         args = (q, paged.k_cache, paged.v_cache, paged.page_table, paged.lengths, 0.3, 0)
         planned, alone = triton_kernels.decode_attention(*args, plan), triton_kernels.decode_attention(*args)
         assert torch.equal(planned, alone)
-        assert isinstance(plan, DecodeTasks) and not plan.arrived.any()
+        assert isinstance(plan, SplitDecodePlan) and not plan.arrived.any()
 
 
 @pytest.mark.device

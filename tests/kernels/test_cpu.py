@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.cpu import library, structs
 from kernels.cpu.backend import CpuKernels
-from kernels.cpu.library import CannotCompile
+from kernels.cpu.library import CompileError
 from kernels.cpu.linear import CpuLinear, layouts
 from kernels.cpu.structs import Layout
 from tests.kernels.conftest import attention_rounds, cpu_kernels
@@ -110,13 +110,15 @@ def test_a_normed_row_has_the_same_bits_in_every_batch(inputs: int, outputs: int
     bias, norm = torch.randn(outputs, generator=generator), torch.rand(inputs, generator=generator) + 0.5
     layer = kind.make(weight, bias)
     x = torch.randn(80, inputs, generator=generator) * torch.logspace(-6, 6, 80)[:, None]
-    all_rows = layer.normed(x, norm, 1e-5)
+    all_rows = layer.multiply_normed(x, norm, 1e-5)
     expected = naive_norm(x, norm, 1e-5) @ weight.double().T + bias
     tolerance = kind.tolerance(rounded=0.04)
     torch.testing.assert_close(all_rows.double(), expected, atol=tolerance, rtol=tolerance)
     for rows in (1, 2, 3, 8, 15, 16, 17, 31, 33, 65):
         for first in (0, 3, 80 - rows):
-            assert torch.equal(layer.normed(x[first : first + rows], norm, 1e-5), all_rows[first : first + rows])
+            assert torch.equal(
+                layer.multiply_normed(x[first : first + rows], norm, 1e-5), all_rows[first : first + rows]
+            )
 
 
 def test_more_rows_than_fit_beside_a_panel_equal_few_rows(kind: Kind):
@@ -366,37 +368,37 @@ def test_the_number_of_threads_may_change_while_others_compute():
 
 def test_a_compiled_library_is_not_compiled_again(compiling: pytest.MonkeyPatch):
     """The second load uses the file of the first."""
-    first = library._built(library._cache())
+    first = library._build(library._cache())
     made = first.stat()
-    assert library._built(library._cache()) == first
+    assert library._build(library._cache()) == first
     assert first.stat().st_ino == made.st_ino
 
 
 @pytest.mark.parametrize("left", [0, 500])
 def test_a_damaged_file_is_compiled_again(compiling: pytest.MonkeyPatch, left: int):
     """Otherwise it would crash every process that loads it."""
-    made = library._built(library._cache())
+    made = library._build(library._cache())
     whole = made.read_bytes()
     made.write_bytes(whole[:left])
-    assert library._built(library._cache()) == made
+    assert library._build(library._cache()) == made
     assert made.read_bytes() == whole
 
 
 def test_a_library_in_a_read_only_cache_is_used(compiling: pytest.MonkeyPatch):
     """For example in an image with a home folder filled at build time."""
-    made = library._built(library._cache())
+    made = library._build(library._cache())
     compiling.setattr(library.tempfile, "TemporaryDirectory", None)
-    assert library._built(library._cache()) == made
+    assert library._build(library._cache()) == made
 
 
 @pytest.mark.parametrize("left", [b"\xff\xfe", b""])
 def test_an_invalid_checksum_causes_compilation(compiling: pytest.MonkeyPatch, left: bytes):
     """An invalid or empty checksum file causes compilation."""
-    made = library._built(library._cache())
-    seal = made.with_suffix(library.SEAL)
+    made = library._build(library._cache())
+    seal = made.with_suffix(library.CHECKSUM_SUFFIX)
     whole = seal.read_bytes()
     seal.write_bytes(left)
-    assert library._built(library._cache()) == made
+    assert library._build(library._cache()) == made
     assert seal.read_bytes() == whole
 
 
@@ -406,7 +408,9 @@ def test_a_library_without_a_cache_folder_leaves_no_files(tmp_path: Path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "none.cpp").touch()
     code = "from kernels.cpu import library; from pathlib import Path; import sys, logging; logging.basicConfig();"
-    code += "library.SOURCE = Path(sys.argv[1]); library.SIGNATURES = library.NUMBERS = {}; print(library.load())"
+    code += (
+        "library.SOURCE = Path(sys.argv[1]); library.SIGNATURES = library.INT_SIGNATURES = {}; print(library.load())"
+    )
     nowhere = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", code, str(tmp_path / "source")]
     ran = subprocess.run(command, env=nowhere, capture_output=True, text=True, check=False)
@@ -418,18 +422,18 @@ def test_a_library_without_a_cache_folder_leaves_no_files(tmp_path: Path):
 def test_a_library_that_cannot_be_loaded_is_reported(compiling: pytest.MonkeyPatch):
     """For example files in a folder without execute permission; torch is used then."""
     library.load.cache_clear()
-    compiling.setattr(library, "_built", lambda folder: library.SOURCE / "part0.cpp")
-    with pytest.raises(CannotCompile, match="cannot be loaded"):
+    compiling.setattr(library, "_build", lambda folder: library.SOURCE / "part0.cpp")
+    with pytest.raises(CompileError, match="cannot be loaded"):
         library.load()
 
 
 def test_another_flag_or_source_is_another_file(compiling: pytest.MonkeyPatch):
     """A library of other flags or sources is never loaded, and a new one contains all parts."""
-    first = library._built(library._cache())
+    first = library._build(library._cache())
     compiling.setattr(library, "FLAGS", (*library.FLAGS, "-DOTHER"))
-    second = library._built(library._cache())
+    second = library._build(library._cache())
     (library.SOURCE / "part1.cpp").write_text('extern "C" int part1() { return 7; }\n')
-    third = library._built(library._cache())
+    third = library._build(library._cache())
     assert len({first, second, third}) == 3
     made = ctypes.CDLL(str(third))
     assert (made.part0(), made.part1(), made.part2()) == (0, 7, 2)
@@ -439,15 +443,15 @@ def test_without_a_compiler_the_reason_is_reported(compiling: pytest.MonkeyPatch
     """The error names the compilers that were looked for."""
     compiling.delenv("CXX", raising=False)
     compiling.setattr(library, "COMPILERS", ("no-such-compiler",))
-    with pytest.raises(CannotCompile, match="no-such-compiler"):
-        library._built(library._cache())
+    with pytest.raises(CompileError, match="no-such-compiler"):
+        library._build(library._cache())
 
 
 def test_a_compiler_that_fails_is_quoted(compiling: pytest.MonkeyPatch):
     """The error contains the compiler's first complaint."""
     compiling.setattr(library, "FLAGS", (*library.FLAGS, "-no-such-flag"))
-    with pytest.raises(CannotCompile, match="no-such-flag"):
-        library._built(library._cache())
+    with pytest.raises(CompileError, match="no-such-flag"):
+        library._build(library._cache())
 
 
 def test_without_a_compiler_torch_is_used_with_a_warning(tmp_path: Path):

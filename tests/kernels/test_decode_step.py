@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.interface import Kernels
-from kernels.reference.sample import BROKEN
+from kernels.reference.sample import NAN_TOKEN
 from kernels.slots import PromptRows, SlotTensors
 
 SLOTS, PAGES, PAGE_SIZE, V = 9, 700, 4, 2100
@@ -43,7 +43,7 @@ def test_a_row_is_its_slot(kernels: Kernels, device: torch.device, width: int):
     assert torch.equal(rows.positions, lengths - 1)
     assert torch.equal(rows.context_lens, lengths.to(torch.int32))
     assert torch.equal(rows.page_table, slots.page_table[order, :width])
-    for slot, position, cache_position in zip(order, rows.positions.tolist(), rows.places.tolist(), strict=True):
+    for slot, position, cache_position in zip(order, rows.positions.tolist(), rows.slot_mapping.tolist(), strict=True):
         page = int(slots.page_table[slot, position // PAGE_SIZE])
         assert cache_position == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 
@@ -59,7 +59,7 @@ def test_a_row_of_a_prompt_has_its_given_token(kernels: Kernels, device: torch.d
     assert rows.positions.tolist() == [1199, 0, 3, 1001, 1198, 0]
     assert rows.context_lens.tolist() == [1200, 0, 4, 0, 0, 1]
     assert torch.equal(rows.page_table, slots.page_table[which, :301])
-    for slot, position, cache_position in zip(which, rows.positions.tolist(), rows.places.tolist(), strict=True):
+    for slot, position, cache_position in zip(which, rows.positions.tolist(), rows.slot_mapping.tolist(), strict=True):
         page = int(slots.page_table[slot, position // PAGE_SIZE])
         assert cache_position == (-1 if slot == SLOTS else page * PAGE_SIZE + position % PAGE_SIZE)
 
@@ -98,7 +98,7 @@ def test_a_slot_is_sampled_with_its_parameters_and_advances(
     )
     expected = kernels.sample(logits, *(parameter[which] for parameter in parameters))
     is_sequence = which != SLOTS
-    assert torch.equal(ids, expected) and int(ids[0]) == BROKEN
+    assert torch.equal(ids, expected) and int(ids[0]) == NAN_TOKEN
     readable = expected.clamp(min=0)
     assert torch.equal(slots.last_tokens, before.last_tokens.index_copy(0, which[is_sequence], readable[is_sequence]))
     assert torch.equal(

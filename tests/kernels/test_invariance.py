@@ -53,7 +53,7 @@ def make(back_end: tuple[Kernels, torch.dtype]) -> Callable[..., Paged]:
     kernels, dtype = back_end
 
     def make(contexts: tuple[int, ...], kv_heads: int, head_dim: int, page_size: int, **more: int) -> Paged:
-        if dtype != torch.float32 and not kernels.keeps(dtype, kv_heads, kv_heads, head_dim):
+        if dtype != torch.float32 and not kernels.supports_kv_dtype(dtype, kv_heads, kv_heads, head_dim):
             pytest.skip(f"heads of {head_dim} are not kept in {dtype}")
         return make_paged(contexts, kv_heads, head_dim, page_size, dtype, **more)
 

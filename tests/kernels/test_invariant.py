@@ -70,10 +70,10 @@ def test_a_row_has_the_same_bits_in_every_batch(
     weight, bias = make_layer(inputs, outputs, dtype, device)
     layer = InvariantLinear(weight, bias)
     x = torch.randn(max(ROWS), inputs, device=device).to(dtype)
-    monkeypatch.setattr(invariant, "FILLED", 0)
+    monkeypatch.setattr(invariant, "MIN_BUSY_PROGRAMS", 0)
     together = layer(x)
     for filled in (0, 1 << 30):
-        monkeypatch.setattr(invariant, "FILLED", filled)
+        monkeypatch.setattr(invariant, "MIN_BUSY_PROGRAMS", filled)
         for rows in ROWS:
             assert torch.equal(layer(x[:rows]), together[:rows]), (filled, rows)
         assert torch.equal(layer(x[50:51]), together[50:51])

@@ -38,7 +38,7 @@ SELECTED = {
         ],
     },
     "the rest": {
-        "kernels/test_few_rows.py": [
+        "kernels/test_skinny_gemm.py": [
             "fused_operations_equal_separate_ones[triton-256-64-3-True]",
             "products_of_few_rows_agree_with_float64[24-40-8-dtype1]",
             "products_of_few_rows_agree_with_float64[576-130-5-dtype1]",

@@ -47,7 +47,7 @@ def test_mixing_is_lowbias32():
 def test_the_bulk_hash_is_the_same_hash():
     """The hash computed in int32 for all columns at once has the leading 24 bits of the hash."""
     seed, position, choice = (torch.tensor(values) for values in zip(*ROWS, strict=True))
-    bulk = noise.least_uniform(3000, *noise.row_keys(seed, position, choice))
+    bulk = noise.truncated_uniform(3000, *noise.row_keys(seed, position, choice))
     assert torch.equal(bulk, (hashes(ROWS, 3000) >> 8).to(torch.float32) * 2.0**-24)
 
 
@@ -74,7 +74,7 @@ def test_noise_is_the_gumbel_quantile_of_the_hash():
     words = [0, 1, 2, 3, 1000, 2**16, 2**31, 2**32 - 2**20]
     expected = [-math.log(-math.log1p(-(word + 0.5) / 2**32)) for word in words]
     torch.testing.assert_close(noise.gumbel(torch.tensor(words)), torch.tensor(expected), atol=1e-6, rtol=1e-5)
-    assert noise.gumbel(torch.tensor([0]))[0] < noise.LARGEST_NOISE
+    assert noise.gumbel(torch.tensor([0]))[0] < noise.MAX_NOISE
     assert noise.gumbel(torch.tensor([2**32 - 1]))[0].isfinite()
 
 

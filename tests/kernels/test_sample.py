@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.interface import Kernels
 from kernels.reference.noise import column_hash, gumbel, row_keys
-from kernels.reference.sample import BROKEN, filter_threshold
+from kernels.reference.sample import NAN_TOKEN, filter_threshold
 from kernels.triton import filters
 from tests.kernels.conftest import cpu_kernels
 from tests.kernels.threshold_kernel import searched, threshold
@@ -229,7 +229,7 @@ def test_a_row_is_sampled_the_same_by_any_number_of_programs(
     on_device = {name: value.to(device) for name, value in given.items()}
     for programs, each in ((1, 1), (3 * rows, 3), (100 * rows, 10)):
         monkeypatch.setattr(filters, "PROGRAMS", programs)
-        assert filters.programs_each(rows, V) == each
+        assert filters.programs_per_row(rows, V) == each
         assert kernels.sample(logits.to(device), **on_device).tolist() == expected
 
 
@@ -237,7 +237,7 @@ def test_a_column_that_cannot_be_among_the_largest_is_not_counted(device: torch.
     """For a flat and a steep row the search of top_k counts hardly more columns than it keeps."""
     torch.manual_seed(0)
     logits = torch.randn(2, 3 * 8192 + 77) * torch.tensor([[0.5], [8.0]])
-    _, tallies, _ = searched(logits.to(device), parameters(2, device, top_k=10)).searched
+    _, tallies, _ = searched(logits.to(device), parameters(2, device, top_k=10)).buffers
     for step in range(filters.STEPS.value):
         counted = tallies[:, 0, step].sum(dim=1)
         assert (counted >= 1).all()
@@ -249,7 +249,7 @@ def test_columns_of_negligible_weight_are_counted_together(device: torch.device)
     torch.manual_seed(0)
     logits = torch.randn(1, 3 * 8192 + 77) * 8
     logits[0, 5] = logits.max() + 5
-    _, tallies, _ = searched(logits.to(device), parameters(1, device, top_p=0.9)).searched
+    _, tallies, _ = searched(logits.to(device), parameters(1, device, top_p=0.9)).buffers
     first = tallies[0, 1, 0]
     assert 0 < first[-1] < first.sum() / 100
     assert (first > 0).sum() < 10
@@ -378,7 +378,7 @@ def test_a_row_with_nan_is_broken_and_no_other_is(
     given = parameters(3, device, temperature=temperature, position=torch.arange(3), **filters)
     expected = kernels.sample(logits, **given)
     logits[1, columns] = math.copysign(math.nan, sign)
-    assert kernels.sample(logits, **given).tolist() == [int(expected[0]), BROKEN, int(expected[2])]
+    assert kernels.sample(logits, **given).tolist() == [int(expected[0]), NAN_TOKEN, int(expected[2])]
 
 
 @ignore_nan_warnings

@@ -80,19 +80,19 @@ def test_products_of_few_rows_agree_with_float64(
     x, norm, weight, bias = make_layer(inputs, outputs, rows, dtype, device)
     layer = DenseLinear(weight, bias)
     expected = product(normed(x, norm), weight, bias)
-    close(layer.multiply_few(x), product(x, weight, bias), dtype)
-    close(layer.multiply_few(x, norm, EPS), expected, dtype)
-    close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), dtype)
+    close(layer.multiply_skinny(x), product(x, weight, bias), dtype)
+    close(layer.multiply_skinny(x, norm, EPS), expected, dtype)
+    close(layer.multiply_skinny(x, norm, EPS, gated=True), gate(expected), dtype)
 
 
 def test_a_row_has_the_same_bits_among_few(device: torch.device):
     """Bits do not depend on the number of rows up to the kernel's maximum, or on the position among them."""
-    x, norm, weight, bias = make_layer(576, 130, skinny_gemm.FEW, HALF, device)
+    x, norm, weight, bias = make_layer(576, 130, skinny_gemm.MAX_ALWAYS_ROWS, HALF, device)
     layer = DenseLinear(weight, bias)
-    together = layer.multiply_few(x, norm, EPS, gated=True)
-    for rows in range(1, skinny_gemm.FEW):
-        assert torch.equal(layer.multiply_few(x[:rows], norm, EPS, gated=True), together[:rows])
-        assert torch.equal(layer.multiply_few(x[rows:], norm, EPS, gated=True), together[rows:])
+    together = layer.multiply_skinny(x, norm, EPS, gated=True)
+    for rows in range(1, skinny_gemm.MAX_ALWAYS_ROWS):
+        assert torch.equal(layer.multiply_skinny(x[:rows], norm, EPS, gated=True), together[:rows])
+        assert torch.equal(layer.multiply_skinny(x[rows:], norm, EPS, gated=True), together[rows:])
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 64, 2, 2), Tile(32, 128, 4, 3), Tile(64, 256, 8, 3)])
@@ -102,8 +102,8 @@ def test_every_tile_gives_the_same_numbers(device: torch.device, tile: Tile, mon
     expected = product(normed(x, norm), weight, bias)
     monkeypatch.setattr(skinny_gemm, "TILES", {(130, 576, False, 8): tile, (65, 576, True, 8): tile})
     layer = DenseLinear(weight, bias)
-    close(layer.multiply_few(x, norm, EPS), expected, torch.float32)
-    close(layer.multiply_few(x, norm, EPS, gated=True), gate(expected), torch.float32)
+    close(layer.multiply_skinny(x, norm, EPS), expected, torch.float32)
+    close(layer.multiply_skinny(x, norm, EPS, gated=True), gate(expected), torch.float32)
 
 
 def test_the_table_chooses_the_kernel_for_up_to_sixteen_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch):
@@ -113,8 +113,8 @@ def test_the_table_chooses_the_kernel_for_up_to_sixteen_rows(device: torch.devic
     )
     x, more = torch.ones(skinny_gemm.MAX_ROWS, 16), torch.ones(skinny_gemm.MAX_ROWS + 1, 16)
     plain, gated = (DenseLinear(torch.ones(rows, 16, device=device), None) for rows in (32, 16))
-    assert (plain.takes_few(x), plain.takes_few(x, gated=True), plain.takes_few(more)) == (True, False, False)
-    assert (gated.takes_few(x), gated.takes_few(x, gated=True), gated.takes_few(more, gated=True)) == (
+    assert (plain.supports(x), plain.supports(x, gated=True), plain.supports(more)) == (True, False, False)
+    assert (gated.supports(x), gated.supports(x, gated=True), gated.supports(more, gated=True)) == (
         False,
         True,
         False,
@@ -124,9 +124,11 @@ def test_the_table_chooses_the_kernel_for_up_to_sixteen_rows(device: torch.devic
 def test_the_kernel_takes_few_rows_and_not_float16(device: torch.device):
     """In float16 a row before its division by the root mean square may overflow."""
     layer = DenseLinear(torch.ones(32, 16, device=device), None)
-    assert layer.takes_few(torch.ones(skinny_gemm.FEW, 16)) and layer.takes_few(torch.ones(1, 16, dtype=torch.bfloat16))
-    assert not layer.takes_few(torch.ones(skinny_gemm.FEW + 1, 16))
-    assert not layer.takes_few(torch.ones(1, 16, dtype=torch.float16))
+    assert layer.supports(torch.ones(skinny_gemm.MAX_ALWAYS_ROWS, 16)) and layer.supports(
+        torch.ones(1, 16, dtype=torch.bfloat16)
+    )
+    assert not layer.supports(torch.ones(skinny_gemm.MAX_ALWAYS_ROWS + 1, 16))
+    assert not layer.supports(torch.ones(1, 16, dtype=torch.float16))
 
 
 @pytest.mark.device
@@ -138,7 +140,7 @@ def test_early_launched_kernels_read_nothing_too_early(rows: int, monkeypatch: p
     run_layers, residual = layers_of_a_step(device, rows)
     start = residual.clone()
     with monkeypatch.context() as patched:
-        patched.setattr(pdl, "can_start_early", lambda device: False)
+        patched.setattr(pdl, "supports_pdl", lambda device: False)
         run_layers()
     expected = residual.clone()
     residual.copy_(start)

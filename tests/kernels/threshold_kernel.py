@@ -23,13 +23,13 @@ def _threshold_kernel(top_k, top_p, min_p, maxima, tallies, found, keys, V, grou
     if p < 1.0:
         tallies += filters.STEPS * filters.BINS
         found += (filters.STEPS - 1) * 2
-        floor = tl.maximum(floor, filters.narrowed(tallies, found, k, p, True, filters.STEPS)[0])
+        floor = tl.maximum(floor, filters.search_state(tallies, found, k, p, True, filters.STEPS)[0])
     tl.store(keys + row, floor)
 
 
-def searched(logits: Tensor, given: dict[str, Tensor]) -> sample.Search:
+def searched(logits: Tensor, given: dict[str, Tensor]) -> sample.SamplerSearch:
     """Return the search state for logits[R, V] and the sampler's parameters, with a filter in every row."""
-    return sample.search(
+    return sample.launch_search(
         logits,
         (
             torch.arange(len(logits), device=logits.device),
@@ -44,7 +44,7 @@ def threshold(logits: Tensor, given: dict[str, Tensor]) -> Tensor:
     """Return the smallest kept value, [R] float32, for logits[R, V] and the sampler's parameters, with a filter in
     every row."""
     R, V = logits.shape
-    maxima, tallies, found = searched(logits, given).searched
+    maxima, tallies, found = searched(logits, given).buffers
     keys = torch.empty(R, dtype=torch.int64, device=logits.device)
     groups = maxima.shape[1]
     _threshold_kernel[(R,)](

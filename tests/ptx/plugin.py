@@ -26,7 +26,7 @@ def pytest_sessionstart() -> None:
     from tests.ptx.launch import Device, launch
 
     driver.set_active(Device())
-    patching.setattr(pdl, "can_start_early", lambda device: True)
+    patching.setattr(pdl, "supports_pdl", lambda device: True)
     compile_only = JITFunction.run
 
     def run(self: JITFunction, *given: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:

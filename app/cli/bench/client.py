@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from app.cli.bench.measure import BROKEN
+from app.cli.bench.measure import CONNECTION_ERROR
 from app.errors import failure_status
 from app.settings import SettingsError
 
@@ -28,11 +28,11 @@ QUIET_SECONDS = 120.0  # without a byte, after which a request has failed; Carou
 MAX_BODY_BYTES = 4 << 20  # of a body that is not a stream, and of one event
 
 
-class NoServer(Exception):
+class ServerUnreachable(Exception):
     """No usable server answers; the message gives the reason in one line."""
 
 
-class Broken(Exception):
+class ResponseError(Exception):
     """An answer ended early or violates the protocol."""
 
 
@@ -66,7 +66,7 @@ class Target:
         tls = parts.scheme == "https"
         return cls(url.rstrip("/"), host, port or (443 if tls else 80), parts.path.rstrip("/"), tls)
 
-    def head(self, method: str, path: str, length: int, key: str | None) -> bytes:
+    def request_head(self, method: str, path: str, length: int, key: str | None) -> bytes:
         """Return the request line and headers."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {name}:{self.port}", "Connection: close"]
@@ -100,29 +100,29 @@ class Response:
         self._complete = True
 
     async def begin(self) -> None:
-        """Wait for status and headers. Raises `Broken`."""
+        """Wait for status and headers. Raises `ResponseError`."""
         while not self._begun:
             if not await self._more():
-                raise Broken("the connection was closed without an answer")
+                raise ResponseError("the connection was closed without an answer")
 
     async def read(self) -> bytes:
-        """Return more of the body; empty at its end. Raises `Broken`."""
+        """Return more of the body; empty at its end. Raises `ResponseError`."""
         while not self._body and not self._complete:
             if not await self._more():
                 if "content-length" in self.headers or "transfer-encoding" in self.headers:
-                    raise Broken("the connection was closed in the middle of the answer")
+                    raise ResponseError("the connection was closed in the middle of the answer")
                 self._complete = True  # as in HTTP/1.0, the end of the connection ends the body
         body = b"".join(self._body)
         self._body.clear()
         return body
 
     async def whole(self) -> bytes:
-        """Return the whole body. Raises `Broken`."""
+        """Return the whole body. Raises `ResponseError`."""
         body = bytearray()
         while data := await self.read():
             body += data
             if len(body) > MAX_BODY_BYTES:
-                raise Broken(f"the answer has more than {MAX_BODY_BYTES} bytes")
+                raise ResponseError(f"the answer has more than {MAX_BODY_BYTES} bytes")
         return bytes(body)
 
     async def _more(self) -> bool:
@@ -132,34 +132,34 @@ class Response:
             if data:
                 self._parser.feed_data(data)
         except TimeoutError:
-            raise Broken(f"no data arrived for {QUIET_SECONDS:.0f} s") from None
+            raise ResponseError(f"no data arrived for {QUIET_SECONDS:.0f} s") from None
         except OSError as error:
-            raise Broken(f"the connection broke: {_reason(error)}") from None
+            raise ResponseError(f"the connection broke: {_reason(error)}") from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            raise Broken("the server does not speak HTTP") from None
+            raise ResponseError("the server does not speak HTTP") from None
         return bool(data)
 
 
 async def connect(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a connection. Raises `Broken` if that fails."""
+    """Open a connection. Raises `ResponseError` if that fails."""
     tls: dict[str, Any] = {"ssl": True, "server_hostname": target.host} if target.tls else {}
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             return await asyncio.open_connection(target.address or target.host, target.port, **tls)
     except TimeoutError:
-        raise Broken(f"no connection to {target.url} in {CONNECT_SECONDS:.0f} s") from None
+        raise ResponseError(f"no connection to {target.url} in {CONNECT_SECONDS:.0f} s") from None
     except (OSError, UnicodeError) as error:  # a host name with a label that is too long raises UnicodeError
-        raise Broken(f"no connection to {target.url}: {_reason(error)}") from None
+        raise ResponseError(f"no connection to {target.url}: {_reason(error)}") from None
 
 
-async def resolved(target: Target) -> Target:
+async def resolve_address(target: Target) -> Target:
     """Return `target` with the address that accepted a connection. Resolving a name takes a thread switch, and a name
-    with several addresses may cost a failed connection; neither is the server's time. Raises `NoServer`.
+    with several addresses may cost a failed connection; neither is the server's time. Raises `ServerUnreachable`.
     """
     try:
         _, writer = await connect(target)
-    except Broken as error:
-        raise NoServer(str(error)) from None
+    except ResponseError as error:
+        raise ServerUnreachable(str(error)) from None
     peer = writer.get_extra_info("peername")
     writer.transport.abort()
     return replace(target, address=peer[0])
@@ -169,11 +169,13 @@ async def resolved(target: Target) -> Target:
 async def request(
     target: Target, method: str, path: str, body: object = None, key: str | None = None
 ) -> AsyncGenerator[Response, None]:
-    """Send a request and return its response, with its headers read. Raises `Broken`, also if no connection is made."""
+    """Send a request and return its response, with its headers read. Raises `ResponseError`, also if no connection is
+    made.
+    """
     content = b"" if body is None else msgspec.json.encode(body)
     reader, writer = await connect(target)
     try:
-        writer.write(target.head(method, path, len(content), key) + content)
+        writer.write(target.request_head(method, path, len(content), key) + content)
         response = Response(reader)
         await response.begin()
         yield response
@@ -181,20 +183,24 @@ async def request(
         writer.transport.abort()  # at once: an unfinished stream is left only when the measurement stops
 
 
-async def ask_json(target: Target, method: str, path: str, body: object = None, key: str | None = None) -> Any:
-    """Send a short request and return its JSON answer. Raises `NoServer`."""
+async def request_json(target: Target, method: str, path: str, body: object = None, key: str | None = None) -> Any:
+    """Send a short request and return its JSON answer. Raises `ServerUnreachable`."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS), request(target, method, path, body, key) as response:
             status, content = response.status, await response.whole()
-    except (Broken, TimeoutError) as error:
-        raise NoServer(str(error) or f"no answer from {target.url} in {CONNECT_SECONDS:.0f} s") from None
+    except (ResponseError, TimeoutError) as error:
+        raise ServerUnreachable(str(error) or f"no answer from {target.url} in {CONNECT_SECONDS:.0f} s") from None
     if status != 200:
         code, message = error_of(content)
-        raise NoServer(f"{target.url}{path} answered {status}" + (f": {message or code}" if message or code else ""))
+        raise ServerUnreachable(
+            f"{target.url}{path} answered {status}" + (f": {message or code}" if message or code else "")
+        )
     try:
         return json.loads(content)
     except ValueError:
-        raise NoServer(f"{target.url}{path} did not answer with JSON: is that the address of a server?") from None
+        raise ServerUnreachable(
+            f"{target.url}{path} did not answer with JSON: is that the address of a server?"
+        ) from None
 
 
 class Events:
@@ -205,10 +211,10 @@ class Events:
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the events that are now complete. Raises `Broken` for one that is too long."""
+        """Return the data of the events that are now complete. Raises `ResponseError` for one that is too long."""
         *lines, self._tail = (self._tail + data).split(b"\n")
         if len(self._tail) > MAX_BODY_BYTES:
-            raise Broken(f"a line has more than {MAX_BODY_BYTES} bytes")
+            raise ResponseError(f"a line has more than {MAX_BODY_BYTES} bytes")
         events = []
         for line in lines:
             line = line.removesuffix(b"\r")
@@ -258,7 +264,7 @@ class Answer:
     time_ms: dict[str, float] = field(default_factory=dict)
 
 
-async def complete(
+async def stream_completion(
     target: Target, body: dict[str, Any], key: str | None, clock: Callable[[], float], answer: Answer
 ) -> None:
     """Stream POST /v1/completions and record its progress in `answer`. Raises only `CancelledError`."""
@@ -269,8 +275,8 @@ async def complete(
                 await _follow(response, clock, answer)
             else:
                 await _refused(response, answer)
-    except Broken as error:
-        answer.error, answer.message = answer.error or BROKEN, str(error)
+    except ResponseError as error:
+        answer.error, answer.message = answer.error or CONNECTION_ERROR, str(error)
     except asyncio.CancelledError:
         answer.outcome = "stopped"
         raise
@@ -295,7 +301,7 @@ async def _follow(response: Response, clock: Callable[[], float], answer: Answer
                 answer.tokens += [now] if chunk.choices[0].text else []
             if chunk.usage is not None:
                 _note_usage(chunk.usage, answer)
-    raise Broken("the stream ended without its end mark")
+    raise ResponseError("the stream ended without its end mark")
 
 
 async def _refused(response: Response, answer: Answer) -> None:
@@ -310,7 +316,7 @@ def _chunk(event: bytes) -> _Chunk:
     try:
         return _decode(event)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Broken("an event is not a chunk of a completion") from None
+        raise ResponseError("an event is not a chunk of a completion") from None
 
 
 def _note_error(error: dict[str, Any], answer: Answer) -> None:

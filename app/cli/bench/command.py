@@ -23,7 +23,7 @@ from app.cli.bench.measure import Record, Slo
 from app.cli.bench.options import Options
 from app.cli.bench.page import page
 from app.cli.bench.report import Run
-from app.cli.bench.traffic import Job, Served, Traffic, jobs, look
+from app.cli.bench.traffic import Job, TargetServer, Traffic, jobs, query_server
 from app.settings import SettingsError
 
 INTERRUPTED_STATUS = 130
@@ -31,8 +31,8 @@ INTERRUPTED_STATUS = 130
 
 def bench(options: Options) -> tuple[str, int]:
     """Measure and write the report. Return the text to print, and the exit status: 0 if something was answered, 1 if
-    nothing was, 130 if it was interrupted. Raises `NoServer` and `SettingsError` (an invalid URL, a folder that cannot
-    be written).
+    nothing was, 130 if it was interrupted. Raises `ServerUnreachable` and `SettingsError` (an invalid URL, a folder
+    that cannot be written).
     """
     run, folder = asyncio.run(_measure(options))
     summary = write(run, folder)
@@ -45,7 +45,7 @@ async def _measure(options: Options) -> tuple[Run, Path]:
     origin = _origin()  # before this client adds load
     key = options.api_key or next(iter(options.tenant_keys.values()), None)
     urls = {"a": options.url} | ({} if options.url_b is None else {"b": options.url_b})
-    servers = {name: await look(url, options.model, key) for name, url in urls.items()}
+    servers = {name: await query_server(url, options.model, key) for name, url in urls.items()}
     coming = jobs(options, servers)
     folder = _folder(options)
     records, interrupted = await _drive(options, servers, coming)
@@ -61,7 +61,9 @@ async def _measure(options: Options) -> tuple[Run, Path]:
     return run, folder
 
 
-async def _drive(options: Options, servers: dict[str, Served], coming: Iterator[Job]) -> tuple[list[Record], bool]:
+async def _drive(
+    options: Options, servers: dict[str, TargetServer], coming: Iterator[Job]
+) -> tuple[list[Record], bool]:
     """Return the records, and whether Ctrl-C stopped the run; a second Ctrl-C ends the process."""
     traffic, loop = Traffic(servers, options.key_of, options.max_concurrency), asyncio.get_running_loop()
     gc.collect()

@@ -15,7 +15,7 @@ Values = NDArray[np.float64]
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
 COMPARED_PERCENTILES = {"p50": 50, "p99": 99}
 RESAMPLES = 1000
-BROKEN = "connection"  # error code of an answer that did not arrive or was incomplete
+CONNECTION_ERROR = "connection"  # error code of an answer that did not arrive or was incomplete
 TIERS = ("priority", "default", "flex")
 
 
@@ -255,7 +255,7 @@ def timeline(records: Sequence[Record], bins: int, end: float) -> Timeline:
 def _why(record: Record) -> str:
     if record.outcome == "stopped":
         return "stopped"
-    if record.outcome == "failed" and record.error == BROKEN:
+    if record.outcome == "failed" and record.error == CONNECTION_ERROR:
         return "no answer" if record.status is None else "answer cut off"
     return f"{record.status} {record.error or ''}".strip()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.admission.tenants import SENT, can_be_sent
+from app.admission.tenants import KEY_CHARACTERS, is_valid_key
 from app.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WORKLOADS = ("uniform", "exponential", "sharegpt", "bursts", "mixed", "prefixes", "tenants", "overload")
 TENANTS = ("flood", "calm")  # tenants of the workload `tenants`
-MOST = 1_000_000_000  # requests, tokens
+MAX_COUNT = 1_000_000_000  # requests, tokens
 MIN_RATE, MAX_RATE = 0.001, 1_000_000  # requests per second
 
 
@@ -102,8 +102,8 @@ def check(given: Mapping[str, Any]) -> Options:
     if workload not in WORKLOADS:
         raise SettingsError(f"unknown workload {workload!r}; choose one of {', '.join(WORKLOADS)}")
     for name in ("requests", "prompt_tokens", "output_tokens", "max_tokens", "max_concurrency"):
-        if given[name] is not None and not 1 <= given[name] <= MOST:
-            raise SettingsError(f"{_flag(name)} must be from 1 to {MOST:,}, got {given[name]}")
+        if given[name] is not None and not 1 <= given[name] <= MAX_COUNT:
+            raise SettingsError(f"{_flag(name)} must be from 1 to {MAX_COUNT:,}, got {given[name]}")
     if not MIN_RATE <= given["rate"] <= MAX_RATE:
         raise SettingsError(f"--rate must be from {MIN_RATE} to {MAX_RATE:,} requests per second, got {given['rate']}")
     for name in ("slo_ttft", "slo_itl"):
@@ -115,8 +115,8 @@ def check(given: Mapping[str, Any]) -> Options:
         raise SettingsError(f"--share-b must be between 0 and 1, got {share_b}")
     keys = _tenant_keys(given["tenant_key"], workload)
     for key in (given["api_key"] or "", *keys.values()):
-        if not can_be_sent(key):
-            raise SettingsError(f"an API key must be {SENT}")
+        if not is_valid_key(key):
+            raise SettingsError(f"an API key must be {KEY_CHARACTERS}")
     return Options(
         **{name: given[name] for name in Options.__struct_fields__ if name in given and name != "share_b"},
         share_b=(0.5 if share_b is None else share_b) if url_b is not None else 0.0,

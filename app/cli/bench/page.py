@@ -9,7 +9,7 @@ from typing import Any
 from app.cli.bench import plots
 from app.cli.bench.measure import Record, groups, timeline
 from app.cli.bench.plots import Series, number, seconds
-from app.cli.bench.report import NAMES, Run, mark_of, silence, subjects
+from app.cli.bench.report import METRIC_NAMES, Run, format_percentile, report_rows, textless_warning
 from app.resources import static_dir
 
 TIMELINE_BINS = 60  # of the timelines
@@ -24,7 +24,7 @@ PHASES = {
     "outside": "outside the server",
 }
 MARKS = ("p50", "p90", "p99", "max")
-FEW = 100  # number of values below which a 99th percentile is nearly the maximum
+MIN_P99_VALUES = 100  # number of values below which a 99th percentile is nearly the maximum
 
 
 def page(run: Run, summary: Mapping[str, Any]) -> str:
@@ -73,8 +73,8 @@ def _tiles(summary: Mapping[str, Any]) -> str:
     tiles = [
         (number(every["output_tokens_per_s"]), "output tokens/s"),
         (number(every["requests_per_s"]), "requests/s answered"),
-        (mark_of(every["ttft"], "p50"), "median first token"),
-        (mark_of(every["itl"], "p50"), "median between tokens"),
+        (format_percentile(every["ttft"], "p50"), "median first token"),
+        (format_percentile(every["itl"], "p50"), "median between tokens"),
         (f"{100 * every['goodput']['share']:.0f}%", f"good: {number(every['goodput']['requests_per_s'])} requests/s"),
         (f"{100 * cached:.0f}%", "of prompt tokens cached"),
         (number(every["refused"]), "refused"),
@@ -86,10 +86,14 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 def _latency(summary: Mapping[str, Any]) -> str:
     tables = []
-    for metric, name in NAMES.items():
+    for metric, name in METRIC_NAMES.items():
         rows = [
-            [label, *(mark_of(row[metric], mark) for mark in MARKS), number(row[metric]["n"]) if row[metric] else "0"]
-            for label, row in subjects(summary)
+            [
+                label,
+                *(format_percentile(row[metric], mark) for mark in MARKS),
+                number(row[metric]["n"]) if row[metric] else "0",
+            ]
+            for label, row in report_rows(summary)
         ]
         tables.append(_table([name.capitalize(), *MARKS, "values"], rows))
     rows = [
@@ -100,7 +104,7 @@ def _latency(summary: Mapping[str, Any]) -> str:
             number(row["output_tokens_per_s"]),
             f"{100 * row['goodput']['share']:.0f}%",
         ]
-        for label, row in subjects(summary)
+        for label, row in report_rows(summary)
     ]
     tables.append(_table(["Throughput", "answered", "requests/s", "tokens/s", "good"], rows))
     return f'<div class="pair">{"".join(tables)}</div>'
@@ -112,9 +116,11 @@ def _notes(summary: Mapping[str, Any]) -> str:
         f"Good: the first token within {options['slo_ttft']:g} s and, on average over the answer, at most "
         f"{options['slo_itl']:g} s between tokens. Shares are of all requests that were sent."
     ]
-    if any(row[metric] and row[metric]["n"] < FEW for _, row in subjects(summary) for metric in NAMES):
-        notes.append(f"Of fewer than {FEW} values the 99th percentile is nearly the largest.")
-    if warning := silence(summary["all"]):
+    if any(
+        row[metric] and row[metric]["n"] < MIN_P99_VALUES for _, row in report_rows(summary) for metric in METRIC_NAMES
+    ):
+        notes.append(f"Of fewer than {MIN_P99_VALUES} values the 99th percentile is nearly the largest.")
+    if warning := textless_warning(summary["all"]):
         notes.append(warning)
     if late and late["max"] > 0.05:
         notes.append(
@@ -128,7 +134,7 @@ def _notes(summary: Mapping[str, Any]) -> str:
 def _compared(summary: Mapping[str, Any]) -> str:
     rows = [
         [
-            f"{NAMES[metric]}, {'median' if mark == 'p50' else mark}" + ("" if group == "all" else f", {group}"),
+            f"{METRIC_NAMES[metric]}, {'median' if mark == 'p50' else mark}" + ("" if group == "all" else f", {group}"),
             seconds(ratio[mark]["a"]),
             seconds(ratio[mark]["b"]),
             "–" if ratio[mark]["ratio"] is None else f"{ratio[mark]['ratio']:.2f}",
@@ -175,8 +181,8 @@ def _values(record: Record, metric: str) -> list[float]:
 
 def _distribution(run: Run, metric: str) -> str:
     series = _series(run, metric)
-    entries = [(one.name, one.look, one.dashed) for one in series if one.values]
-    label = f"Share of values at or below a time, {NAMES[metric]}, by class"
+    entries = [(one.name, one.css_class, one.dashed) for one in series if one.values]
+    label = f"Share of values at or below a time, {METRIC_NAMES[metric]}, by class"
     return plots.legend(entries) + plots.cdf(series, label)
 
 
@@ -189,8 +195,8 @@ def _timeline(run: Run, metric: str) -> str:
         edges = found.edges
         values = found.tokens_per_s if metric == "tokens_per_s" else found.in_flight
         series.append(Series(name, f"server-{server}", values, dashed=server == "b"))
-    legend = plots.legend([(one.name, one.look, one.dashed) for one in series]) if len(series) > 1 else ""
-    return legend + plots.course(edges, series, f"{metric.replace('_', ' ')} over time")
+    legend = plots.legend([(one.name, one.css_class, one.dashed) for one in series]) if len(series) > 1 else ""
+    return legend + plots.time_series(edges, series, f"{metric.replace('_', ' ')} over time")
 
 
 def _phases(summary: Mapping[str, Any]) -> str:
@@ -212,7 +218,9 @@ def _phases(summary: Mapping[str, Any]) -> str:
         [[PHASES.get(phase, phase), *(seconds(parts.get(phase, 0.0) / 1000) for _, parts in rows)] for phase in names],
     )
     return (
-        plots.keys([(phase, PHASES.get(phase, phase)) for phase in names]) + plots.bars(rows, "Time by phase") + table
+        plots.parts_legend([(phase, PHASES.get(phase, phase)) for phase in names])
+        + plots.bars(rows, "Time by phase")
+        + table
     )
 
 
@@ -220,10 +228,10 @@ def _unanswered(summary: Mapping[str, Any]) -> str:
     every, parts = summary["all"], []
     parts.append(_table(["Why", "requests"], [[why, number(count)] for why, count in every["not_done"].items()]))
     if every["refusal"]:
-        marks = [mark_of(every["refusal"], mark) for mark in MARKS]
+        marks = [format_percentile(every["refusal"], mark) for mark in MARKS]
         parts.append(_table(["Refusals", *MARKS], [["time to the refusal", *marks]]))
     if every["retry_after"]:
-        marks = [mark_of(every["retry_after"], mark) for mark in MARKS]
+        marks = [format_percentile(every["retry_after"], mark) for mark in MARKS]
         parts.append(_table(["Retry after", *MARKS], [["Retry-After", *marks]]))
     return f'<div class="pair">{"".join(parts)}</div>'
 

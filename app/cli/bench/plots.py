@@ -21,7 +21,7 @@ class Series:
     """Values with a name and a style."""
 
     name: str
-    look: str  # a CSS class
+    css_class: str  # a CSS class
     values: Sequence[float]
     dashed: bool = False
 
@@ -76,7 +76,7 @@ def cdf(series: Sequence[Series], label: str) -> str:
     """Plot cumulative distributions of times in seconds, on a logarithmic axis."""
     shown = [one for one in series if len(one.values)]
     if not shown:
-        return nothing()
+        return empty_plot()
     every = [max(MIN_SECONDS, value) for one in shown for value in one.values]
     low, high = _decade_part(min(every), down=True), _decade_part(max(every), down=False)
 
@@ -92,7 +92,7 @@ def cdf(series: Sequence[Series], label: str) -> str:
     return _svg("".join(parts), label)
 
 
-def course(edges: Sequence[float], series: Sequence[Series], label: str) -> str:
+def time_series(edges: Sequence[float], series: Sequence[Series], label: str) -> str:
     """Plot values over time, one for each bin between `edges` (seconds)."""
     highest = max((value for one in series for value in one.values), default=0.0)
     marks, last = ticks(highest, 4), edges[-1]
@@ -115,7 +115,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], label: str) -> str:
     """Plot horizontal stacked bars of parts in milliseconds; the CSS class of a part is part-NAME."""
     highest = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if highest <= 0:
-        return nothing()
+        return empty_plot()
     marks = [tick for tick in ticks(highest, 4) if tick <= highest * 1.001]
     height, usable = len(rows) * ROW + 30, WIDTH - 2 * RIGHT - 10
     drawn = [
@@ -149,7 +149,7 @@ def legend(entries: Sequence[tuple[str, str, bool]]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def keys(names: Sequence[tuple[str, str]]) -> str:
+def parts_legend(names: Sequence[tuple[str, str]]) -> str:
     """Return a legend of the parts of `bars`: (name, description)."""
     items = "".join(
         f'<li><svg viewBox="0 0 12 12" aria-hidden="true"><rect class="part-{escape(name)}" width="12" height="12"/>'
@@ -159,7 +159,7 @@ def keys(names: Sequence[tuple[str, str]]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def nothing() -> str:
+def empty_plot() -> str:
     """Return a placeholder for a plot without values."""
     return '<p class="none">No such values in this run.</p>'
 
@@ -208,8 +208,8 @@ def _axes(
 
 def _path(path: str, one: Series, *, filled: bool = False) -> str:
     dashed = " dashed" if one.dashed else ""
-    under = f'<path class="under {one.look}" d="{path}V{HEIGHT - BOTTOM}Z"/>' if filled else ""
-    return f'{under}<path class="line {one.look}{dashed}" d="{path}"><title>{escape(one.name)}</title></path>'
+    under = f'<path class="under {one.css_class}" d="{path}V{HEIGHT - BOTTOM}Z"/>' if filled else ""
+    return f'{under}<path class="line {one.css_class}{dashed}" d="{path}"><title>{escape(one.name)}</title></path>'
 
 
 def _svg(inside: str, label: str, height: float = HEIGHT) -> str:

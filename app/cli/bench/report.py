@@ -9,7 +9,7 @@ from typing import Any
 from app.cli.bench.measure import Record, Slo, comparison, duration, summary
 from app.cli.bench.plots import number, seconds
 
-NAMES = {"ttft": "first token", "itl": "between tokens", "e2e": "whole answer"}
+METRIC_NAMES = {"ttft": "first token", "itl": "between tokens", "e2e": "whole answer"}
 # share of tokens without text of their own from which gaps between texts are not gaps between tokens
 SILENT_SHARE = 0.05
 
@@ -54,24 +54,24 @@ def text(report: Mapping[str, Any]) -> str:
         f"{number(every['output_tokens_per_s'])} tokens/s, {number(every['requests_per_s'])} requests/s, "
         f"{100 * every['goodput']['share']:.0f}% within the objectives",
         *([f"not answered: {_reasons(every)}"] if every["not_done"] else []),
-        *([warning] if (warning := silence(every)) else []),
+        *([warning] if (warning := textless_warning(every)) else []),
         "",
         f"{'':18}{'requests':>9}{'first token':>14}{'p99':>10}{'between':>11}{'p99':>10}{'whole':>10}{'p99':>10}",
     ]
-    for name, row in subjects(report):
+    for name, row in report_rows(report):
         times = "".join(
-            f"{mark_of(row[metric], mark):>{width}}"
+            f"{format_percentile(row[metric], mark):>{width}}"
             for metric, first in (("ttft", 14), ("itl", 11), ("e2e", 10))
             for mark, width in (("p50", first), ("p99", 10))
         )
         lines.append(f"{name[:17]:18}{row['requests']:>9}{times}")
     for metric, ratio in report.get("b_over_a", {}).get("all", {}).items():
         if ratio is not None:
-            lines.append(f"B over A, {NAMES[metric]}: median {_ratio(ratio['p50'])}, p99 {_ratio(ratio['p99'])}")
+            lines.append(f"B over A, {METRIC_NAMES[metric]}: median {_ratio(ratio['p50'])}, p99 {_ratio(ratio['p99'])}")
     return "\n".join(lines)
 
 
-def subjects(report: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def report_rows(report: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
     """Yield all requests, each class and tenant if there are several, and each of two servers, with their figures."""
     yield "all", report["all"]
     for kind, prefix in (("classes", ""), ("tenants", "tenant ")):
@@ -82,7 +82,7 @@ def subjects(report: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]
             yield f"server {side.upper()}", report[side]["all"]
 
 
-def silence(row: Mapping[str, Any]) -> str:
+def textless_warning(row: Mapping[str, Any]) -> str:
     """Return a warning if many tokens arrive without text of their own; otherwise an empty string."""
     share = row["tokens_without_text"] / row["output_tokens"] if row["output_tokens"] else 0.0
     if share < SILENT_SHARE:
@@ -93,7 +93,7 @@ def silence(row: Mapping[str, Any]) -> str:
     )
 
 
-def mark_of(spread: Mapping[str, float] | None, mark: str) -> str:
+def format_percentile(spread: Mapping[str, float] | None, mark: str) -> str:
     """Return one figure of a spread as a time; a dash without values."""
     return "–" if spread is None else seconds(spread[mark])
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.cli.bench.client import Answer, NoServer, Target, ask_json, complete, resolved
+from app.cli.bench.client import Answer, ServerUnreachable, Target, request_json, resolve_address, stream_completion
 from app.cli.bench.measure import Record
 from app.cli.bench.options import Options
-from app.cli.bench.workloads import Asked, prompt_ids, workload
+from app.cli.bench.workloads import WorkloadRequest, prompt_ids, workload
 
 MIN_IDS = 16  # minimum number of token ids for prompts that differ
 
@@ -40,7 +40,7 @@ listening; good night, sleep well, and remember to switch off the kitchen light 
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class TargetServer:
     """A server and the model that it serves."""
 
     target: Target
@@ -60,7 +60,7 @@ class Job:
 
     number: int
     server: str  # a or b
-    asked: Asked
+    asked: WorkloadRequest
     model: str
     ids: list[int]
     ban_eos: bool
@@ -81,33 +81,35 @@ class Job:
         }
 
 
-async def look(url: str, name: str | None, key: str | None) -> Served:
-    """Query a server for its model and tokenizer. Raises `NoServer`, and `SettingsError` for an invalid URL."""
-    target = await resolved(Target.parse(url))
-    listed = await ask_json(target, "GET", "/v1/models", key=key)
+async def query_server(url: str, name: str | None, key: str | None) -> TargetServer:
+    """Return a server's model and tokenizer. Raises `ServerUnreachable`, and `SettingsError` for an invalid URL."""
+    target = await resolve_address(Target.parse(url))
+    listed = await request_json(target, "GET", "/v1/models", key=key)
     try:
         models = {str(model["id"]): model.get("max_model_len") for model in listed["data"]}
     except (KeyError, TypeError, AttributeError):
-        raise NoServer(f"{target.url}/v1/models does not list models: is that the address of a server?") from None
+        raise ServerUnreachable(
+            f"{target.url}/v1/models does not list models: is that the address of a server?"
+        ) from None
     if not models or name not in (None, *models):
         description = "a model" if name is None else repr(name)
-        raise NoServer(f"{target.url} does not serve {description}, but {', '.join(models) or 'nothing'}")
+        raise ServerUnreachable(f"{target.url} does not serve {description}, but {', '.join(models) or 'nothing'}")
     model = next(iter(models)) if name is None else name
-    tokenized = await ask_json(target, "POST", "/tokenize", {"model": model, "prompt": VOCABULARY_TEXT}, key)
+    tokenized = await request_json(target, "POST", "/tokenize", {"model": model, "prompt": VOCABULARY_TEXT}, key)
     tokens = tokenized.get("tokens") if isinstance(tokenized, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise NoServer(f"{target.url}/tokenize does not return token ids")
+        raise ServerUnreachable(f"{target.url}/tokenize does not return token ids")
     context = models[model] if isinstance(models[model], int) else None
-    return Served(target, model, context, tuple(sorted(set(tokens))))
+    return TargetServer(target, model, context, tuple(sorted(set(tokens))))
 
 
-def jobs(options: Options, servers: Mapping[str, Served]) -> Iterator[Job]:
-    """Yield the workload's requests in order of time, cut to the models' context. Raises `NoServer` if two servers have
-    too few token ids in common for the same prompts.
+def jobs(options: Options, servers: Mapping[str, TargetServer]) -> Iterator[Job]:
+    """Yield the workload's requests in order of time, cut to the models' context. Raises `ServerUnreachable` if two
+    servers have too few token ids in common for the same prompts.
     """
     ids = sorted(set.intersection(*(set(served.ids) for served in servers.values())))
     if len(ids) < MIN_IDS:
-        raise NoServer(f"the tokenizers have only {len(ids)} token ids of plain text in common")
+        raise ServerUnreachable(f"the tokenizers have only {len(ids)} token ids of plain text in common")
     # Each workload and seed has its own prompts, so that none is in a prefix cache from an earlier run.
     random.Random(f"{options.workload} {options.seed}").shuffle(ids)
     contexts = [served.context for served in servers.values() if served.context is not None]
@@ -115,15 +117,15 @@ def jobs(options: Options, servers: Mapping[str, Served]) -> Iterator[Job]:
     return _jobs(options, servers, ids, longest)
 
 
-def _jobs(options: Options, servers: Mapping[str, Served], ids: list[int], longest: int | None) -> Iterator[Job]:
+def _jobs(options: Options, servers: Mapping[str, TargetServer], ids: list[int], longest: int | None) -> Iterator[Job]:
     for number, asked in enumerate(workload(options.workload, options.requests, options.scale, options.seed)):
-        fitting = asked if longest is None else fit(asked, longest)
+        fitting = asked if longest is None else cut_to_context(asked, longest)
         server = "b" if goes_to_b(options.seed, number, options.share_b) else "a"
         prompt = [ids[at] for at in prompt_ids(fitting, number, len(ids))]
         yield Job(number, server, fitting, servers[server].model, prompt, options.ban_eos)
 
 
-def fit(asked: Asked, context: int) -> Asked:
+def cut_to_context(asked: WorkloadRequest, context: int) -> WorkloadRequest:
     """Return a request shortened to what a model of this context can answer."""
     prompt = min(asked.prompt_tokens, context - 1)
     return replace(asked, prompt_tokens=prompt, output_tokens=min(asked.output_tokens, context - prompt))
@@ -139,7 +141,7 @@ class Traffic:
     """Sender of jobs at their times. Keeps a record of each sent job."""
 
     def __init__(
-        self, servers: Mapping[str, Served], key_of: Callable[[str], str | None], limit: int | None = None
+        self, servers: Mapping[str, TargetServer], key_of: Callable[[str], str | None], limit: int | None = None
     ) -> None:
         """key_of: returns the key of a tenant. limit: maximum requests in flight."""
         self.records: list[Record] = []
@@ -165,7 +167,7 @@ class Traffic:
         answer, sent = Answer(), self._clock()
         target, key = self._servers[job.server].target, self._key_of(job.asked.tenant)
         try:
-            await complete(target, job.body, key, self._clock, answer)
+            await stream_completion(target, job.body, key, self._clock, answer)
         finally:
             if self._gate is not None:
                 self._gate.release()

@@ -19,7 +19,7 @@ BURST_SHAPE = 0.25  # shape of the gamma distribution of the gaps: their coeffic
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkloadRequest:
     """One request of a workload."""
 
     at: float  # seconds from the beginning
@@ -37,10 +37,10 @@ class Scale:
     rate: float  # mean requests per second
     prompt: int = 64  # mean tokens
     output: int = 48
-    longest: int = 512  # maximum length of a prompt, and of an answer
+    max_tokens: int = 512  # maximum length of a prompt, and of an answer
 
 
-Source = Callable[[random.Random, Scale], Iterator[Asked]]
+Source = Callable[[random.Random, Scale], Iterator[WorkloadRequest]]
 
 
 def _gaps(rng: random.Random, rate: float, shape: float = 1.0) -> Iterator[float]:
@@ -55,63 +55,65 @@ def _clip(value: float, longest: int) -> int:
     return max(1, min(longest, round(value)))
 
 
-def uniform(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def uniform(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests with lengths uniform from close to 0 to twice the mean."""
     for at in _gaps(rng, scale.rate):
         prompt = rng.randint(max(1, scale.prompt // 8), 2 * scale.prompt - scale.prompt // 8)
-        yield Asked(at, _clip(prompt, scale.longest), _clip(rng.randint(1, 2 * scale.output - 1), scale.longest))
+        yield WorkloadRequest(
+            at, _clip(prompt, scale.max_tokens), _clip(rng.randint(1, 2 * scale.output - 1), scale.max_tokens)
+        )
 
 
-def exponential(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def exponential(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests with exponential answers, cut at four times their mean, and uniform prompts."""
     for at in _gaps(rng, scale.rate):
         output = min(rng.expovariate(1 / scale.output), 4 * scale.output)
         prompt = rng.randint(scale.prompt // 2, 3 * scale.prompt // 2)
-        yield Asked(at, _clip(prompt, scale.longest), _clip(output, scale.longest))
+        yield WorkloadRequest(at, _clip(prompt, scale.max_tokens), _clip(output, scale.max_tokens))
 
 
 def _lognormal(rng: random.Random, mean: float, sigma: float) -> float:
     return rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
 
 
-def sharegpt(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def sharegpt(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests with lognormal lengths; prompts vary more than answers."""
     for at in _gaps(rng, scale.rate):
         prompt, output = _lognormal(rng, scale.prompt, 1.2), _lognormal(rng, scale.output, 0.9)
-        yield Asked(at, _clip(prompt, scale.longest), _clip(output, scale.longest))
+        yield WorkloadRequest(at, _clip(prompt, scale.max_tokens), _clip(output, scale.max_tokens))
 
 
-def bursts(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def bursts(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests with lengths as in `sharegpt` that arrive in bursts."""
     for at, asked in zip(_gaps(rng, scale.rate, BURST_SHAPE), sharegpt(rng, scale), strict=False):
         yield replace(asked, at=at)
 
 
-def mixed(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def mixed(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield interactive requests, one in ten, as a Poisson process; the others are bulk requests that arrive nine at a
     time. At a rate beyond the server's capacity there is always a backlog.
     """
     bulk, handed_in = uniform(random.Random(rng.random()), scale), 0.0
     for person in sharegpt(rng, replace(scale, rate=scale.rate / 10)):
         for asked in islice(bulk, 9):
-            yield Asked(handed_in, asked.prompt_tokens, asked.output_tokens, "flex")
+            yield WorkloadRequest(handed_in, asked.prompt_tokens, asked.output_tokens, "flex")
         yield replace(person, tier="priority")
         handed_in = person.at
 
 
-def prefixes(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def prefixes(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests of sixteen groups; requests of a group share the first half of their prompts."""
     for asked in uniform(rng, scale):
         yield replace(asked, prefix=rng.randrange(16))
 
 
-def overload(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def overload(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests of all classes at ten times the rate."""
     for asked in sharegpt(rng, replace(scale, rate=10 * scale.rate)):
         yield replace(asked, tier=rng.choice(("priority", "default", "flex")))
 
 
-def tenants(rng: random.Random, scale: Scale) -> Iterator[Asked]:
+def tenants(rng: random.Random, scale: Scale) -> Iterator[WorkloadRequest]:
     """Yield requests of two tenants: one floods with nine tenths of the requests, the other sends a tenth."""
     for asked in uniform(rng, scale):
         yield replace(asked, tenant="flood" if rng.random() < 0.9 else "calm")
@@ -122,12 +124,12 @@ WORKLOADS: dict[str, Source] = {
 }
 
 
-def workload(name: str, requests: int, scale: Scale, seed: int = 0) -> Iterator[Asked]:
+def workload(name: str, requests: int, scale: Scale, seed: int = 0) -> Iterator[WorkloadRequest]:
     """Return the first `requests` requests of a workload, in order of arrival."""
     return islice(WORKLOADS[name](random.Random(f"{name}{seed}"), scale), requests)
 
 
-def prompt_ids(asked: Asked, number: int, vocabulary: int) -> list[int]:
+def prompt_ids(asked: WorkloadRequest, number: int, vocabulary: int) -> list[int]:
     """Return unique token ids for a prompt, except for a shared prefix. The first and last ids of the vocabulary, among
     which special tokens are, are left out.
     """

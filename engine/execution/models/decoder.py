@@ -36,7 +36,7 @@ class Decoder:
         self._fused_forward: ForwardPass | None = None
 
     @property
-    def is_own(self) -> bool:
+    def is_native(self) -> bool:
         return True
 
     @property
@@ -93,7 +93,7 @@ class Decoder:
         if self._fused_forward is not None and inputs.tiles is None:  # does not support tiles, which recordings have
             return self._fused_forward(inputs, cache.k, cache.v)
         attention = StepAttention.begin(inputs, cache, kernels, config.num_heads, config.windows)
-        rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slots, cache.k[0])
+        rope = kernels.plan_rope(weights.cos_sin, inputs.positions, inputs.slot_mapping, cache.k[0])
         residual = weights.embedding.index_select(0, inputs.token_ids).to(self.dtype)
         for index, layer in enumerate(weights.layers):
             qkv = kernels.norm_linear(residual, layer.input_norm, config.norm_eps, layer.qkv)
@@ -127,7 +127,7 @@ class Decoder:
             qkv[:, k_end:],
             self._weights.cos_sin,
             inputs.positions,
-            inputs.slots,
+            inputs.slot_mapping,
             cache.k[index],
             cache.v[index],
             layer.q_norm,

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from engine.execution.models.errors import ModelError, WeightsError
 from engine.execution.models.fallback_check import (
-    attends_by_itself,
     check_against_own_attention,
     discover_shape,
     refuse_config,
+    unsupported_attention_error,
 )
 from engine.execution.models.safetensors_files import list_tensors
 from engine.execution.models.sources import Progress
@@ -89,7 +89,7 @@ def _load_weights(path: Path, name: str, dtype: torch.dtype | None) -> Any:
         )
     except Exception as error:  # each model's code raises errors of its own
         if error.args == (ATTENTION,):  # looked up by a class with its own table of attention functions
-            raise attends_by_itself(name) from error
+            raise unsupported_attention_error(name) from error
         raise ModelError(f"{path}: transformers cannot load this model: {_reason(error)}") from error
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:

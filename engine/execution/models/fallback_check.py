@@ -22,7 +22,7 @@ from engine.execution.inputs import ModelInputs
 from engine.execution.models.config import rope_entries, rope_kind, text_sections
 from engine.execution.models.errors import ModelConfigError, ModelError
 from engine.execution.models.fallback_lengths import longest_probe, named_lengths
-from engine.execution.models.transformers_model import STEP, AttentionShape, TransformersModel, run_body
+from engine.execution.models.transformers_model import STEP_ARGUMENT, AttentionShape, TransformersModel, run_body
 from kernels.load import load as load_kernels
 
 log = logging.getLogger("carousel.engine")
@@ -50,7 +50,7 @@ def cannot_serve(name: str, reason: str) -> ModelError:
     )
 
 
-def attends_by_itself(name: str) -> ModelError:
+def unsupported_attention_error(name: str) -> ModelError:
     """Return the error for a model with its own attention functions."""
     return cannot_serve(name, "not all of its layers attend through transformers' attention interface")
 
@@ -107,13 +107,13 @@ def discover_shape(causal_lm: Any, config: Mapping[str, Any]) -> AttentionShape:
     except ModelError as error:
         raise cannot_serve(name, str(error)) from error
     except Exception as error:  # each model's code raises errors of its own
-        if error.args == (STEP,):
-            raise attends_by_itself(name) from error
+        if error.args == (STEP_ARGUMENT,):
+            raise unsupported_attention_error(name) from error
         raise cannot_serve(
             name, "it needs inputs other than tokens and positions, such as custom masks or states"
         ) from error
     if not recorder.calls or sorted(recorder.calls) != list(range(len(recorder.calls))):
-        raise attends_by_itself(name)
+        raise unsupported_attention_error(name)
     kinds = {call[:3] for call in recorder.calls.values()}
     if len(kinds) != 1:
         shapes = f"its layers have different shapes (query heads, kv heads, head size): {sorted(kinds)}"
@@ -232,7 +232,7 @@ def _paged_logits(model: TransformersModel, tokens: Tensor, offset: int) -> Tens
         inputs = ModelInputs(
             token_ids=torch.cat([tokens[row, begin:end] for row, begin, end in spans]),
             positions=torch.cat([torch.arange(begin, end, device=device) + row * offset for row, begin, end in spans]),
-            slots=torch.cat([slots(*span) for span in spans]),
+            slot_mapping=torch.cat([slots(*span) for span in spans]),
             num_decodes=decodes,
             decode_page_table=int_table[:decodes],
             decode_context_lens=torch.tensor(contexts[:decodes], dtype=torch.int32, device=device),

@@ -21,7 +21,7 @@ class Model(Protocol):
     def num_parameters(self) -> int: ...
 
     @property
-    def is_own(self) -> bool:
+    def is_native(self) -> bool:
         """Return whether this project's kernels compute the whole model."""
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.execution.models.config import DecoderConfig, RopeConfig
 from engine.execution.models.errors import ModelConfigError
-from engine.host import free_memory
+from engine.host import free_memory_bytes
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int) -> Tensor:
@@ -27,7 +27,7 @@ def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int) -> Tensor:
 def check_rope_table(config: DecoderConfig) -> None:
     """Raise ModelConfigError if the table does not fit into free memory."""
     needed = 3 * 4 * config.max_position * config.head_dim  # angles, cosines and sines, and their concatenation
-    if needed > (free := free_memory()):
+    if needed > (free := free_memory_bytes()):
         raise ModelConfigError(
             "max_position_embeddings",
             config.max_position,

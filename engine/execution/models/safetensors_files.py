@@ -47,7 +47,7 @@ class TensorEntry:
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int
+    offset: int
     size: int
 
     def read_into(self, out: Tensor) -> None:
@@ -57,13 +57,13 @@ class TensorEntry:
         buffer = target.flatten().view(torch.uint8).numpy()
         try:
             with self.file.open("rb") as file:
-                file.seek(self.begin)
+                file.seek(self.offset)
                 count = file.readinto(buffer.data)
         except OSError as error:
             raise WeightsError(f"{self.file}: cannot be read: {error}") from error
         if count != self.size:
             raise WeightsError(
-                f"{self.file}: the file is truncated: {count} of {self.size} bytes at offset {self.begin}"
+                f"{self.file}: the file is truncated: {count} of {self.size} bytes at offset {self.offset}"
             )
         if not direct:
             out.copy_(target)
@@ -71,8 +71,8 @@ class TensorEntry:
     def rows(self, first: int, last: int) -> TensorEntry:
         """Return the entry of rows `first` to `last` (excluded) of a tensor of at least one dimension."""
         row_bytes = self.size // self.shape[0]
-        begin = self.begin + first * row_bytes
-        return replace(self, shape=(last - first, *self.shape[1:]), begin=begin, size=(last - first) * row_bytes)
+        begin = self.offset + first * row_bytes
+        return replace(self, shape=(last - first, *self.shape[1:]), offset=begin, size=(last - first) * row_bytes)
 
 
 def have_same_values(first: TensorEntry, second: TensorEntry, dtype: torch.dtype) -> bool:

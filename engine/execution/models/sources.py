@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.execution.models.errors import WeightsError
 from engine.execution.models.safetensors_files import have_same_values, list_tensors
-from engine.host import free_memory
+from engine.host import free_memory_bytes
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
@@ -106,7 +106,7 @@ class DummySource:
         return False  # a tied head has no random weights of its own
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        needed, free = math.prod(shape) * self._dtype.itemsize, free_memory()
+        needed, free = math.prod(shape) * self._dtype.itemsize, free_memory_bytes()
         if needed > free:
             raise WeightsError(f"config.json: {name} of shape {shape} needs {needed} bytes, but only {free} are free")
 

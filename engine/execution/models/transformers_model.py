@@ -23,7 +23,7 @@ from kernels.interface import Kernels
 from kernels.slots import StepState
 
 ATTENTION = "carousel_paged"
-STEP = "carousel_step"  # keyword argument that is passed through a model's forward to the attention function
+STEP_ARGUMENT = "carousel_step"  # keyword argument that is passed through a model's forward to the attention function
 
 
 class Step(Protocol):
@@ -44,7 +44,7 @@ class PagedStep:
         """Write keys and values to the cache, through which the rows of a chunk attend to each other, then attend."""
         self.on_layer()
         cache = self.attention.cache
-        slots = self.attention.inputs.slots
+        slots = self.attention.inputs.slot_mapping
         self.attention.kernels.write_cache(k, v, slots, cache.k[layer], cache.v[layer])
         return self.attention(layer, q, scale, window)
 
@@ -75,7 +75,7 @@ def paged_attention(
         if kwargs.get(name) is not None:
             raise ModelError(f"{type(module).__name__} attends with {name}, which paged attention does not support")
     layer: Any = module.layer_idx
-    step: Step = kwargs[STEP]
+    step: Step = kwargs[STEP_ARGUMENT]
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     return step.attend(int(layer), q, k, v, scale, sliding_window or 0).unsqueeze(0), None
@@ -97,10 +97,10 @@ class TransformersModel:
         self._body = causal_lm.get_decoder()
         self._head = causal_lm.get_output_embeddings()
         self._shape = shape
-        self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+        self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
         self._factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)  # NanoChat
-        self.is_own = False
+        self.is_native = False
         self.num_parameters = num_parameters
         self.vocab_size = int(config.vocab_size)
         self.max_position = _max_position(config)
@@ -139,7 +139,7 @@ class TransformersModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V] float32 for hidden[R, H]."""
         logits: Tensor = self._head(hidden)
-        logits = logits.to(torch.float32).mul_(self._factor).div_(self._divisor)
+        logits = logits.to(torch.float32).mul_(self._factor).div_(self._logit_divisor)
         return logits.div_(self._cap).tanh_().mul_(self._cap) if self._cap else logits
 
     def prepare_step(self, state: StepState, kernels: Kernels) -> StepPass | None:
@@ -148,7 +148,7 @@ class TransformersModel:
 
 def run_body(body: Any, token_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
     """Return the last hidden states [T, H] for token_ids[T] and positions[T]; `step` computes attention."""
-    arguments: dict[str, Any] = {STEP: step}
+    arguments: dict[str, Any] = {STEP_ARGUMENT: step}
     out = body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **arguments)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden

@@ -16,7 +16,7 @@ from engine.execution.models.config import DecoderConfig
 from engine.execution.models.rope import cos_sin_table
 from engine.execution.models.sources import WeightSource
 from kernels.decoder import DecoderLayer, DecoderWeights, Linear
-from kernels.huge_pages import own_pages
+from kernels.huge_pages import mmap_zeros
 from kernels.interface import Kernels
 
 log = logging.getLogger("carousel.engine")
@@ -126,11 +126,11 @@ class _Reader:
         return self.kernels.pack_linear(weight, biases)
 
     def _stored_dtype(self, name: str) -> torch.dtype:
-        return self.kernels.holds(self.source.dtype(name) or self.dtype, self.dtype)
+        return self.kernels.weight_dtype(self.source.dtype(name) or self.dtype, self.dtype)
 
     @property
     def _activations(self) -> torch.dtype:
-        return self.kernels.activations(self.dtype)
+        return self.kernels.activation_dtype(self.dtype)
 
     def _read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         self.source.check(name, shape)
@@ -140,7 +140,7 @@ class _Reader:
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         out = (
-            own_pages(shape, dtype)
+            mmap_zeros(shape, dtype)
             if self.device.type == "cpu"
             else torch.empty(shape, dtype=dtype, device=self.device)
         )

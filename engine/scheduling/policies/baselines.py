@@ -17,9 +17,9 @@ from sortedcontainers import SortedKeyList
 
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
-from engine.scheduling.policy import MOST_TOKENS, Policy, Pressure, Stage
+from engine.scheduling.policy import MAX_STEP_TOKENS, AdmissionContext, MemoryPressure, Policy
 from engine.scheduling.sequence import Sequence, State
-from engine.types import Mechanism
+from engine.types import PreemptionMode
 
 
 class _SingleQueue(Policy):
@@ -45,7 +45,7 @@ class _SingleQueue(Policy):
         """Return the waiting sequences by rank."""
         return iter(self._waiting)
 
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit until a sequence does not fit; no sequence is preempted for a waiting one."""
         while self._waiting and stage.try_start(self._waiting[0]):
             pass
@@ -54,15 +54,15 @@ class _SingleQueue(Policy):
         """Return the order of arrival."""
         return (sequence.arrival, sequence.choice)
 
-    def may_make_way(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+    def preemption_candidates(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
         """Return all running sequences."""
         return list(running)
 
-    def victim(self, candidates: Iterable[Sequence], pressure: Pressure) -> Sequence:
+    def victim(self, candidates: Iterable[Sequence], pressure: MemoryPressure) -> Sequence:
         """Return the last sequence by rank."""
         return max(candidates, key=self.rank)
 
-    def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
+    def victim_reason(self, victim: Sequence, made_for: Sequence | None) -> str:
         """Return the fixed reason: last by rank."""
         return "it was the last in order of the running sequences"
 
@@ -76,12 +76,12 @@ class Orca(_SingleQueue):
 
     name = "orca"
 
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit as long as the longest possible answers of all running sequences fit."""
         size = self.config.tokens_per_page
 
         def pages_to_come(sequence: Sequence, held: int) -> int:
-            return -(-sequence.most_tokens // size) - held
+            return -(-sequence.max_len // size) - held
 
         reserved = sum(pages_to_come(s, len(s.page_table)) for s in stage.running)
         while self._waiting:
@@ -94,7 +94,7 @@ class Orca(_SingleQueue):
         """Return the configured budget, or as many tokens as the machine takes."""
         if self.config.max_num_batched_tokens is not None:
             return self.config.max_num_batched_tokens - decodes
-        return MOST_TOKENS - decodes
+        return MAX_STEP_TOKENS - decodes
 
 
 class Vllm(_SingleQueue):
@@ -118,19 +118,19 @@ class Vllm(_SingleQueue):
         """Reset the flag for preemptions in this step."""
         self._has_paused = False
 
-    def paused(self, sequence: Sequence) -> None:
+    def on_preempted(self, sequence: Sequence) -> None:
         """Note that a sequence was preempted for memory in this step."""
         self._has_paused = True
 
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit unless a sequence was preempted in this step."""
         if not self._has_paused:
             super().admit(stage, now)
 
-    def mechanism(self, sequence: Sequence, pressure: Pressure) -> Mechanism:
+    def preemption_mode(self, sequence: Sequence, pressure: MemoryPressure) -> PreemptionMode:
         """Return the cheapest mode without swapping."""
-        cheapest = super().mechanism(sequence, pressure)
-        return Mechanism.RECOMPUTE if cheapest is Mechanism.SWAP else cheapest
+        cheapest = super().preemption_mode(sequence, pressure)
+        return PreemptionMode.RECOMPUTE if cheapest is PreemptionMode.SWAP else cheapest
 
 
 class Sglang(Vllm):
@@ -142,7 +142,7 @@ class Sglang(Vllm):
 
     name = "sglang"
 
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit, with preemption of lower classes, until a sequence does not fit."""
         while self._waiting:
             first: Sequence = self._waiting[0]
@@ -150,8 +150,8 @@ class Sglang(Vllm):
                 return
 
     @staticmethod
-    def _lower_classes(stage: Stage, first: Sequence) -> list[Sequence]:
-        return [s for s in stage.movable() if s.service_class > first.service_class]
+    def _lower_classes(stage: AdmissionContext, first: Sequence) -> list[Sequence]:
+        return [s for s in stage.preemptible() if s.service_class > first.service_class]
 
 
 class FastServe(_SingleQueue):
@@ -187,14 +187,14 @@ class FastServe(_SingleQueue):
         while self._alarms and self._alarms[0][0] <= now:
             _, _, sequence = heapq.heappop(self._alarms)
             limit = self.config.max_wait_standard
-            is_waiting = sequence.state in (State.WAITING, State.PAUSED)
+            is_waiting = sequence.state in (State.WAITING, State.PREEMPTED)
             if is_waiting and sequence.level and now - sequence.waiting_since >= limit:
                 self._waiting.remove(sequence)
                 sequence.waiting_since = now
                 self._enter(sequence, 0)
                 self._waiting.add(sequence)
 
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit, with preemption of sequences on lower levels, until a sequence does not fit."""
         while self._waiting:
             first: Sequence = self._waiting[0]
@@ -202,10 +202,10 @@ class FastServe(_SingleQueue):
                 return
 
     @staticmethod
-    def _lower_levels(stage: Stage, first: Sequence) -> list[Sequence]:
-        return [s for s in stage.movable() if s.level > first.level]
+    def _lower_levels(stage: AdmissionContext, first: Sequence) -> list[Sequence]:
+        return [s for s in stage.preemptible() if s.level > first.level]
 
-    def served(self, sequences: Iterable[Sequence]) -> None:
+    def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:
         """Reduce quanta."""
         for sequence in sequences:
             sequence.quantum -= 1.0

@@ -12,7 +12,7 @@
 4. If memory runs short while a running sequence grows, the same order picks the victim among all running sequences that
    are not of a higher class. The victim may be the growing sequence itself.
 5. A victim's pages are either copied to host memory, or dropped with the exception of pages that the prefix cache
-   keeps, whichever takes less time (`Policy.pause_cost`).
+   keeps, whichever takes less time (`Policy.preemption_cost`).
 6. A sequence of a lower class that waited longer than its bound is overdue. Overdue sequences go first, tenants in
    turn, but at most one in `OVERDUE_SLOT_DIVISOR` slots serves them at a time. With fewer slots than that, one slot
    serves them for that share of the steps while higher classes have requests: a flood of old batch jobs cannot shut out
@@ -29,11 +29,11 @@
    prompts of a class share its tokens by their tenants' turns; a tenant's prompts are read in the order of priority,
    deadline and shortest remaining prefill, with ageing.
 8. While a higher class is served, lower classes piggyback as far as they do not make a step too long, by the learnt
-   cost of a row (`engine.scheduling.step_time_model`). The limit is `config.stretch` times the duration for the higher classes'
-   decode rows if a sequence is overdue or about to be, `PATIENT_SHARE` of that extra time if no sequence has waited,
-   and no more in a step that also reads a higher-class prompt. At least one row in `RIDING_SHARE` piggybacks, in turn,
-   and so do a few prompt tokens of lower classes. If extra rows are free, all of them join; with `stretch=inf` every
-   token of every row joins.
+   cost of a row (`engine.scheduling.step_time_model`). The limit is `config.stretch` times the duration for the higher
+   classes' decode rows if a sequence is overdue or about to be, `PATIENT_SHARE` of that extra time if no sequence has
+   waited, and no more in a step that also reads a higher-class prompt. At least one row in `PIGGYBACK_SHARE`
+   piggybacks, in turn, and so do a few prompt tokens of lower classes. If extra rows are free, all of them join; with
+   `max_step_slowdown=inf` every token of every row joins.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.scheduling.account import Account
 from engine.scheduling.costs import Costs
-from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairLine
+from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 from engine.scheduling.itl_targets import ItlTargets, prefill_rank
-from engine.scheduling.policy import Policy, Pressure, Shares, Stage
+from engine.scheduling.policy import AdmissionContext, MemoryPressure, Policy, StepShares
 from engine.scheduling.sequence import Sequence, State
-from engine.types import Cause, ServiceClass
+from engine.types import ServiceClass, WaitReason
 
 BATCH = ServiceClass.BATCH
 OVERDUE_SLOT_DIVISOR = 8
-UNEVEN = 1024.0  # weighted tokens
-RIDING_SHARE = 16  # one in this many rows of lower classes piggybacks at any cost
+MAX_SERVICE_GAP_TOKENS = 1024.0  # weighted tokens
+PIGGYBACK_SHARE = 16  # one in this many rows of lower classes piggybacks at any cost
 PATIENT_SHARE = 0.25  # of the allowed slowdown that applies when a sequence is about to be overdue
 MIN_PIGGYBACK_TOKENS = 8  # prompt tokens of lower classes in each step
 
@@ -92,9 +92,9 @@ class Carousel(Policy):
             math.ceil(config.min_share * OVERDUE_SLOT_DIVISOR / config.max_num_seqs) if has_few_slots else 0
         )
         self._steps_to_guarantee = 0  # steps until the next guarantee, as long as higher classes have requests
-        self._queues = {c: FairLine(_order, config.max_num_seqs) for c in ServiceClass}
+        self._queues = {c: FairQueue(_order, config.max_num_seqs) for c in ServiceClass}
         # Overdue sequences also keep their place in their class, so being overdue can only help.
-        self._overdue_queue = FairLine(lambda s: (s.due, s.arrival, s.choice), config.max_num_seqs)
+        self._overdue_queue = FairQueue(lambda s: (s.overdue_at, s.arrival, s.choice), config.max_num_seqs)
         # When each sequence becomes overdue, earliest first. Entries of sequences that left are dropped at the top.
         self._alarms: dict[ServiceClass, list[tuple[float, int, Sequence]]] = {c: [] for c in ServiceClass}
         self._serial = count()
@@ -105,9 +105,9 @@ class Carousel(Policy):
     def push(self, sequence: Sequence) -> None:
         """Queue `sequence` in its class; its clock runs from `waiting_since`."""
         sequence.account = self._queues[sequence.service_class].push(sequence)
-        sequence.due = sequence.waiting_since + self._max_wait[sequence.service_class]
-        if sequence.due < math.inf:
-            heapq.heappush(self._alarms[sequence.service_class], (sequence.due, next(self._serial), sequence))
+        sequence.overdue_at = sequence.waiting_since + self._max_wait[sequence.service_class]
+        if sequence.overdue_at < math.inf:
+            heapq.heappush(self._alarms[sequence.service_class], (sequence.overdue_at, next(self._serial), sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove `sequence` from its class and from the overdue queue."""
@@ -125,15 +125,15 @@ class Carousel(Policy):
         """Return the number of overdue sequences, which go before the first one of a class."""
         return 0 if sequence.is_overdue else len(self._overdue_queue)
 
-    def why_waits(self, sequence: Sequence) -> Cause:
+    def wait_reason(self, sequence: Sequence) -> WaitReason:
         """Return whether a later arrival of the same class goes first, and the reason (rule 2)."""
         first = self._queues[sequence.service_class].head()
         if first is None or first.arrival <= sequence.arrival:
-            return Cause.ORDER
+            return WaitReason.ORDER
         if first.account is sequence.account:
             by_priority = first.request.priority < sequence.request.priority
-            return Cause.ORDER if by_priority or first.request.deadline is None else Cause.DEADLINE
-        return Cause.FAIRNESS if first.account.served <= sequence.account.served else Cause.DEADLINE
+            return WaitReason.ORDER if by_priority or first.request.deadline is None else WaitReason.DEADLINE
+        return WaitReason.FAIRNESS if first.account.served <= sequence.account.served else WaitReason.DEADLINE
 
     # A step -------------------------------------------------------------------------------------------------------
 
@@ -143,15 +143,15 @@ class Carousel(Policy):
         for alarms in self._alarms.values():
             while alarms:
                 due, _, sequence = alarms[0]
-                is_waiting = sequence.state in (State.WAITING, State.PAUSED)
-                if is_waiting and not sequence.is_overdue and due == sequence.due:
+                is_waiting = sequence.state in (State.WAITING, State.PREEMPTED)
+                if is_waiting and not sequence.is_overdue and due == sequence.overdue_at:
                     if due > now:
                         break
                     sequence.is_overdue = True
                     self._overdue_queue.push(sequence)
                 heapq.heappop(alarms)
 
-    def admit(self, stage: Stage, now: float) -> None:
+    def admit(self, stage: AdmissionContext, now: float) -> None:
         """Admit sequences in order until one does not fit.
 
         No sequence overtakes one that does not fit: resources that become free go to it. Only an overdue sequence lets
@@ -161,10 +161,13 @@ class Carousel(Policy):
             overdue = self._overdue_queue.head() if self._overdue_queue and self._has_overdue_slot(stage) else None
             if overdue is not None and not self._must_yield(overdue, stage):
                 if stage.try_start(overdue, partial(self._for_overdue, stage, overdue)):
-                    overdue.share_left, overdue.has_claim = self.config.min_share, True
+                    overdue.guaranteed_tokens_left, overdue.has_guarantee = self.config.min_share, True
                     self._steps_to_guarantee = self._guarantee_steps
                     continue
-                if overdue.cause is Cause.PAGES and now >= overdue.due + self._max_wait[overdue.service_class]:
+                if (
+                    overdue.cause is WaitReason.PAGES
+                    and now >= overdue.overdue_at + self._max_wait[overdue.service_class]
+                ):
                     return
             sequence = next((queue.head() for queue in self._queues.values() if queue), None)
             if sequence is None:
@@ -176,14 +179,14 @@ class Carousel(Policy):
         """Return class, then arrival."""
         return (sequence.service_class, sequence.arrival, sequence.choice)
 
-    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> Shares:
+    def share(self, decodes: list[Sequence], prefilling: list[Sequence], step: int, now: float) -> StepShares:
         """Apply rules 6 to 8."""
         if not prefilling and decodes[0].service_class == decodes[-1].service_class:  # true of most steps
-            return Shares(decodes, [], [])
+            return StepShares(decodes, [], [])
         highest = min(s.service_class for s in chain(decodes[:1], prefilling[:1]))  # both lists are sorted by class
         # A sequence that was admitted in time is not overdue for a while, so this list is empty in most steps.
-        overdue = [s for s in prefilling if s.is_protected or now >= s.due]
-        punctual = [s for s in prefilling if not (s.is_protected or now >= s.due)] if overdue else prefilling
+        overdue = [s for s in prefilling if s.is_protected or now >= s.overdue_at]
+        punctual = [s for s in prefilling if not (s.is_protected or now >= s.overdue_at)] if overdue else prefilling
         highest_prompts = [s for s in punctual if s.service_class == highest]
         lower_prompts = punctual[len(highest_prompts) :]
         lower_decodes = [s for s in decodes if s.service_class > highest and not s.is_protected]
@@ -193,18 +196,19 @@ class Carousel(Policy):
         if (
             (highest_prompts or num_higher)
             and (lower_decodes or lower_prompts or has_overdue_piggyback)
-            and not math.isinf(self.config.stretch)
+            and not math.isinf(self.config.max_step_slowdown)
         ):
-            extra_share = (self.config.stretch - 1) * (
+            extra_share = (self.config.max_step_slowdown - 1) * (
                 PATIENT_SHARE + (1 - PATIENT_SHARE) * (1.0 if overdue else self._urgency(now))
             )
-            spare_seconds = extra_share * self.pace.step_seconds(num_higher)
+            spare_seconds = extra_share * self.step_time_model.step_seconds(num_higher)
             rows = self._num_piggyback_rows(len(lower_decodes), spare_seconds)
         paced = sum([s.service_class < BATCH for s in decodes]) if highest < BATCH else len(decodes)
         urgent_seconds = self._urgent_seconds(decodes[:paced], [*overdue, *highest_prompts], num_higher + rows, now)
         budget = self.prompt_tokens(paced, max(0, num_higher + rows - paced), urgent_seconds)
         piggyback_tokens = min(
-            (spare_seconds - rows * self.pace.row_seconds) / max(self.pace.token_seconds, 1e-9), budget
+            (spare_seconds - rows * self.step_time_model.row_seconds) / max(self.step_time_model.token_seconds, 1e-9),
+            budget,
         )
         prompts = []
         if overdue:
@@ -221,19 +225,19 @@ class Carousel(Policy):
         if lower_prompts:
             prompts.append((self._in_turn(lower_prompts), max(MIN_PIGGYBACK_TOKENS, int(piggyback_tokens))))
         if rows == len(lower_decodes):
-            return Shares(decodes, [], prompts)
-        lower_decodes.sort(key=lambda s: (s.rode, s.service_class))
+            return StepShares(decodes, [], prompts)
+        lower_decodes.sort(key=lambda s: (s.last_piggyback_step, s.service_class))
         for sequence in lower_decodes[:rows]:
-            sequence.rode = step
+            sequence.last_piggyback_step = step
         held_back = {id(s) for s in lower_decodes[rows:]}
-        return Shares([s for s in decodes if id(s) not in held_back], lower_decodes[rows:], prompts)
+        return StepShares([s for s in decodes if id(s) not in held_back], lower_decodes[rows:], prompts)
 
     def _urgent_seconds(self, paced: list[Sequence], prompts: list[Sequence], rows: int, now: float) -> float:
         """Return the seconds for `prompts` in a step of `rows`, within the targets of the `paced` streams (rule 7)."""
         if not paced:
             return 0.0
-        longest, urgency = self._targets.step_seconds(paced, prompts, self.pace.token_seconds, now)
-        return urgency * max(0.0, longest - self.pace.step_seconds(rows))
+        longest, urgency = self._targets.step_seconds(paced, prompts, self.step_time_model.token_seconds, now)
+        return urgency * max(0.0, longest - self.step_time_model.step_seconds(rows))
 
     def _urgency(self, now: float) -> float:
         """Return how close the nearest waiting sequence is to being overdue, from 0 to 1."""
@@ -250,13 +254,13 @@ class Carousel(Policy):
     def _lateness(self, overdue: list[Sequence], now: float) -> float:
         """Return how far the latest of `overdue` is past its bound: 0 at the bound, 1 at twice the bound."""
         bounds = ((s, self._max_wait[s.service_class]) for s in overdue)
-        return max((now - s.due) / bound if bound else 1.0 for s, bound in bounds)
+        return max((now - s.overdue_at) / bound if bound else 1.0 for s, bound in bounds)
 
     def _num_piggyback_rows(self, num_lower: int, spare_seconds: float) -> int:
         """Return how many of `num_lower` rows join a step that may take `spare_seconds` more for them (rule 8)."""
-        row_seconds = self.pace.row_seconds
+        row_seconds = self.step_time_model.row_seconds
         return max(
-            -(-num_lower // RIDING_SHARE),
+            -(-num_lower // PIGGYBACK_SHARE),
             int(min(spare_seconds / row_seconds, num_lower)) if row_seconds else num_lower,
         )
 
@@ -264,16 +268,16 @@ class Carousel(Policy):
         """Return the prompts by class, then by their tenants' service, then by `prefill_rank`."""
         if len(prefilling) < 2:
             return prefilling
-        token_seconds = self.pace.token_seconds
+        token_seconds = self.step_time_model.token_seconds
         return sorted(prefilling, key=lambda s: (s.service_class, s.account.served, *prefill_rank(s, token_seconds)))
 
     # Preemption ---------------------------------------------------------------------------------------------------
 
-    def may_make_way(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
+    def preemption_candidates(self, growing: Sequence, running: Iterable[Sequence]) -> list[Sequence]:
         """Return the running sequences that are not of a higher class than `growing` (rule 4)."""
         return [s for s in running if s.service_class >= growing.service_class]
 
-    def victim(self, candidates: Iterable[Sequence], pressure: Pressure) -> Sequence:
+    def victim(self, candidates: Iterable[Sequence], pressure: MemoryPressure) -> Sequence:
         """Return the sequence to preempt by rule 3."""
         candidates = list(candidates)
         lowest = max(s.service_class for s in candidates)
@@ -282,15 +286,15 @@ class Carousel(Policy):
             return candidates[0]
         oldest = min(candidates, key=self.service_order)
         least = min(s.account.served for s in candidates)
-        wanted = max(1, pressure.lacking)
+        wanted = max(1, pressure.pages_needed)
 
         def order(s: Sequence) -> tuple[Any, ...]:
-            seconds = self.pause_cost(s, pressure)[0]
+            seconds = self.preemption_cost(s, pressure)[0]
             return (
                 s.is_protected,
                 s is oldest,
-                s.share_left > 0,
-                s.account.served <= least + UNEVEN,
+                s.guaranteed_tokens_left > 0,
+                s.account.served <= least + MAX_SERVICE_GAP_TOKENS,
                 seconds / max(1, min(wanted, len(s.page_table))),
                 -s.arrival,
                 -s.choice,
@@ -298,46 +302,46 @@ class Carousel(Policy):
 
         return min(candidates, key=order)
 
-    def why_victim(self, victim: Sequence, made_for: Sequence | None) -> str:
+    def victim_reason(self, victim: Sequence, beneficiary: Sequence | None) -> str:
         """Return the reason by rules 1, 3 and 6."""
         if victim.is_protected:
             return "no other sequence could be paused, although its guaranteed minimum share was not used up"
-        if made_for is not None and made_for.service_class == victim.service_class:
-            if made_for.is_overdue:
+        if beneficiary is not None and beneficiary.service_class == victim.service_class:
+            if beneficiary.is_overdue:
                 return "a request of its class had waited past its bound, and pausing this one cost the least"
             return "its tenant had more slots than its share while another tenant of its class had fewer"
         return "of the lowest class that was running, pausing it cost the least"
 
     # Notifications ------------------------------------------------------------------------------------------------
 
-    def started(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:
+    def slot_taken(self, sequence: Sequence, fresh_tokens: int, *, is_resumed: bool) -> None:
         """Charge its prompt; give a resumed sequence a minimum share before it is preempted again, if possible."""
         self._queues[sequence.service_class].started(sequence)
         if fresh_tokens:
             sequence.account.charge(PROMPT_WEIGHT * fresh_tokens)
-        sequence.share_left, sequence.has_claim = (self.config.min_share if is_resumed else 0), False
+        sequence.guaranteed_tokens_left, sequence.has_guarantee = (self.config.min_share if is_resumed else 0), False
 
-    def served(self, sequences: Iterable[Sequence]) -> None:
+    def tokens_sampled(self, sequences: Iterable[Sequence]) -> None:
         """Charge one token to each sequence's tenant and reduce minimum shares."""
         for sequence in sequences:
             account = sequence.account
             account.served += OUTPUT_WEIGHT / account.weight
-            if sequence.share_left:
-                if sequence.has_claim:
+            if sequence.guaranteed_tokens_left:
+                if sequence.has_guarantee:
                     self._overdue_queue.account(sequence).charge(OUTPUT_WEIGHT)
-                sequence.share_left -= 1
+                sequence.guaranteed_tokens_left -= 1
 
-    def vacated(self, sequence: Sequence) -> None:
+    def slot_released(self, sequence: Sequence) -> None:
         """End its minimum share."""
-        self._queues[sequence.service_class].vacated(sequence)
-        sequence.share_left, sequence.has_claim = 0, False
+        self._queues[sequence.service_class].slot_released(sequence)
+        sequence.guaranteed_tokens_left, sequence.has_guarantee = 0, False
 
     # Internals ----------------------------------------------------------------------------------------------------
 
-    def _has_overdue_slot(self, stage: Stage) -> bool:
+    def _has_overdue_slot(self, stage: AdmissionContext) -> bool:
         return sum(s.is_protected for s in stage.running) < self._overdue_slots
 
-    def _must_yield(self, overdue: Sequence, stage: Stage) -> bool:
+    def _must_yield(self, overdue: Sequence, stage: AdmissionContext) -> bool:
         """Return whether higher classes go first: slots are few and the last guarantee has just used one."""
         if not self._steps_to_guarantee:
             return False
@@ -345,11 +349,11 @@ class Carousel(Policy):
         return any(higher) or any(s.service_class < overdue.service_class for s in stage.running)
 
     @staticmethod
-    def _for_overdue(stage: Stage, sequence: Sequence) -> list[Sequence]:
+    def _for_overdue(stage: AdmissionContext, sequence: Sequence) -> list[Sequence]:
         """Return the preemptible sequences of its own and lower classes, except those with a guarantee (rule 6)."""
-        return [s for s in stage.movable() if s.service_class >= sequence.service_class and not s.is_protected]
+        return [s for s in stage.preemptible() if s.service_class >= sequence.service_class and not s.is_protected]
 
-    def _for_next(self, stage: Stage, sequence: Sequence) -> list[Sequence]:
+    def _for_next(self, stage: AdmissionContext, sequence: Sequence) -> list[Sequence]:
         """Return the preemptible sequences for a waiting `sequence` (rule 1).
 
         These are sequences of lower classes. If its tenant is below its share, they include the sequences that other
@@ -359,7 +363,7 @@ class Carousel(Policy):
         is_below_share = queue.num_tenants > 1 and queue.is_below_share(sequence.account)
         if sequence.service_class == BATCH and not is_below_share:
             return []
-        movable = [s for s in stage.movable() if s.service_class >= sequence.service_class and not s.is_protected]
+        movable = [s for s in stage.preemptible() if s.service_class >= sequence.service_class and not s.is_protected]
         lower = [s for s in movable if s.service_class > sequence.service_class]
         return lower + self._beyond_shares(sequence, movable) if is_below_share else lower
 

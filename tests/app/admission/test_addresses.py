@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.admission.addresses import client_network
-from app.admission.tenants import ANYBODY, anonymous
+from app.admission.tenants import ANONYMOUS, anonymous
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,6 @@ def test_a_connection_without_an_address_is_local():
 def test_networks_are_separate_tenants_with_one_name_and_own_nothing():
     """They take turns separately, and share metrics, streams and the prefix cache."""
     tenants = [anonymous(network) for network in ("", "192.0.2.7", "192.0.2.8")]
-    assert tenants[0] is ANYBODY
+    assert tenants[0] is ANONYMOUS
     assert len({tenant.id for tenant in tenants}) == 3
     assert {(tenant.name, tenant.owner) for tenant in tenants} == {("anybody", "")}

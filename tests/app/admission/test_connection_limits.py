@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from app.admission.addresses import AddressList
-from app.admission.connection_limits import DEFAULT_PER_ADDRESS, MAX_LINGERING, PER_ADDRESS, TOTAL, ConnectionLimits
-from app.admission.tenants import ANYBODY, Tenant, anonymous, key_digest
+from app.admission.connection_limits import (
+    ADDRESS_LIMIT,
+    DEFAULT_PER_ADDRESS,
+    MAX_LINGERING,
+    TOTAL_LIMIT,
+    ConnectionLimits,
+)
+from app.admission.tenants import ANONYMOUS, Tenant, anonymous, key_digest
 from app.admission.websocket_limits import (
     DEFAULT_MAX_WEBSOCKETS,
     FLOOD_SECONDS,
@@ -47,9 +53,9 @@ def test_an_address_has_its_limit(per_address: int | None, address: str, limit: 
     if limit is not None:
         error = refusal(limits.enter, (address, 6))
         assert (error.status, error.code) == (429, "max_connections_per_address_exceeded")
-        assert int(error.headers["Retry-After"]) > 0 and PER_ADDRESS in str(error) and f"{limit} conn" in str(error)
+        assert int(error.headers["Retry-After"]) > 0 and ADDRESS_LIMIT in str(error) and f"{limit} conn" in str(error)
         limits.enter(("198.51.100.7", 5))
-        assert limits.refused == {TOTAL: 0, PER_ADDRESS: 1}
+        assert limits.refused == {TOTAL_LIMIT: 0, ADDRESS_LIMIT: 1}
 
 
 def test_an_ipv6_network_is_one_address_and_a_unix_socket_is_none():
@@ -68,7 +74,7 @@ def test_the_total_has_a_limit_and_ended_connections_make_room():
     limits = ConnectionLimits(2, None)
     releases = [limits.enter((HOME, 5)), limits.enter(("127.0.0.1", 5))]
     error = refusal(limits.enter, (HOME, 6))
-    assert (error.status, error.code, limits.refused[TOTAL]) == (503, "max_connections_exceeded", 1)
+    assert (error.status, error.code, limits.refused[TOTAL_LIMIT]) == (503, "max_connections_exceeded", 1)
     assert "Retry-After" in error.headers and "2 connections" in str(error)
     for release in releases:
         release()
@@ -108,9 +114,9 @@ def test_a_list_of_addresses_has_addresses_and_networks(listed: str, address: st
     [
         (None, KEY, DEFAULT_MAX_WEBSOCKETS),
         (None, anonymous(HOME), DEFAULT_MAX_WEBSOCKETS),
-        (None, ANYBODY, None),
+        (None, ANONYMOUS, None),
         (0, KEY, None),
-        (2, ANYBODY, 2),
+        (2, ANONYMOUS, 2),
         (2, Tenant(name="b", digest=key_digest("b"), max_websockets=5), 5),
         (2, Tenant(name="b", digest=key_digest("b"), max_websockets=0), None),
     ],
@@ -157,9 +163,9 @@ def test_loopback_without_a_key_is_delayed_and_not_refused_after_floods_and_few_
     """Loopback may be a proxy of many clients, and the oldest flooders are forgotten."""
     limits = WebSocketLimits(None, lambda: 0.0)
     for _ in range(MAX_FLOODS):
-        limits.count_flood(ANYBODY, "")
-    limits.check(ANYBODY, "")
-    assert limits.delay(ANYBODY, "") > 0
+        limits.count_flood(ANONYMOUS, "")
+    limits.check(ANONYMOUS, "")
+    assert limits.delay(ANONYMOUS, "") > 0
     for number in range(MAX_FLOODERS + 10):
         limits.count_flood(KEY, str(number))
     assert len(limits._floods) == MAX_FLOODERS

@@ -11,10 +11,10 @@ async def test_a_burst_passes_at_once_and_more_events_wait():
     """The next event is handled when it is due, not with the burst."""
     pacer = EventPacer(per_second=20, burst=3)
     for _ in range(3):
-        turn = asyncio.ensure_future(pacer.turn())
+        turn = asyncio.ensure_future(pacer.wait_turn())
         await asyncio.sleep(0)
         assert turn.done()
-    late = asyncio.ensure_future(pacer.turn())
+    late = asyncio.ensure_future(pacer.wait_turn())
     await asyncio.sleep(0)
     assert not late.done()
     await asyncio.wait_for(late, 5)
@@ -26,7 +26,7 @@ async def test_a_socket_that_floods_takes_turns_with_the_others():
 
     async def socket(name: str, events: int) -> None:
         for _ in range(events):
-            await pacer.turn()
+            await pacer.wait_turn()
             order.append(name)
 
     await asyncio.wait_for(asyncio.gather(socket("flood", 20), socket("other", 5)), 5)
@@ -36,8 +36,8 @@ async def test_a_socket_that_floods_takes_turns_with_the_others():
 async def test_an_event_whose_connection_is_lost_takes_no_turn():
     """The next event takes its place."""
     pacer = EventPacer(per_second=100, burst=1)
-    await pacer.turn()
-    lost, next_one = asyncio.ensure_future(pacer.turn()), asyncio.ensure_future(pacer.turn())
+    await pacer.wait_turn()
+    lost, next_one = asyncio.ensure_future(pacer.wait_turn()), asyncio.ensure_future(pacer.wait_turn())
     await asyncio.sleep(0)
     lost.cancel()
     await asyncio.wait_for(next_one, 5)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.__main__ import main
 from app.admission.keys_file import KeysFileError, fingerprint, is_exposed, parse_keys, read_keys_file
 from app.admission.tenant_tables import LIMIT_FIELDS
-from app.admission.tenants import key_digest, of_key
+from app.admission.tenants import key_digest, tenant_of_key
 from app.cli import keys_command, keys_editor
 from app.cli.keys_editor import KEY_PREFIX, add_key
 from app.settings import SettingsError, parse
@@ -145,7 +145,7 @@ def test_tenants_of_all_sources_are_found_by_digest(path: Path, model: str):
     path.write_text(HAND_WRITTEN)
     found = parse([model, "--keys-file", str(path), "--api-key", "other"], {}).tenants_by_digest
     assert found[DIGEST].name == "alice" and found[DIGEST].tiers == ("flex",)
-    assert found[key_digest("other")] == of_key("other")
+    assert found[key_digest("other")] == tenant_of_key("other")
 
 
 def test_add_prints_only_the_key_and_stores_only_its_digest(run_keys: RunKeys, path: Path):
@@ -244,7 +244,7 @@ def test_list_and_revoke_do_not_create_a_file(run_keys: RunKeys, path: Path):
 
 def test_every_limit_of_a_table_is_a_flag_of_add():
     """No limit requires editing by hand."""
-    assert {*keys_command.LIMITS, "tiers"} == set(LIMIT_FIELDS)
+    assert {*keys_command.LIMIT_FLAGS, "tiers"} == set(LIMIT_FIELDS)
 
 
 def test_the_default_path_is_the_variable_or_in_the_configuration_folder(monkeypatch, tmp_path: Path):

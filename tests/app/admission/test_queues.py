@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.admission.queues import MAX_IDLE_TENANTS, MOST_SECONDS, UNKNOWN_SECONDS, Admission
+from app.admission.queues import DEFAULT_RETRY_SECONDS, MAX_IDLE_TENANTS, MAX_RETRY_SECONDS, Admission
 from app.admission.tenants import Tenant, key_digest
 from app.errors import ApiError
 from engine.types import ServiceClass
@@ -21,7 +21,7 @@ class AdmissionHarness:
 
     def enter(self, tenant: Tenant, times: int = 1, tokens: int = 10, service_class: ServiceClass = S) -> None:
         for _ in range(times):
-            self.admission.enter(tenant.id, service_class, tokens)
+            self.admission.add_waiting(tenant.id, service_class, tokens)
 
     def refusal(self, tenant: Tenant, tokens: int = 10, service_class: ServiceClass = S) -> ApiError:
         with pytest.raises(ApiError) as caught:
@@ -73,8 +73,8 @@ def test_retry_after_follows_the_measured_drain_rate():
     for _ in range(100):
         harness.enter(BERT, 2)
         harness.now += 1.0
-        harness.admission.leave(BERT.id, S, 10)
-        harness.admission.leave(BERT.id, S, 10)
+        harness.admission.remove_waiting(BERT.id, S, 10)
+        harness.admission.remove_waiting(BERT.id, S, 10)
     harness.enter(BERT, 40)
     assert int(harness.refusal(BERT).headers["Retry-After"]) == pytest.approx(5, abs=1)
 
@@ -83,11 +83,11 @@ def test_retry_after_has_a_default_and_a_maximum():
     """The first value is a guess, and the maximum is ten minutes."""
     harness = AdmissionHarness()
     harness.enter(BERT, 10)
-    assert harness.refusal(BERT).headers["Retry-After"] == str(UNKNOWN_SECONDS)
-    harness.admission.leave(BERT.id, S, 10)
+    assert harness.refusal(BERT).headers["Retry-After"] == str(DEFAULT_RETRY_SECONDS)
+    harness.admission.remove_waiting(BERT.id, S, 10)
     harness.enter(BERT)
     harness.now += 400.0
-    assert harness.refusal(BERT).headers["Retry-After"] == str(MOST_SECONDS)
+    assert harness.refusal(BERT).headers["Retry-After"] == str(MAX_RETRY_SECONDS)
 
 
 def test_requests_that_will_fill_free_slots_do_not_count_as_queued():
@@ -109,7 +109,7 @@ def test_a_request_that_leaves_makes_room():
     """The next request is admitted."""
     harness = AdmissionHarness()
     harness.enter(ANNA, 3)
-    harness.admission.leave(ANNA.id, S, 10)
+    harness.admission.remove_waiting(ANNA.id, S, 10)
     harness.admission.check(ANNA, S, 10)
 
 
@@ -135,10 +135,10 @@ def test_tenants_without_waiting_requests_are_forgotten_and_others_are_not():
     for tenant in waiting:
         harness.enter(tenant, 3)
     for number in range(2 * MAX_IDLE_TENANTS):
-        harness.admission.enter(f"idle-{number}", S, 10)
-        harness.admission.leave(f"idle-{number}", S, 10)
+        harness.admission.add_waiting(f"idle-{number}", S, 10)
+        harness.admission.remove_waiting(f"idle-{number}", S, 10)
     assert len(harness.admission._tenants) <= MAX_IDLE_TENANTS
     for tenant in waiting:
         for _ in range(3):
-            harness.admission.leave(tenant.id, S, 10)
+            harness.admission.remove_waiting(tenant.id, S, 10)
     assert harness.admission.waiting(S).requests == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.admission.rate_limits import ANONYMOUS_LIMITS, MAX_IDLE_TENANTS, UNLIMITED, RateLimits
-from app.admission.tenants import ANYBODY, Tenant, anonymous, key_digest
+from app.admission.tenants import ANONYMOUS, Tenant, anonymous, key_digest
 from app.errors import ApiError
 
 KEY = Tenant(name="anna", digest=key_digest("a"))
@@ -76,10 +76,10 @@ def test_concurrent_choices_are_limited_except_for_an_idle_tenant():
 def test_a_tenant_s_own_limit_beats_the_option_and_the_option_beats_the_default():
     """Keys and loopback are unlimited by default, other addresses without a key are not, and 0 is no limit."""
     remote = anonymous("192.0.2.1")
-    assert RateLimitsHarness().limits.limits_of(KEY) == RateLimitsHarness().limits.limits_of(ANYBODY) == UNLIMITED
+    assert RateLimitsHarness().limits.limits_of(KEY) == RateLimitsHarness().limits.limits_of(ANONYMOUS) == UNLIMITED
     assert RateLimitsHarness().limits.limits_of(remote) == ANONYMOUS_LIMITS
     assert RateLimitsHarness(requests_per_minute=0).limits.limits_of(remote).requests_per_minute == float("inf")
-    for tenant in (KEY, ANYBODY, remote):
+    for tenant in (KEY, ANONYMOUS, remote):
         assert RateLimitsHarness(requests_per_minute=5).limits.limits_of(tenant).requests_per_minute == 5
     own = Tenant(name="own", digest=key_digest("o"), requests_per_minute=7, tokens_per_minute=0)
     limits = RateLimitsHarness(requests_per_minute=5, tokens_per_minute=5).limits.limits_of(own)

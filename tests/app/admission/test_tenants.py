@@ -31,7 +31,7 @@ def test_a_tenant_has_a_name_a_weight_and_limits(tmp_path, model):
     (tenant,) = read(tmp_path, model, text)
     assert (tenant.name, tenant.weight, tenant.deadline_ms, tenant.max_queue) == ("night", 0.5, 5, 7)
     assert tenant.digest == key_digest("k") and tenant.id == tenant.digest[:16]
-    assert tenant.highest is ServiceClass.BATCH
+    assert tenant.highest_class is ServiceClass.BATCH
     assert not tenant.may(ServiceClass.STANDARD)
 
 

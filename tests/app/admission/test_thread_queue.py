@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from app.admission import thread_queue as turnstiles
-from app.admission.thread_queue import RELEASE_BYTES, Turnstile
+from app.admission.thread_queue import RELEASE_BYTES, ThreadQueue
 from engine.types import ServiceClass
 
 HOURS = 1e5  # in seconds
@@ -16,9 +16,9 @@ HOURS = 1e5  # in seconds
 
 async def test_the_next_function_waits_after_much_work():
     """A function that cost hours delays the next one of any class; a queue without a share never pauses."""
-    limited, unlimited, ran = Turnstile(1, share=0.5), Turnstile(1), []
+    limited, unlimited, ran = ThreadQueue(1, max_cpu_share=0.5), ThreadQueue(1), []
     for turnstile in (limited, unlimited):
-        await turnstile.run(lambda: None, spent=HOURS)
+        await turnstile.run(lambda: None, cpu_seconds_spent=HOURS)
     await asyncio.wait_for(unlimited.run(lambda: ran.append("unlimited")), 5)
     waiting = asyncio.ensure_future(limited.run(lambda: ran.append("limited"), ServiceClass.INTERACTIVE))
     await asyncio.wait_for(unlimited.run(lambda: None), 5)
@@ -30,12 +30,12 @@ async def test_the_next_function_waits_after_much_work():
 
 async def test_a_function_that_fails_is_charged_too():
     """Refusals cost as much as answers."""
-    turnstile = Turnstile(1, share=0.5)
+    turnstile = ThreadQueue(1, max_cpu_share=0.5)
 
     def fail() -> None:
         raise ValueError
 
-    await asyncio.gather(turnstile.run(fail, spent=HOURS), return_exceptions=True)
+    await asyncio.gather(turnstile.run(fail, cpu_seconds_spent=HOURS), return_exceptions=True)
     waiting = asyncio.ensure_future(turnstile.run(lambda: None))
     await asyncio.gather(*(asyncio.to_thread(threading.get_ident) for _ in range(3)))
     assert not waiting.done()
@@ -44,8 +44,8 @@ async def test_a_function_that_fails_is_charged_too():
 
 async def test_a_pause_ends_by_itself():
     """Waiting functions then run one after another, in order."""
-    turnstile, ran = Turnstile(1, share=0.5), []
-    await turnstile.run(lambda: None, spent=0.075)
+    turnstile, ran = ThreadQueue(1, max_cpu_share=0.5), []
+    await turnstile.run(lambda: None, cpu_seconds_spent=0.075)
     await asyncio.wait_for(asyncio.gather(*(turnstile.run(lambda i=i: ran.append(i)) for i in range(3))), 10)
     assert ran == [0, 1, 2]
 
@@ -55,7 +55,7 @@ async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ):
     """Memory is returned once, when no function is left, and not after a single smaller input."""
-    turnstile, released, pending = Turnstile(1), asyncio.Event(), []
+    turnstile, released, pending = ThreadQueue(1), asyncio.Event(), []
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(turnstiles, "RELEASE_SECONDS", 0.0)
 
@@ -63,7 +63,7 @@ async def test_memory_is_returned_after_large_inputs_and_after_many_smaller_ones
         pending.append(turnstile.pending)
         loop.call_soon_threadsafe(released.set)
 
-    monkeypatch.setattr(turnstiles, "release_memory", release)
+    monkeypatch.setattr(turnstiles, "trim_malloc", release)
     await turnstile.run(lambda: None, size=RELEASE_BYTES // 4 - 1)
     assert turnstile._releasing is None
     await asyncio.gather(*(turnstile.run(lambda: None, size=size) for size in sizes))

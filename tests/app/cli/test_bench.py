@@ -23,11 +23,20 @@ from app.cli.bench import (
     plots,
     report,
 )
-from app.cli.bench.client import Answer, Broken, Events, NoServer, Target, ask_json, complete, resolved
+from app.cli.bench.client import (
+    Answer,
+    Events,
+    ResponseError,
+    ServerUnreachable,
+    Target,
+    request_json,
+    resolve_address,
+    stream_completion,
+)
 from app.cli.bench.command import write
 from app.cli.bench.measure import Record, Slo
-from app.cli.bench.traffic import Served, Traffic, fit, goes_to_b, jobs, look
-from app.cli.bench.workloads import WORKLOADS, Asked, Scale, prompt_ids, workload
+from app.cli.bench.traffic import TargetServer, Traffic, cut_to_context, goes_to_b, jobs, query_server
+from app.cli.bench.workloads import WORKLOADS, Scale, WorkloadRequest, prompt_ids, workload
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -59,7 +68,7 @@ def test_the_command_line_names_the_workloads_that_there_are():
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_is_determined_by_its_seed_and_ordered_by_time(name: str):
     """A seed gives the same requests each time, another seed gives others; counts and lengths are within bounds."""
-    scale = Scale(rate=5, prompt=40, output=30, longest=100)
+    scale = Scale(rate=5, prompt=40, output=30, max_tokens=100)
     first, again, other = (list(workload(name, 300, scale, seed)) for seed in (1, 1, 2))
     assert first == again != other
     assert len(first) == 300
@@ -70,7 +79,7 @@ def test_a_workload_is_determined_by_its_seed_and_ordered_by_time(name: str):
 @pytest.mark.parametrize("name", ["uniform", "exponential", "sharegpt", "bursts"])
 def test_a_workload_has_the_means_that_it_states(name: str):
     """Rate and lengths match over many requests; cutting exponential answers at four means costs 2 % of theirs."""
-    requests = list(workload(name, SAMPLE_SIZE, Scale(rate=5, prompt=40, output=30, longest=100_000)))
+    requests = list(workload(name, SAMPLE_SIZE, Scale(rate=5, prompt=40, output=30, max_tokens=100_000)))
     assert SAMPLE_SIZE / requests[-1].at == pytest.approx(5, rel=0.06)
     assert np.mean([one.prompt_tokens for one in requests]) == pytest.approx(40, rel=0.05)
     assert np.mean([one.output_tokens for one in requests]) == pytest.approx(30, rel=0.05)
@@ -97,13 +106,13 @@ def test_shares_of_classes_and_tenants_are_those_of_the_docstrings():
 
 def test_prompts_share_only_the_prefix_of_their_group():
     """The first half is shared within a group of `prefixes`; other prompts differ from the first tokens on."""
-    one, two = (prompt_ids(Asked(0, 20, 1, prefix=3), number, 4096) for number in (1, 2))
+    one, two = (prompt_ids(WorkloadRequest(0, 20, 1, prefix=3), number, 4096) for number in (1, 2))
     assert one[:10] == two[:10]
     assert one[10:] != two[10:]
-    assert prompt_ids(Asked(0, 20, 1), 1, 4096)[:4] != prompt_ids(Asked(0, 20, 1), 2, 4096)[:4]
+    assert prompt_ids(WorkloadRequest(0, 20, 1), 1, 4096)[:4] != prompt_ids(WorkloadRequest(0, 20, 1), 2, 4096)[:4]
 
 
-SERVED = Served(Target.parse("http://127.0.0.1:1"), "m", 64, tuple(range(500, 700)))
+SERVED = TargetServer(Target.parse("http://127.0.0.1:1"), "m", 64, tuple(range(500, 700)))
 
 
 def test_requests_are_cut_to_the_context_and_drawn_from_the_known_ids():
@@ -117,7 +126,7 @@ def test_requests_are_cut_to_the_context_and_drawn_from_the_known_ids():
         assert set(job.ids) <= set(SERVED.ids)
     # A prompt that began like one of another run would be found in the prefix cache.
     assert sum(one.ids[:2] == two.ids[:2] for one, two in zip(first, other, strict=True)) <= 2
-    assert fit(Asked(0, 500, 500), 64) == Asked(0, 63, 1)
+    assert cut_to_context(WorkloadRequest(0, 500, 500), 64) == WorkloadRequest(0, 63, 1)
 
 
 def test_the_share_of_b_is_as_configured_and_reproducible():
@@ -132,8 +141,8 @@ def test_the_share_of_b_is_as_configured_and_reproducible():
 
 def test_two_tokenizers_without_common_ids_are_refused():
     """The two servers could not be given the same prompts."""
-    strange = Served(SERVED.target, "other", 64, tuple(range(100)))
-    with pytest.raises(NoServer, match="in common"):
+    strange = TargetServer(SERVED.target, "other", 64, tuple(range(100)))
+    with pytest.raises(ServerUnreachable, match="in common"):
         jobs(given_options("uniform", "--url-b", "http://x"), {"a": SERVED, "b": strange})
 
 
@@ -266,7 +275,7 @@ def chunked(body: bytes, size: int) -> bytes:
 async def fetch(target: Target) -> Answer:
     answer, ticks = Answer(), iter(range(1_000_000))
     async with asyncio.timeout(20):
-        await complete(target, {"prompt": [1]}, "key", lambda: float(next(ticks)), answer)
+        await stream_completion(target, {"prompt": [1]}, "key", lambda: float(next(ticks)), answer)
     return answer
 
 
@@ -348,7 +357,7 @@ async def test_an_answer_that_is_cut_off_has_failed(raw: bytes, status: int | No
 async def test_an_event_without_an_end_is_not_kept_for_ever():
     """A line has a maximum size."""
     events = Events()
-    with pytest.raises(Broken, match="more than"):
+    with pytest.raises(ResponseError, match="more than"):
         for _ in range(10_000):
             events.feed(b"x" * 4096)
 
@@ -359,22 +368,22 @@ async def test_a_server_without_models_is_reported(body: bytes):
     async with serving(
         responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     ) as target:
-        with pytest.raises(NoServer):
-            await look(target.url, None, None)
+        with pytest.raises(ServerUnreachable):
+            await query_server(target.url, None, None)
 
 
 async def test_the_error_message_of_a_server_is_reported():
     """One example is a model that is still loading."""
     async with serving(responding_with(refusal("503 No", "engine_unavailable"))) as target:
-        with pytest.raises(NoServer, match=r"503: no <b>room</b>"):
-            await ask_json(target, "GET", "/v1/models")
+        with pytest.raises(ServerUnreachable, match=r"503: no <b>room</b>"):
+            await request_json(target, "GET", "/v1/models")
 
 
 async def test_a_truncated_body_is_an_error():
     """The connection ends before the announced length."""
     async with serving(responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}")) as target:
-        with pytest.raises(NoServer, match="in the middle"):
-            await ask_json(target, "GET", "/v1/models")
+        with pytest.raises(ServerUnreachable, match="in the middle"):
+            await request_json(target, "GET", "/v1/models")
 
 
 # Whole runs
@@ -396,7 +405,9 @@ async def test_a_server_that_goes_away_leaves_failed_requests_and_no_traceback()
 
     async with serving(handler) as target:
         run_options = given_options("uniform", "--requests", "9", "--rate", "1000", "--max-concurrency", "1")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
+        traffic = Traffic(
+            {"a": TargetServer(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency
+        )
         ended: list[Record] = []
         async with asyncio.timeout(20):
             await traffic.drive(jobs(run_options, traffic._servers), ended.append)
@@ -419,7 +430,9 @@ async def test_stopping_records_requests_in_flight_and_sends_no_more():
 
     async with serving(handler) as target:
         run_options = given_options("uniform", "--requests", "5", "--rate", "1000", "--max-concurrency", "1")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
+        traffic = Traffic(
+            {"a": TargetServer(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency
+        )
         driving = asyncio.create_task(traffic.drive(jobs(run_options, traffic._servers), lambda record: None))
         async with asyncio.timeout(20):
             await started.wait()
@@ -444,7 +457,9 @@ async def test_concurrency_is_limited():
 
     async with serving(handler) as target:
         run_options = given_options("uniform", "--requests", "12", "--rate", "10000", "--max-concurrency", "3")
-        traffic = Traffic({"a": Served(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency)
+        traffic = Traffic(
+            {"a": TargetServer(target, "m", None, SERVED.ids)}, run_options.key_of, run_options.max_concurrency
+        )
         async with asyncio.timeout(20):
             await traffic.drive(jobs(run_options, traffic._servers), lambda record: None)
     assert len(traffic.records) == 12
@@ -526,7 +541,7 @@ async def test_a_name_is_looked_up_once():
         writer.write(chunked(STREAM, 50))
 
     async with serving(handler) as target:
-        named = await resolved(Target.parse(f"http://localhost:{target.port}"))
+        named = await resolve_address(Target.parse(f"http://localhost:{target.port}"))
         assert named.address == "127.0.0.1"
         assert (await fetch(named)).outcome == "done"
     assert f"Host: localhost:{target.port}" in heads[-1]

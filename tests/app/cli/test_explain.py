@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from app.__main__ import main, say
-from app.cli.bench.client import NoServer
+from app.__main__ import main, print_text
+from app.cli.bench.client import ServerUnreachable
 from app.cli.explain import explain
 from tests.app.cli.test_bench import responding_with, serving
 
@@ -38,7 +38,7 @@ async def test_a_response_that_is_no_timeline_is_reported(body: bytes):
     async with serving(
         responding_with(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     ) as target:
-        with pytest.raises(NoServer, match="is that the address of a server"):
+        with pytest.raises(ServerUnreachable, match="is that the address of a server"):
             await asyncio.to_thread(explain, target.url, "an-id", None)
 
 
@@ -53,7 +53,7 @@ async def test_a_response_that_is_no_timeline_is_reported(body: bytes):
 async def test_the_reason_for_a_missing_timeline_is_reported(raw: bytes, expected: str):
     """The text contains the server's message, if there is one."""
     async with serving(responding_with(raw)) as target:
-        with pytest.raises(NoServer, match=expected):
+        with pytest.raises(ServerUnreachable, match=expected):
             await asyncio.to_thread(explain, target.url, "an-id", None)
 
 
@@ -65,6 +65,6 @@ def test_output_can_be_written_in_every_encoding(encoding: str, expected: str, m
     """Missing characters are replaced."""
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", output)
-    say("bär ██ 2 × –")
+    print_text("bär ██ 2 × –")
     output.flush()
     assert output.buffer.getvalue().decode(encoding) == expected

@@ -19,17 +19,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine_client.client import EngineClient, EngineUnavailable, Phase
-from app.engine_client.engine_process import Life, _Channel
-from app.engine_client.restart_policy import FRUITLESS
+from app.engine_client.client import EngineClient, EngineState, EngineUnavailable
+from app.engine_client.engine_process import EngineProcess, _Channel
+from app.engine_client.restart_policy import MAX_FAILED_STARTS
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError, InvalidParameter
-from engine.ipc import Abort, ChannelClosed, FrameReader, Ready, Stepped, Submit, Watch, encode, to_engine
+from engine.ipc import (
+    ENGINE_DECODER,
+    Abort,
+    ChannelClosed,
+    FrameReader,
+    Ready,
+    StepResult,
+    Submit,
+    WatchSnapshots,
+    encode,
+)
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
-from engine.types import Cause, EndEvent, Event, FinishReason, Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import EndEvent, Event, FinishReason, Request, SamplingParams, StatusEvent, TokenEvent, WaitReason
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import CrashInjector, MemoryRunner, text_alone
 
@@ -117,7 +127,7 @@ async def test_events_of_many_requests_reach_their_own_sinks(client):
 
 async def test_the_event_loop_runs_between_a_few_events_of_a_step(monkeypatch: pytest.MonkeyPatch):
     """Other tasks run in the middle of a large step, and the order within each stream stays."""
-    monkeypatch.setattr("app.engine_client.engine_process.EVENTS_A_TURN", 8)
+    monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 8)
     client = EngineClient(msgspec.structs.replace(CONFIG, max_num_seqs=64), fake_engine)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
@@ -185,7 +195,7 @@ async def test_an_engine_that_cannot_be_built_reports_the_reason():
     await client.start()
     with pytest.raises(EngineUnavailable, match="num_pages: there is no memory"):
         await asyncio.wait_for(client.ready(), 10)
-    assert client.phase is Phase.FAILED
+    assert client.phase is EngineState.FAILED
     await client.stop()
 
 
@@ -216,7 +226,7 @@ async def client_with_crashes(crash_injector: CrashInjector, **more) -> AsyncIte
 @pytest.fixture
 def immediate_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the next engine without delay."""
-    monkeypatch.setattr("app.engine_client.restart_policy.BACKOFF", 0.0)
+    monkeypatch.setattr("app.engine_client.restart_policy.INITIAL_BACKOFF_SECONDS", 0.0)
 
 
 def tokens_of(events: Iterable, choice: int = 0) -> list[int]:
@@ -241,7 +251,9 @@ async def test_no_request_loses_a_token_when_the_engine_crashes(immediate_restar
     for each, events in zip(requests, results, strict=True):
         for choice in range(each.n):
             assert tokens_of(events, choice) == text_alone([1, 2], choice, each.sampling.max_tokens)
-    assert all(any(isinstance(e, StatusEvent) and e.cause is Cause.RESTART for e in events) for events in results[20:])
+    assert all(
+        any(isinstance(e, StatusEvent) and e.cause is WaitReason.RESTART for e in events) for events in results[20:]
+    )
 
 
 async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart):
@@ -260,7 +272,7 @@ async def test_submit_and_abort_work_while_the_engine_restarts(immediate_restart
     first = asyncio.create_task(follow(client, request("first", 20)))
     client.submit(request("aborted", 5000, n=2), events.append)
     async with asyncio.timeout(10):
-        while client.phase is not Phase.RESTARTING:
+        while client.phase is not EngineState.RESTARTING:
             await asyncio.sleep(0.001)
     client.abort("aborted", 1)
     client.abort("aborted")
@@ -300,7 +312,7 @@ async def test_a_request_that_crashes_engines_is_found_and_only_it_ends(
         requests = [request(f"r{i}", 30 + i % 7) for i in range(30)]
         requests[3:3] = [replace(request(f"bad{i}"), prompt=(1, 666, i)) for i in range(2)]
         results = await asyncio.gather(*(follow(client, each) for each in requests))
-        assert client.phase is Phase.READY
+        assert client.phase is EngineState.READY
     for each, events in zip(requests, results, strict=True):
         if each.id.startswith("bad"):
             assert [(type(e), e.code) for e in events if getattr(e, "finish", None)] == [(EndEvent, "engine_died")]
@@ -350,8 +362,10 @@ async def test_engines_that_crash_without_progress_are_not_restarted_for_ever(im
     crash_injector = CrashInjector(steps=[0] * 100)
     async with client_with_crashes(crash_injector) as client:
         results = await asyncio.gather(*(follow(client, request(f"r{i}", n=2)) for i in range(20)))
-        assert client.phase is Phase.FAILED
-        assert crash_injector.engines_started < 2 * FRUITLESS  # the first crash with a given request is not counted
+        assert client.phase is EngineState.FAILED
+        assert (
+            crash_injector.engines_started < 2 * MAX_FAILED_STARTS
+        )  # the first crash with a given request is not counted
         assert client.load is None  # nothing runs, so the last reported load is void
         for events in results:
             ends = [(e.choice, e.finish, e.code) for e in events if isinstance(e, EndEvent)]
@@ -378,9 +392,9 @@ async def test_engines_that_crash_while_idle_are_not_restarted_for_ever(immediat
     client = EngineClient(CONFIG, build)
     await client.start()
     async with asyncio.timeout(20):
-        while client.phase is not Phase.FAILED:
+        while client.phase is not EngineState.FAILED:
             await asyncio.sleep(0.01)
-    assert engines_started == FRUITLESS
+    assert engines_started == MAX_FAILED_STARTS
     await client.stop()
 
 
@@ -412,17 +426,17 @@ async def test_the_next_engine_has_as_many_pages(immediate_restart):
 
 async def test_messages_before_the_connection_are_dropped():
     """A page may subscribe to engine events while the next engine is starting."""
-    life, received = Life(lambda message: iter(()), print, fake_engine), []
-    life.send(Watch(True))
+    life, received = EngineProcess(lambda message: iter(()), print, fake_engine), []
+    life.send(WatchSnapshots(True))
     starting = asyncio.create_task(life.start(CONFIG))
     while not starting.done():
-        life.send(Watch(True))
+        life.send(WatchSnapshots(True))
         await asyncio.sleep(0)
     life._channel._hear = lambda message: iter((received.append(message),))
     async with asyncio.timeout(10):
         while not any(isinstance(message, Ready) for message in received):
             await asyncio.sleep(0.01)
-    await life.end(1.0)
+    await life.close(1.0)
 
 
 async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):
@@ -446,7 +460,7 @@ async def test_a_failed_rebuild_of_the_engine_is_retried(immediate_restart):
 
 async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.MonkeyPatch):
     """A connection that sends invalid data in the middle of a step is closed, and the next engine computes the rest."""
-    monkeypatch.setattr("app.engine_client.engine_process.EVENTS_A_TURN", 1)
+    monkeypatch.setattr("app.engine_client.engine_process.MAX_EVENTS_PER_TURN", 1)
     received, lost, load = [], [], fake_engine(CONFIG, lambda *_: None).load()
 
     def on_event(message) -> Iterator[None]:
@@ -457,7 +471,7 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
     channel = _Channel(on_event, lost.append)
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
-    theirs.send(encode(Stepped(tuple(TokenEvent("r", 0, token) for token in range(4)), load)))
+    theirs.send(encode(StepResult(tuple(TokenEvent("r", 0, token) for token in range(4)), load)))
     async with asyncio.timeout(10):
         while not received:
             await asyncio.sleep(0)
@@ -470,7 +484,7 @@ async def test_pending_events_of_a_lost_engine_are_dropped(monkeypatch: pytest.M
 
 async def test_an_engine_without_a_heartbeat_is_replaced(immediate_restart, monkeypatch: pytest.MonkeyPatch):
     """An engine that hangs in a step is replaced, but not one that waits for work or a full batch, or computes long."""
-    monkeypatch.setattr("engine.worker.BEAT", 0.02)
+    monkeypatch.setattr("engine.worker.HEARTBEAT_SECONDS", 0.02)
     hung = threading.Event()
     config = replace(CONFIG, batching="static", batch_size=2, batch_timeout=1.0)
 
@@ -544,14 +558,19 @@ async def test_a_killed_engine_process_is_replaced_and_the_text_continues(demo):
     await client.stop()
 
 
-MESSAGES = (Submit(request("é" * 50, n=2, said={0: (), 1: (3, 2**32 - 1)})), Abort("x", 1), Watch(True), Abort("y"))
+MESSAGES = (
+    Submit(request("é" * 50, n=2, output_so_far={0: (), 1: (3, 2**32 - 1)})),
+    Abort("x", 1),
+    WatchSnapshots(True),
+    Abort("y"),
+)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1))
 def test_frames_survive_being_cut_anywhere(sizes: list[int]):
     """A stream socket does not preserve message boundaries."""
     stream = b"".join(encode(message) for message in MESSAGES)
-    reader, received, at = FrameReader(to_engine), [], 0
+    reader, received, at = FrameReader(ENGINE_DECODER), [], 0
     while at < len(stream):
         size = sizes[at % len(sizes)]
         received += reader.feed(stream[at : at + size])
@@ -565,13 +584,13 @@ def test_frames_survive_being_cut_anywhere(sizes: list[int]):
         struct.pack("<I", 2**31),
         struct.pack("<I", 3) + b"abc",
         struct.pack("<I", 1) + b"\x80",
-        encode(Watch(True))[:4] + msgspec.msgpack.encode({"type": "watch", "on": 3})[:10].ljust(16, b"\0"),
+        struct.pack("<I", 16) + msgspec.msgpack.encode({"type": "watch", "is_enabled": 3})[:10].ljust(16, b"\0"),
     ],
 )
 def test_an_invalid_frame_is_refused(data: bytes):
     """The data is too long, not msgpack, or has an unknown type."""
     with pytest.raises(ValueError, match=r"\w"):
-        FrameReader(to_engine).feed(data)
+        FrameReader(ENGINE_DECODER).feed(data)
 
 
 class FailingBuilder:
@@ -591,7 +610,7 @@ class FailingBuilder:
 
 @pytest.fixture
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.engine_client.restart_policy.BACKOFF", 0.0)
+    monkeypatch.setattr("app.engine_client.restart_policy.INITIAL_BACKOFF_SECONDS", 0.0)
 
 
 async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff):
@@ -602,7 +621,7 @@ async def test_a_client_fails_when_no_engine_can_be_started_any_more(no_backoff)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
     assert "no memory" in await asyncio.wait_for(client.failed(), 10)
-    assert client.phase is Phase.FAILED
+    assert client.phase is EngineState.FAILED
     await client.stop()
 
 
@@ -614,7 +633,7 @@ async def test_a_restart_interval_keeps_starting_engines(no_backoff):
     await asyncio.wait_for(client.ready(), 10)
     events = await follow(client, request("waits"))
     assert events[-1].code == "engine_unavailable"
-    assert client.phase is Phase.RETRYING and not client.takes_requests
+    assert client.phase is EngineState.RETRYING and not client.accepts_requests
     with pytest.raises(EngineUnavailable):
         client.check(request("new"))
     tries = build.built
@@ -644,9 +663,9 @@ class HangingOnce:
 
 @pytest.fixture
 def short_watchdog_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.engine_client.client.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("app.engine_client.client.HEARTBEAT_POLL_SECONDS", 0.02)
     monkeypatch.setattr("app.engine_client.client.STALL_SECONDS", 0.3)
-    monkeypatch.setattr("app.engine_client.client.CANARY_SECONDS", 0.1)
+    monkeypatch.setattr("app.engine_client.client.ECHO_AFTER_SECONDS", 0.1)
 
 
 async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replaced(
@@ -662,7 +681,7 @@ async def test_a_long_step_with_progress_is_tolerated_and_one_without_is_replace
     loop = asyncio.get_running_loop()
     until = loop.time() + 2.0  # twice the watchdog's time
     while loop.time() < until:  # simulates a long step, which counts its layers
-        client._life.heartbeat.beat()
+        client._engine.heartbeat.beat()
         assert not client.is_stalled and client.restarts == 0
         await asyncio.sleep(0.01)
     while not client.is_stalled:
@@ -696,7 +715,7 @@ async def test_an_engine_process_that_is_stopped_is_found_and_replaced(demo, sho
         async with asyncio.timeout(60):
             while not client.is_stalled:
                 await asyncio.sleep(0.01)
-            while client.restarts == 0 or client.phase is not Phase.READY:
+            while client.restarts == 0 or client.phase is not EngineState.READY:
                 await asyncio.sleep(0.01)
     async with asyncio.timeout(60):
         events, done = [], asyncio.Event()
@@ -712,9 +731,9 @@ async def test_an_idle_engine_answers_echo_requests_and_is_not_replaced(short_wa
     client = EngineClient(CONFIG, fake_engine, watchdog=0.5)
     await client.start()
     await asyncio.wait_for(client.ready(), 10)
-    before = client._life.heartbeat.count
+    before = client._engine.heartbeat.count
     async with asyncio.timeout(20):
-        while client._life.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
+        while client._engine.heartbeat.count < before + 10:  # echo requests, each a turn of the worker's loop
             assert not client.is_stalled
             await asyncio.sleep(0.01)
     assert client.restarts == 0

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from app.engine_client.in_flight import PROGRESS, SUSPECTED, InFlight
+from app.engine_client.in_flight import MIN_PROGRESS_TOKENS, SUSPECT_DEATHS, InFlight
 from engine.types import (
-    Cause,
     EndEvent,
     FinishReason,
     Phase,
@@ -17,6 +16,7 @@ from engine.types import (
     ServiceClass,
     StatusEvent,
     TokenEvent,
+    WaitReason,
 )
 
 
@@ -33,17 +33,17 @@ def test_the_next_engine_gets_the_output_of_unfinished_choices():
     in_flight, events = InFlight(), []
     in_flight.add(request("a", n=3), events.append)
     in_flight.add(request("b"), print)
-    assert in_flight.take_unsent() == [request("a", n=3), request("b")]
+    assert in_flight.requests_to_send() == [request("a", n=3), request("b")]
     for event in (TokenEvent("a", 0, 7), TokenEvent("a", 1, 8, FinishReason.STOP), TokenEvent("a", 0, 2**32 - 1)):
-        assert not in_flight.take(event)
-    assert in_flight.take_unsent() == []
+        assert not in_flight.handle(event)
+    assert in_flight.requests_to_send() == []
     in_flight.lose_engine()
-    first, second = in_flight.take_unsent()
-    assert first.said == {0: (7, 2**32 - 1), 2: ()} and list(first.choices) == [0, 2]
-    assert replace(second, since=None) == request("b")
+    first, second = in_flight.requests_to_send()
+    assert first.output_so_far == {0: (7, 2**32 - 1), 2: ()} and list(first.choices) == [0, 2]
+    assert replace(second, waiting_since=None) == request("b")
     assert [(e.choice, e.cause) for e in events if isinstance(e, StatusEvent)] == [
-        (0, Cause.RESTART),
-        (2, Cause.RESTART),
+        (0, WaitReason.RESTART),
+        (2, WaitReason.RESTART),
     ]
 
 
@@ -51,11 +51,11 @@ def test_a_request_aborted_between_two_engines_is_not_sent():
     """This holds even if the next engine is ready before any event was delivered."""
     in_flight, events = InFlight(), []
     in_flight.add(request("a", n=2), events.append)
-    in_flight.take_unsent()
+    in_flight.requests_to_send()
     in_flight.get("a").abort(0)  # which the crashed engine may not have received
     in_flight.lose_engine()
     in_flight.get("a").abort(1)
-    assert in_flight.take_unsent() == [] and len(in_flight) == 0
+    assert in_flight.requests_to_send() == [] and len(in_flight) == 0
     assert [(e.choice, e.finish) for e in events if isinstance(e, EndEvent)] == [(0, "abort"), (1, "abort")]
     phases = [(e.choice, e.phase) for e in events if isinstance(e, StatusEvent)]  # for the request's timeline
     assert phases == [(1, Phase.QUEUED), (0, Phase.ENDED), (1, Phase.ENDED)]
@@ -66,22 +66,22 @@ def test_a_waiting_request_keeps_its_age_in_the_next_engine():
     in_flight, events = InFlight(), []
     for name in ("waits", "paused", "runs"):
         in_flight.add(request(name), events.append)
-    assert [each.since for each in in_flight.take_unsent()] == [None] * 3
+    assert [each.waiting_since for each in in_flight.requests_to_send()] == [None] * 3
     for event in (
-        StatusEvent("waits", 0, Phase.QUEUED, cause=Cause.STEP, at=1.0),
-        StatusEvent("waits", 0, Phase.QUEUED, cause=Cause.SLOTS, at=2.0),
-        StatusEvent("paused", 0, Phase.QUEUED, at=1.0),
-        StatusEvent("paused", 0, Phase.DECODE, at=2.0),
-        StatusEvent("paused", 0, Phase.PAUSED, at=3.0),
-        StatusEvent("runs", 0, Phase.DECODE, at=3.0),
+        StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.STEP, monotonic_time=1.0),
+        StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS, monotonic_time=2.0),
+        StatusEvent("paused", 0, Phase.QUEUED, monotonic_time=1.0),
+        StatusEvent("paused", 0, Phase.DECODE, monotonic_time=2.0),
+        StatusEvent("paused", 0, Phase.PAUSED, monotonic_time=3.0),
+        StatusEvent("runs", 0, Phase.DECODE, monotonic_time=3.0),
     ):
-        in_flight.take(event)
+        in_flight.handle(event)
     in_flight.lose_engine()
-    in_flight.add(request("late"), events.append).tell_no_engine()
+    in_flight.add(request("late"), events.append).report_no_engine()
     in_flight.lose_engine()  # which had only begun to load
-    ages = {each.id: each.since for each in in_flight.take_unsent()}
+    ages = {each.id: each.waiting_since for each in in_flight.requests_to_send()}
     # Time of the first restart event of each request.
-    restarted_at = {e.request_id: e.at for e in reversed(events) if e.cause is Cause.RESTART}
+    restarted_at = {e.request_id: e.monotonic_time for e in reversed(events) if e.cause is WaitReason.RESTART}
     assert ages == {"waits": 1.0, "paused": 3.0, "runs": restarted_at["runs"], "late": restarted_at["late"]}
 
 
@@ -91,25 +91,25 @@ def test_suspects_are_tried_one_by_one_interactive_first():
     for name, service_class in (("bulk", ServiceClass.BATCH), ("person", ServiceClass.INTERACTIVE)):
         in_flight.add(request(name, service_class=service_class), ends.append)
     in_flight.add(request("waits"), ends.append)
-    for _ in range(SUSPECTED):
-        in_flight.take_unsent()
+    for _ in range(SUSPECT_DEATHS):
+        in_flight.requests_to_send()
         for name in ("bulk", "person"):
-            in_flight.take(prefill_status(name))
-        in_flight.take(StatusEvent("waits", 0, Phase.QUEUED, cause=Cause.SLOTS))
+            in_flight.handle(prefill_status(name))
+        in_flight.handle(StatusEvent("waits", 0, Phase.QUEUED, cause=WaitReason.SLOTS))
         assert not in_flight.is_on_trial
         in_flight.lose_engine()
     assert in_flight.is_on_trial
-    assert [each.id for each in in_flight.take_unsent()] == ["person"]
-    for token in range(PROGRESS - 1):
-        assert not in_flight.take(TokenEvent("person", 0, token))
-    assert in_flight.take_unsent() == []
-    assert in_flight.take(TokenEvent("person", 0, 9))
-    assert [each.id for each in in_flight.take_unsent()] == ["bulk"]
-    in_flight.take(EndEvent("person", 0, FinishReason.ABORT))
+    assert [each.id for each in in_flight.requests_to_send()] == ["person"]
+    for token in range(MIN_PROGRESS_TOKENS - 1):
+        assert not in_flight.handle(TokenEvent("person", 0, token))
+    assert in_flight.requests_to_send() == []
+    assert in_flight.handle(TokenEvent("person", 0, 9))
+    assert [each.id for each in in_flight.requests_to_send()] == ["bulk"]
+    in_flight.handle(EndEvent("person", 0, FinishReason.ABORT))
     ends.clear()
     in_flight.lose_engine()  # the one on trial had no events
     assert [(e.request_id, e.code) for e in ends if isinstance(e, EndEvent)] == [("bulk", "engine_died")]
-    assert [each.id for each in in_flight.take_unsent()] == ["waits"]
+    assert [each.id for each in in_flight.requests_to_send()] == ["waits"]
     assert not in_flight.is_on_trial
 
 
@@ -118,21 +118,21 @@ def test_a_suspect_is_not_blamed_for_a_request_beside_it():
     in_flight, ends = InFlight(), []
     for name in "ab":
         in_flight.add(request(name), ends.append)
-    for _ in range(SUSPECTED):
-        in_flight.take_unsent()
+    for _ in range(SUSPECT_DEATHS):
+        in_flight.requests_to_send()
         for name in "ab":
-            in_flight.take(prefill_status(name))
+            in_flight.handle(prefill_status(name))
         in_flight.lose_engine()
-    in_flight.take_unsent()
-    in_flight.take(prefill_status("a"))
-    for token in range(PROGRESS):
-        in_flight.take(TokenEvent("a", 0, token))
-    assert [each.id for each in in_flight.take_unsent()] == ["b"]
+    in_flight.requests_to_send()
+    in_flight.handle(prefill_status("a"))
+    for token in range(MIN_PROGRESS_TOKENS):
+        in_flight.handle(TokenEvent("a", 0, token))
+    assert [each.id for each in in_flight.requests_to_send()] == ["b"]
     assert in_flight.has_got_on
     assert not in_flight.lose_engine()
     assert not in_flight.has_got_on
     assert not any(isinstance(event, EndEvent) for event in ends)
-    assert [each.id for each in in_flight.take_unsent()] == ["b"]
+    assert [each.id for each in in_flight.requests_to_send()] == ["b"]
     assert in_flight.lose_engine()
     assert [event.request_id for event in ends if isinstance(event, EndEvent)] == ["b"]
 
@@ -140,12 +140,12 @@ def test_a_suspect_is_not_blamed_for_a_request_beside_it():
 def test_progress_of_a_request_counts_for_each_choice():
     """A request that crashes engines is not cleared by the tokens of its other choices."""
     in_flight = InFlight()
-    in_flight.add(request("a", n=PROGRESS), lambda event: None)
-    for _ in range(SUSPECTED):
-        in_flight.take_unsent()
-        for choice in range(PROGRESS):
-            in_flight.take(prefill_status("a", choice))
-            in_flight.take(TokenEvent("a", choice, 7))
+    in_flight.add(request("a", n=MIN_PROGRESS_TOKENS), lambda event: None)
+    for _ in range(SUSPECT_DEATHS):
+        in_flight.requests_to_send()
+        for choice in range(MIN_PROGRESS_TOKENS):
+            in_flight.handle(prefill_status("a", choice))
+            in_flight.handle(TokenEvent("a", choice, 7))
         in_flight.lose_engine()
     assert in_flight.is_on_trial
 
@@ -155,14 +155,14 @@ def test_a_trial_ends_with_its_request():
     in_flight = InFlight()
     for name in "ab":
         in_flight.add(request(name), lambda event: None)
-    for _ in range(SUSPECTED):
-        in_flight.take_unsent()
+    for _ in range(SUSPECT_DEATHS):
+        in_flight.requests_to_send()
         for name in "ab":
-            in_flight.take(prefill_status(name))
+            in_flight.handle(prefill_status(name))
         in_flight.lose_engine()
-    assert [each.id for each in in_flight.take_unsent()] == ["a"]
-    assert in_flight.take(EndEvent("a", 0, FinishReason.ABORT))
-    assert [each.id for each in in_flight.take_unsent()] == ["b"]
+    assert [each.id for each in in_flight.requests_to_send()] == ["a"]
+    assert in_flight.handle(EndEvent("a", 0, FinishReason.ABORT))
+    assert [each.id for each in in_flight.requests_to_send()] == ["b"]
 
 
 @given(
@@ -185,15 +185,15 @@ def test_every_token_is_kept_in_order(history: list[tuple[str, int, str]]):
     for name in "abc":
         in_flight.add(request(name, n=2), sink)
     for serial, (name, choice, action) in enumerate(history):
-        sent = in_flight.take_unsent()
+        sent = in_flight.requests_to_send()
         for each in sent:
             for index in each.choices:
-                assert list(each.said.get(index, ())) == received.get((each.id, index), [])
+                assert list(each.output_so_far.get(index, ())) == received.get((each.id, index), [])
                 assert (each.id, index) not in ended
         if action == "token":
-            in_flight.take(TokenEvent(name, choice, serial))
+            in_flight.handle(TokenEvent(name, choice, serial))
         elif action == "end":
-            in_flight.take(EndEvent(name, choice, FinishReason.ABORT))
+            in_flight.handle(EndEvent(name, choice, FinishReason.ABORT))
         elif action == "abort":
             if ongoing := in_flight.get(name):
                 ongoing.abort(choice)

@@ -11,7 +11,7 @@ from app.generation.generation import Generation
 from app.protocols.answers import UsageReports
 from app.protocols.completions import CompletionFormat
 from app.streams.stream_log import Delta, StreamLog
-from app.streams.timeline import Intake
+from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
 from engine.config import EngineConfig
 from engine.types import Alternative, FinishReason, Request, SamplingParams, TokenEvent
@@ -25,12 +25,12 @@ def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_t
     sampling = SamplingParams(max_tokens=len(ids), min_tokens=min_tokens, logprobs=0)
     client = EngineClient(EngineConfig(model="none"))
     generation = Generation(
-        Request(id="r", prompt=(1,), sampling=sampling), text, stop, log, encoder, client, Intake(0.0)
+        Request(id="r", prompt=(1,), sampling=sampling), text, stop, log, encoder, client, IntakeTimeline(0.0)
     )
     for at, token_id in enumerate(ids, start=1):
         finish = FinishReason.LENGTH if at == len(ids) else None
-        generation.take(TokenEvent("r", 0, token_id, finish, logprob=-1.0, top=(Alternative(token_id, -1.0),)))
-    [choice] = encoder.whole(log, 1)["choices"]
+        generation.handle_event(TokenEvent("r", 0, token_id, finish, logprob=-1.0, top=(Alternative(token_id, -1.0),)))
+    [choice] = encoder.body(log, 1)["choices"]
     # A stream has the same entries, in chunks that have their text already.
     streamed = [info.offset for record in log.records if isinstance(record, Delta) for info in record.infos]
     assert streamed == ((choice["logprobs"] or {}).get("text_offset") or [])
@@ -114,10 +114,10 @@ def test_as_many_alternatives_are_named_as_requested():
     client = EngineClient(EngineConfig(model="none"))
     sampling = SamplingParams(max_tokens=1, logprobs=5)
     generation = Generation(
-        Request(id="r", prompt=(1,), sampling=sampling), MODEL, (), log, encoder, client, Intake(0.0)
+        Request(id="r", prompt=(1,), sampling=sampling), MODEL, (), log, encoder, client, IntakeTimeline(0.0)
     )
-    generation.take(TokenEvent("r", 0, bytes_of[2], FinishReason.LENGTH, logprob=-3.0, top=top))
-    found = encoder.whole(log, 1)["choices"][0]["logprobs"]
+    generation.handle_event(TokenEvent("r", 0, bytes_of[2], FinishReason.LENGTH, logprob=-3.0, top=top))
+    found = encoder.body(log, 1)["choices"][0]["logprobs"]
     assert found["tokens"] == [r"bytes:\xe2"]
     assert found["top_logprobs"] == [
         {rf"bytes:\x{byte}": -1.0 - rank for rank, byte in enumerate(("f0", "9f", "e2", "e3", "e4"))}

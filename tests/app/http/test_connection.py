@@ -81,9 +81,9 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 )
 async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch, sent: bytes, expected: bytes):
     """A client without a complete request loses the connection, and a slow response is sent in full."""
-    monkeypatch.setattr(app.connection, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(app.connection, "BODY_SECONDS", 0.1)
-    monkeypatch.setattr(app.connection, "LINGER", 0.05)
+    monkeypatch.setattr(app.http.connection, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(app.http.connection, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(app.http.connection, "LINGER_SECONDS", 0.05)
 
     async def slow(request: Request) -> PlainTextResponse:
         body = await request.body()

@@ -83,7 +83,7 @@ def test_structure_is_counted_outside_of_strings_across_slices(value, slice_byte
             if number > 1:
                 with pytest.MonkeyPatch.context() as tighter:
                     tighter.setattr(json_body, name, number - 1)
-                    tighter.setattr(json_body, "MAX_FREE", 0)
+                    tighter.setattr(json_body, "MAX_UNCHECKED", 0)
                     with pytest.raises(ApiError):
                         check_structure(body)
 

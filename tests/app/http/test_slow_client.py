@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.http import slow_client, sse
 from app.http.connection import Connection
-from app.http.slow_client import keep_unread
+from app.http.slow_client import set_tcp_user_timeout
 from app.http.websocket import WebSocketProtocol
 from tests.app.http.test_connection import LOOPS
 
@@ -83,7 +83,7 @@ def run_client(
 
     async def run() -> None:
         streaming_app, listening = StreamingApp(), socket.create_server(("127.0.0.1", 0))
-        keep_unread(listening, slow_client.UNREAD_SECONDS)
+        set_tcp_user_timeout(listening, slow_client.TCP_USER_TIMEOUT_SECONDS)
         config = uvicorn.Config(
             Starlette(routes=streaming_app.routes),
             http=Connection,
@@ -126,7 +126,7 @@ def test_a_client_that_reads_nothing_is_disconnected(
     caplog: pytest.LogCaptureFixture,
 ):
     """This holds for every kind of response, even a complete one that is only unread, and is logged once."""
-    monkeypatch.setattr(slow_client, "SECONDS", 0.2)
+    monkeypatch.setattr(slow_client, "MAX_STALL_SECONDS", 0.2)
     caplog.set_level("INFO")
 
     async def client(streaming_app: StreamingApp, server: uvicorn.Server, _: socket.socket) -> None:
@@ -149,8 +149,8 @@ def test_a_client_that_reads_slowly_is_served(
     loop: Callable[[], asyncio.AbstractEventLoop], path: str, monkeypatch: pytest.MonkeyPatch
 ):
     """It is served for much longer than a client may read nothing, by the server and by the kernel."""
-    monkeypatch.setattr(slow_client, "SECONDS", 1.0)
-    monkeypatch.setattr(slow_client, "UNREAD_SECONDS", 1.0)
+    monkeypatch.setattr(slow_client, "MAX_STALL_SECONDS", 1.0)
+    monkeypatch.setattr(slow_client, "TCP_USER_TIMEOUT_SECONDS", 1.0)
 
     async def client(streaming_app: StreamingApp, server: uvicorn.Server, reader: socket.socket) -> None:
         received = 0
@@ -168,11 +168,11 @@ def test_the_kernel_timeout_is_restored_when_the_connection_ends():
 
     async def run() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            keep_unread(listening, 60.0)
+            set_tcp_user_timeout(listening, 60.0)
             with socket.create_connection(listening.getsockname()) as theirs:
                 ours, _ = listening.accept()
                 transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
-                waiting = slow_client.Patience(transport)
+                waiting = slow_client.SlowClientGuard(transport)
                 timeouts = []
                 for action in (lambda: None, waiting.begin, waiting.end):
                     action()

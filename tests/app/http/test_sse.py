@@ -14,7 +14,7 @@ from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatFormat
 from app.routes import responses
 from app.streams.stream_log import Delta, StreamLog, Usage
-from app.streams.tail import AT_ONCE
+from app.streams.tail import DIRECT_WRITE
 from engine.types import Phase, StatusEvent
 from tests.app.text.test_text_model import byte_level
 
@@ -37,17 +37,17 @@ class FakeGeneration:
         self.encoder = ChatFormat("m", "default", byte_level(), UsageReports())
         self.left = 0
 
-    def reader_left(self) -> None:
+    def on_reader_left(self) -> None:
         self.left += 1
 
     def append_deltas(self, count: int) -> None:
         for _ in range(count):
             self.log.append(Delta(0, f"<{len(self.log.records)}>", 1))
-        self.log.announce()
+        self.log.notify()
 
     def end(self) -> None:
         self.log.append(Usage(1, 1, 0))
-        self.log.announce()
+        self.log.notify()
 
 
 class Socket:
@@ -60,7 +60,7 @@ class Socket:
         self.has_left = asyncio.Event()
         self.scope: dict = {"type": "http", "method": "POST"}
         if extensions:
-            self.scope["extensions"] = {AT_ONCE: {"write": self.write}}
+            self.scope["extensions"] = {DIRECT_WRITE: {"write": self.write}}
 
     async def send(self, message) -> None:
         await asyncio.sleep(0) if message["type"] == "http.response.start" else None
@@ -112,7 +112,7 @@ def test_every_record_is_sent_once_in_order_across_stalls(script, extensions, pi
                     await asyncio.sleep(0.001)
                 case "status":
                     answer.log.status = StatusEvent("s", 0, Phase.DECODE, 0)
-                    answer.log.announce()
+                    answer.log.notify()
                 case int():
                     answer.append_deltas(action)
         socket.has_room.set()
@@ -121,7 +121,7 @@ def test_every_record_is_sent_once_in_order_across_stalls(script, extensions, pi
         assert socket.seqs() == sorted(set(socket.seqs()))
         assert [f"<{i}>" in socket.sent.decode() for i in range(len(answer.log.records) - 1)].count(False) == 0
         assert socket.sent.endswith(b"data: [DONE]\n\n")
-        assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
+        assert (answer.left, answer.log.readers, answer.log.listeners) == (1, 0, ())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sse, "PING", (ping_seconds, sse.PING[1]))
@@ -160,7 +160,7 @@ async def test_a_reader_that_leaves_ends_its_stream_at_once(is_full: bool):
         await asyncio.sleep(0.01)
     socket.leave()
     await asyncio.wait_for(serving, 5)
-    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
+    assert (answer.left, answer.log.readers, answer.log.listeners) == (1, 0, ())
 
 
 async def test_a_silent_stream_is_pinged(monkeypatch: pytest.MonkeyPatch):
@@ -202,7 +202,7 @@ async def test_a_task_that_is_cancelled_is_cancelled(message: str):
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
-    assert (answer.left, answer.log.readers, answer.log.followers) == (1, 0, ())
+    assert (answer.left, answer.log.readers, answer.log.listeners) == (1, 0, ())
 
 
 async def test_a_record_that_cannot_be_encoded_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch):

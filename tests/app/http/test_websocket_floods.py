@@ -14,18 +14,18 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.uri import parse_uri
 
 from app.http.websocket import (
-    FLOOD,
+    CLOSE_CODE_EXTENSION,
+    FLOOD_CLOSE_CODE,
     MAX_CONTROL_FRAMES_PER_SECOND,
     MAX_FRAGMENTS,
-    PARSE_BYTES,
-    REFUSED,
+    MAX_PARSE_BYTES,
     WebSocketProtocol,
 )
 from tests.app.routes.test_realtime_session import Transport
 
 READ_BYTES = 256 << 10  # bytes that a transport delivers in one call
 READS_PER_TURN = 32
-MAX_FRAMES_PER_SLICE = PARSE_BYTES // 6 + 1
+MAX_FRAMES_PER_SLICE = MAX_PARSE_BYTES // 6 + 1
 
 
 class PausedTransport(Transport):
@@ -144,7 +144,7 @@ async def test_a_flood_of_control_frames_is_refused_within_its_first_slice(peer:
     ("data", "is_refused"),
     [
         (frame(Opcode.PING) * (MAX_CONTROL_FRAMES_PER_SECOND + 1), True),
-        (frame(Opcode.CLOSE, Close(FLOOD, "").serialize()), False),
+        (frame(Opcode.CLOSE, Close(FLOOD_CLOSE_CODE, "").serialize()), False),
     ],
 )
 async def test_a_refusal_differs_from_a_close_code_of_the_client(data: bytes, is_refused: bool):
@@ -155,8 +155,10 @@ async def test_a_refusal_differs_from_a_close_code_of_the_client(data: bytes, is
     peer.send(data)
     peer.may_receive.release()
     message = await asyncio.wait_for(peer.messages.get(), 5)
-    assert message["code"] == FLOOD
-    assert peer.server.scope["extensions"].get(REFUSED) == ({"code": FLOOD} if is_refused else None)
+    assert message["code"] == FLOOD_CLOSE_CODE
+    assert peer.server.scope["extensions"].get(CLOSE_CODE_EXTENSION) == (
+        {"code": FLOOD_CLOSE_CODE} if is_refused else None
+    )
     assert not ends
     await peer.end()
     assert len(ends) == 1
@@ -173,7 +175,7 @@ async def test_the_maximum_number_of_control_frames_is_answered(peer: Peer):
 async def test_a_message_of_too_many_fragments_is_refused(peer: Peer):
     """Empty fragments have no size that the limit of a message would see."""
     peer.send(frame(Opcode.TEXT, fin=False) + frame(Opcode.CONT, fin=False) * (READ_BYTES // 6))
-    await run_loop(READ_BYTES // PARSE_BYTES)
+    await run_loop(READ_BYTES // MAX_PARSE_BYTES)
     assert peer.close == Close(1008, f"more than {MAX_FRAGMENTS} fragments in a message")
     assert not peer.server.frames
 

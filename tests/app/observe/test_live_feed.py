@@ -6,16 +6,16 @@ import asyncio
 import json
 import time
 
-from app.engine_client.client import Phase
+from app.engine_client.client import EngineState
 from app.observe import live_feed
 from app.observe.live_feed import LiveFeed
-from app.observe.rolling_latency import Recent
+from app.observe.rolling_latency import RollingLatency
 
 
 class FakeClient:
     """An engine client whose snapshots are sent by the test."""
 
-    phase = Phase.READY
+    phase = EngineState.READY
 
     def __init__(self) -> None:
         self.watchers: list = []
@@ -31,7 +31,7 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
     """All watchers get the same bytes, and the engine is watched once and only while there are watchers."""
     client, draining, views = FakeClient(), [False], []
     monkeypatch.setattr(live_feed, "_view", lambda *arguments: views.append(arguments) or {"step": len(views)})
-    feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
+    feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: draining[0])
     watchers = [feed.watch(lambda: True) for _ in range(3)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
     await asyncio.sleep(0)
@@ -48,8 +48,8 @@ async def test_one_snapshot_is_encoded_once_for_all_watchers(monkeypatch):
 async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drains():
     """The change is an event of its own, and draining ends the stream."""
     client, draining = FakeClient(), [False]
-    client.phase = Phase.RESTARTING
-    feed = LiveFeed(client, Recent(time.monotonic), lambda: draining[0])
+    client.phase = EngineState.RESTARTING
+    feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: draining[0])
     watcher = feed.watch(lambda: True)
     assert await asyncio.wait_for(anext(watcher), 5) == b'event: engine\ndata: {"phase":"restarting"}\n\n'
     draining[0] = True
@@ -59,16 +59,16 @@ async def test_watchers_see_that_an_engine_is_lost_and_end_when_the_server_drain
 async def test_watchers_are_woken_a_few_at_a_time():
     """The event loop runs other tasks between two groups, and every watcher gets the event."""
     client = FakeClient()
-    client.phase = Phase.RESTARTING
-    feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
-    watchers = [feed.watch(lambda: True) for _ in range(5 * live_feed.WOKEN_AT_ONCE)]
+    client.phase = EngineState.RESTARTING
+    feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: False)
+    watchers = [feed.watch(lambda: True) for _ in range(5 * live_feed.MAX_WOKEN_PER_TURN)]
     events = [asyncio.ensure_future(anext(watcher)) for watcher in watchers]
     largest = before = 0
     while before < len(events):
         await asyncio.sleep(0)
         done = sum(event.done() for event in events)
         largest, before = max(largest, done - before), done
-    assert largest <= live_feed.WOKEN_AT_ONCE
+    assert largest <= live_feed.MAX_WOKEN_PER_TURN
     for watcher in watchers:
         await watcher.aclose()
 
@@ -77,7 +77,7 @@ async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(mon
     """Its feed ends at the next event, and others continue."""
     client, admitted = FakeClient(), [True]
     monkeypatch.setattr(live_feed, "_view", lambda *_: {})
-    feed = LiveFeed(client, Recent(time.monotonic), lambda: False)
+    feed = LiveFeed(client, RollingLatency(time.monotonic), lambda: False)
     watchers = [feed.watch(lambda: admitted[0]), feed.watch(lambda: True)]
     for is_admitted in (True, False):
         admitted[0] = is_admitted
@@ -91,7 +91,7 @@ async def test_a_watcher_that_is_not_admitted_any_more_gets_no_further_event(mon
 
 async def test_watchers_that_leave_an_idle_server_are_forgotten():
     """This does not require an event."""
-    feed = LiveFeed(FakeClient(), Recent(time.monotonic), lambda: False)
+    feed = LiveFeed(FakeClient(), RollingLatency(time.monotonic), lambda: False)
     events = [asyncio.ensure_future(anext(feed.watch(lambda: True))) for _ in range(5)]
     await asyncio.sleep(0)
     for event in events[1:]:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from app.__main__ import main
 from app.admission.tenants import Tenant, key_digest
 from app.cli.usage import Prices, Sums, decimal, read
-from app.observe.metering import APPLICATION, VERSION, Metering, MeteringRefused, Row, connect
+from app.observe.metering import APPLICATION_ID, SCHEMA_VERSION, Metering, MeteringError, Row, connect
 from tests.app.routes.test_http import BODY, CHAT, make, ready
 from tests.conftest import ROOT
 
@@ -219,8 +219,8 @@ def create_foreign_table(path: Path) -> None:
 
 def create_newer_version(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
 
 def test_a_file_is_read_in_a_read_only_folder(create_metering, path: Path, monkeypatch):
@@ -238,7 +238,7 @@ def test_a_file_is_read_in_a_read_only_folder(create_metering, path: Path, monke
     monkeypatch.setattr(sqlite3, "connect", connect_to_read_only)
     assert sum(sums.requests for sums in read(path, ("tenant",)).values()) == 1
     path.with_name(f"{path.name}-wal").touch()  # another process is writing
-    with pytest.raises(MeteringRefused, match="unable to open"):
+    with pytest.raises(MeteringError, match="unable to open"):
         read(path, ("tenant",))
 
 
@@ -257,7 +257,7 @@ def test_a_special_name_of_sqlite_is_a_file(tmp_path: Path, monkeypatch):
     [
         (write_text_file, "not a database"),
         (create_foreign_table, "another application"),
-        (create_newer_version, f"version {VERSION + 1}"),
+        (create_newer_version, f"version {SCHEMA_VERSION + 1}"),
         (Path.mkdir, "unable to open"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_foreign_file_is_refused_and_not_changed(path: Path, damage, expected:
     """The server and the command refuse it with one line that names it."""
     damage(path)
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(MeteringRefused, match=expected) as refused:
+    with pytest.raises(MeteringError, match=expected) as refused:
         Metering(path)
     assert str(refused.value).startswith(f"metering: {path}: ")
     assert (path.read_bytes() if path.is_file() else None) == before

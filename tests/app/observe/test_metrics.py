@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from app.admission.queues import Admission
 from app.admission.tenants import Tenant, key_digest
-from app.generation.generation import ABANDONED, Timing
+from app.generation.generation import ABANDONED_CODE, Timing
 from app.observe.collectors import AdmissionCollector, GapCollector
 from app.streams.stream_log import Failure
 from engine.types import ServiceClass
@@ -67,10 +67,10 @@ def test_queue_lengths_and_drain_rates_are_reported_by_class(monkeypatch):
     monkeypatch.setattr("app.observe.collectors.time.monotonic", lambda: now)
     admission = Admission(10, 1000, lambda: now)
     for _ in range(4):
-        admission.enter("", ServiceClass.BATCH, 50)
+        admission.add_waiting("", ServiceClass.BATCH, 50)
     now += 10
-    admission.leave("", ServiceClass.BATCH, 50)
-    admission.leave("", ServiceClass.BATCH, 50)
+    admission.remove_waiting("", ServiceClass.BATCH, 50)
+    admission.remove_waiting("", ServiceClass.BATCH, 50)
     values = {
         (sample.name, sample.labels["service_class"], sample.labels.get("unit")): sample.value
         for family in AdmissionCollector(admission, "fake").collect()
@@ -149,15 +149,15 @@ def test_a_client_that_leaves_early_does_not_count_as_a_late_answer():
         ready(client)
         service = client.app.state.service
         ended = []
-        service.metrics.recent.ended = lambda service_class, is_good: ended.append(is_good)
+        service.metrics.recent.add_end = lambda service_class, is_good: ended.append(is_good)
         for first_token in (None, 100.0):
             generation = SimpleNamespace(
                 timing=Timing(99.9, 99.9, first_token=first_token),
                 request=SimpleNamespace(service_class=ServiceClass.STANDARD, tenant="", prompt=(1,), n=1),
                 cached_tokens=0,
                 audit=SimpleNamespace(slot_seconds=0.0),
-                log=SimpleNamespace(records=[Failure("left", ABANDONED, None)]),
+                log=SimpleNamespace(records=[Failure("left", ABANDONED_CODE, None)]),
                 mean_gap=0.0,
             )
-            service.metrics.ended(generation)
+            service.metrics.count_end(generation)
         assert ended == [True]

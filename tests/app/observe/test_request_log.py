@@ -9,7 +9,7 @@ import time
 import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from app.admission.tenants import of_key
+from app.admission.tenants import tenant_of_key
 from app.engine_client.client import EngineClient
 from engine.types import EndEvent, FinishReason
 from tests.app.routes.test_http import BODY, CHAT, make, ready
@@ -91,7 +91,7 @@ def test_an_accepted_handshake_has_an_id_and_an_access_line(http: TestClient, ca
 
 def test_an_access_line_describes_the_request(caplog: pytest.LogCaptureFixture):
     """The line has method, path, status, bytes, seconds, tenant, IDs and tokens."""
-    with make(tenants=(of_key("alice"),)) as client, caplog.at_level(logging.INFO):
+    with make(tenants=(tenant_of_key("alice"),)) as client, caplog.at_level(logging.INFO):
         ready(client)
         headers = {"Authorization": "Bearer alice", "X-Request-Id": "mine"}
         answer = client.post(f"{CHAT}?secret=1", json=BODY, headers=headers)
@@ -103,7 +103,7 @@ def test_an_access_line_describes_the_request(caplog: pytest.LogCaptureFixture):
             "path": CHAT,
             "status": 200,
             "bytes": len(answer.content),
-            "tenant": of_key("alice").name,
+            "tenant": tenant_of_key("alice").name,
             "request_id": "mine",
             "stream": answer.headers["x-carousel-stream"],
             "tokens_in": usage["prompt_tokens"],

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from app.errors import ApiError
 from app.protocols.chat import ChatRequest
-from app.protocols.common import MAX_NAME, Strict, parse
+from app.protocols.common import MAX_NAME_CHARACTERS, Strict, parse
 from app.protocols.completions import CompletionRequest
 from app.protocols.realtime import EventRefused, ResponseCreate, parse_event
 from app.text.chat_template import ChatTemplate
@@ -64,7 +64,7 @@ def test_an_unknown_field_of_any_name_is_named(name: str, more: dict[str, Any]):
 def test_a_very_long_field_name_is_shortened_in_the_error():
     with pytest.raises(ApiError) as refused:
         parse(CompletionRequest, json.dumps({"prompt": "a", "x" * 100_000: 1}).encode())
-    assert refused.value.param == "x" * MAX_NAME and len(str(refused.value)) < 2 * MAX_NAME
+    assert refused.value.param == "x" * MAX_NAME_CHARACTERS and len(str(refused.value)) < 2 * MAX_NAME_CHARACTERS
 
 
 def test_an_unknown_field_of_an_event_is_named_among_many():

@@ -18,7 +18,7 @@ import pytest
 from app.cli.serve import SWITCH_SECONDS
 from app.engine_client.client import EngineClient
 from app.protocols.chat import MAX_MESSAGES
-from app.protocols.common import MAX_PARTS
+from app.protocols.common import MAX_CONTENT_PARTS
 from app.server import create_app
 from app.settings import Settings
 from app.text.text_model import TextModel
@@ -50,8 +50,8 @@ def text(unit: str, size: int = 3_900_000) -> str:
 
 BODIES = {
     "2,200 messages of 60 parts": (CHAT, chat(*[[part("a")] * 60] * 2200)),
-    "the maximum number of parts": (CHAT, chat(*[[part("a")] * 4] * (MAX_PARTS // 4))),
-    "the maximum number of parts in one message": (CHAT, chat([part("a")] * MAX_PARTS)),
+    "the maximum number of parts": (CHAT, chat(*[[part("a")] * 4] * (MAX_CONTENT_PARTS // 4))),
+    "the maximum number of parts in one message": (CHAT, chat([part("a")] * MAX_CONTENT_PARTS)),
     "the maximum number of messages": (CHAT, chat(*["a"] * MAX_MESSAGES)),
     "a message of one letter many times": (CHAT, chat(text("a"))),
     "a message of digits": (CHAT, chat(text("7"))),

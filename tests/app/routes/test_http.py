@@ -14,9 +14,9 @@ import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from app.admission import refused_keys
-from app.admission.tenants import Tenant, anonymous, key_digest, of_key
+from app.admission.tenants import Tenant, anonymous, key_digest, tenant_of_key
 from app.engine_client.client import EngineClient
-from app.http.security import HostGuard
+from app.http.security import HostMiddleware
 from app.routes.realtime_session import Session
 from app.server import create_app
 from app.settings import Settings
@@ -48,7 +48,7 @@ def fill_queue(client: TestClient) -> None:
     """Fill all slots and the whole queue of class standard."""
     service = client.app.state.service
     for _ in range(CONFIG.max_num_seqs + service.settings.max_queue):
-        service.admission.enter("other", ServiceClass.STANDARD, 1)
+        service.admission.add_waiting("other", ServiceClass.STANDARD, 1)
 
 
 def from_address(client: TestClient, address: str) -> TestClient:
@@ -65,7 +65,7 @@ def http():
 
 @pytest.fixture(scope="module")
 def http_with_keys():
-    with pytest.MonkeyPatch.context() as patch, make(tenants=(of_key("alice"), of_key("bob"))) as client:
+    with pytest.MonkeyPatch.context() as patch, make(tenants=(tenant_of_key("alice"), tenant_of_key("bob"))) as client:
         patch.setattr(refused_keys, "FREE_ATTEMPTS", 1000)  # the tests try many wrong keys from one address
         yield ready(client)
 
@@ -305,7 +305,7 @@ async def test_a_socket_is_open_to_pages_of_an_allowed_origin(allowed: tuple[str
 
     settings = Settings(engine=EngineConfig(model="fake"), model_name="fake", allowed_origins=allowed)
     headers = [(b"host", b"127.0.0.1:8000"), (b"origin", OTHER.encode())]
-    await HostGuard(app, settings)({"type": "websocket", "path": "/v1/realtime", "headers": headers}, None, send)
+    await HostMiddleware(app, settings)({"type": "websocket", "path": "/v1/realtime", "headers": headers}, None, send)
     assert events == (["accepted"] if {OTHER, "*"} & set(allowed) else DENIED)
 
 
@@ -586,7 +586,7 @@ def test_a_keyless_client_that_fills_its_share_does_not_block_other_addresses():
     with make(max_queue=40) as client:
         admission = ready(client).app.state.service.admission
         for _ in range(20 + CONFIG.max_num_seqs):
-            admission.enter(anonymous("192.0.2.1").id, ServiceClass.INTERACTIVE, 1)
+            admission.add_waiting(anonymous("192.0.2.1").id, ServiceClass.INTERACTIVE, 1)
         refused = from_address(client, "192.0.2.1").post(CHAT, json={**BODY, "service_tier": "priority"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_share_exceeded")
         assert int(refused.headers["retry-after"]) >= 1
@@ -618,12 +618,16 @@ def test_a_limit_of_a_key_is_429_and_other_keys_are_not_affected():
     ("options", "accepted", "refused"),
     [
         ({}, (None, "anything"), ()),
-        ({"tenants": (of_key("alice"),)}, (), ((None, 403), ("alice", 403))),
+        ({"tenants": (tenant_of_key("alice"),)}, (), ((None, 403), ("alice", 403))),
         ({"keys_file": "keys.toml"}, (), ((None, 403), ("alice", 403))),
-        ({"tenants": (of_key("alice"),), "public_metrics": True}, (None, "alice"), ()),
-        ({"tenants": (of_key("alice"),), "operator_key": "op"}, ("op",), ((None, 401), ("alice", 401), ("", 401))),
+        ({"tenants": (tenant_of_key("alice"),), "public_metrics": True}, (None, "alice"), ()),
         (
-            {"tenants": (of_key("alice"),), "operator_key": "op", "metrics_key": "m"},
+            {"tenants": (tenant_of_key("alice"),), "operator_key": "op"},
+            ("op",),
+            ((None, 401), ("alice", 401), ("", 401)),
+        ),
+        (
+            {"tenants": (tenant_of_key("alice"),), "operator_key": "op", "metrics_key": "m"},
             ("op", "m"),
             ((None, 401), ("alice", 401), ("o", 401)),
         ),
@@ -654,7 +658,7 @@ def test_wrong_keys_are_counted_and_their_answers_delayed(monkeypatch):
     async def record(seconds: float) -> None:
         delays.append(seconds)
 
-    with make(tenants=(of_key("alice"),), operator_key="op") as client:
+    with make(tenants=(tenant_of_key("alice"),), operator_key="op") as client:
         ready(client)
         monkeypatch.setattr("app.server.asyncio", SimpleNamespace(sleep=record, to_thread=asyncio.to_thread))
         monkeypatch.setattr(refused_keys, "FREE_ATTEMPTS", 1)
@@ -693,16 +697,16 @@ async def test_a_session_with_a_running_response_is_not_idle():
         sent.append(message)
 
     class Pacer:
-        async def turn(self) -> None:
+        async def wait_turn(self) -> None:
             pass
 
-    session = Session(SimpleNamespace(pacer=Pacer()), of_key("alice"), send, lambda _: False)
+    session = Session(SimpleNamespace(pacer=Pacer()), tenant_of_key("alice"), send, lambda _: False)
     session._active_at -= 100
     assert session.idle_seconds >= 100
     session._responses["resp_1"] = SimpleNamespace()
     assert session.idle_seconds == 0.0
     session._responses.clear()
-    await session.take("not JSON")
+    await session.handle_frame("not JSON")
     assert session.idle_seconds < 100 and b"error" in sent[0]
 
 
@@ -710,7 +714,7 @@ def test_draining_needs_an_operator_key(http, http_with_keys):
     """It is 403 and names the option if there is none, and 401 for another key, including a tenant's."""
     answer = http.post("/drain")
     assert answer.status_code == 403 and "--operator-key" in answer.json()["error"]["message"]
-    with make(tenants=(of_key("alice"),), operator_key="op") as client:
+    with make(tenants=(tenant_of_key("alice"),), operator_key="op") as client:
         ready(client)
         assert client.post("/drain").status_code == 401
         assert client.post("/drain", headers={"Authorization": "Bearer alice"}).status_code == 401

@@ -19,10 +19,10 @@ from websockets.uri import parse_uri
 from app.admission.event_pacer import EventPacer
 from app.http.websocket import WebSocketProtocol
 from app.protocols.realtime import ContentPart, ItemFields, ResponseFields
-from app.protocols.realtime_events import ConversationItem, SpokenResponse, Telling
+from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder
 from app.routes.realtime_session import MAX_BURST, Session
-from app.streams.stream_log import Delta, Finished, StreamLog, Usage
-from app.streams.tail import AT_ONCE, pieces
+from app.streams.stream_log import ChoiceFinished, Delta, StreamLog, Usage
+from app.streams.tail import DIRECT_WRITE, stream_chunks
 from engine.types import Phase, StatusEvent
 
 
@@ -44,8 +44,8 @@ class Socket:
         self.received.append(json.loads(message))
 
 
-def response() -> SpokenResponse:
-    return SpokenResponse("resp_1", ConversationItem("item_1", "assistant", ""), ResponseFields(), None)
+def response() -> RealtimeResponse:
+    return RealtimeResponse("resp_1", ConversationItem("item_1", "assistant", ""), ResponseFields(), None)
 
 
 @given(st.lists(st.one_of(st.text(max_size=3), st.sampled_from([0, 1, 2, 3])), max_size=40))
@@ -58,7 +58,7 @@ def test_every_delta_is_sent_once_in_order_across_stalls(script):
         session = Session(SimpleNamespace(), SimpleNamespace(), socket.send, socket.write)
 
         async def send_events() -> None:
-            async for messages in pieces(log, 0, Telling(realtime_response, session._event_id), session):
+            async for messages in stream_chunks(log, 0, ResponseEncoder(realtime_response, session._event_id), session):
                 for message in messages:
                     await session.send(message)
 
@@ -71,14 +71,14 @@ def test_every_delta_is_sent_once_in_order_across_stalls(script):
                     await asyncio.sleep(0.001)
                 case 3:
                     log.status = StatusEvent("s", 0, Phase.DECODE, 0)
-                    log.announce()
+                    log.notify()
                 case str():
                     log.append(Delta(0, action, 1))
-                    log.announce()
+                    log.notify()
         socket.has_room = True
-        log.append(Finished(0, "length"))
+        log.append(ChoiceFinished(0, "length"))
         log.append(Usage(1, 1, 0))
-        log.announce()
+        log.notify()
         await asyncio.wait_for(sending, 10)
         deltas = [event["delta"] for event in socket.received if event["type"] == "response.output_text.delta"]
         assert deltas == [action for action in script if isinstance(action, str) and action]
@@ -96,7 +96,7 @@ def test_a_delta_names_its_response_and_item():
     reader = SimpleNamespace(write=lambda messages: False)
 
     async def first() -> list[bytes]:
-        return await anext(pieces(log, 0, Telling(realtime_response, lambda: "event_7"), reader))
+        return await anext(stream_chunks(log, 0, ResponseEncoder(realtime_response, lambda: "event_7"), reader))
 
     (message,) = asyncio.run(first())
     assert json.loads(message) == {
@@ -148,7 +148,7 @@ async def open_connection():
     is_over = asyncio.Event()
 
     async def application(scope, receive, send) -> None:
-        assert not scope["extensions"][AT_ONCE]["write"]([b"too early"])
+        assert not scope["extensions"][DIRECT_WRITE]["write"]([b"too early"])
         await send({"type": "websocket.accept"})
         scopes.put_nowait(scope)
         await is_over.wait()
@@ -164,7 +164,7 @@ async def open_connection():
     client.receive_data(transport.sent)
     client.events_received()
     transport.sent = b""
-    yield scope["extensions"][AT_ONCE]["write"], server, transport, client
+    yield scope["extensions"][DIRECT_WRITE]["write"], server, transport, client
     is_over.set()
     server.stop_keepalive()
     await asyncio.gather(*server.tasks)
@@ -209,14 +209,14 @@ async def test_a_socket_that_floods_is_limited_by_its_own_rate(monkeypatch: pyte
 
     async def flood(flooding: Session, text: str) -> None:
         while True:
-            await flooding.take(text)
+            await flooding.handle_frame(text)
 
     floods = [
         asyncio.ensure_future(flood(small, '{"type": "x"}')),
         asyncio.ensure_future(flood(large, json.dumps({"type": "x", "event_id": "a" * 16_000}))),
     ]
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(other.take('{"type": "x"}'), 5)
+    await asyncio.wait_for(other.handle_frame('{"type": "x"}'), 5)
     for task in floods:
         assert not task.done()
         task.cancel()

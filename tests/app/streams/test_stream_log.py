@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
-from app.generation.registry import EACH, StreamRegistry, size
+from app.generation.registry import MIN_STREAM_SIZE, StreamRegistry, stream_size
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatFormat
 from app.streams.stream_log import (
+    ChoiceFinished,
     Cursor,
-    CursorRefused,
+    CursorError,
     Delta,
     Failure,
-    Finished,
-    Numbered,
+    LogEntry,
     StreamLog,
     TokenInfo,
     Usage,
 )
-from app.streams.timeline import Intake
+from app.streams.timeline import IntakeTimeline
 from engine.config import EngineConfig
 from engine.types import Alternative, EndEvent, FinishReason, Phase, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.app.text.test_text_model import byte_level
@@ -37,7 +37,7 @@ def closed_log(count: int, stream_id: str = "s") -> StreamLog:
     log = StreamLog(stream_id, "e", "")
     for i in range(count):
         log.append(Delta(0, str(i), 1))
-    log.append(Finished(0, "stop"))
+    log.append(ChoiceFinished(0, "stop"))
     log.append(Usage(1, count, 0))
     return log
 
@@ -50,7 +50,7 @@ def test_tokens_create_no_objects_that_the_garbage_collector_tracks():
         for make in (
             lambda: TokenEvent("r", 0, 7, None, -0.5, top),
             lambda: Delta(0, "word", 1, ()),
-            lambda: Numbered(3, None),  # type: ignore[arg-type]
+            lambda: LogEntry(3, None),  # type: ignore[arg-type]
             lambda: TokenInfo(7, -0.5, top, 4),
             lambda: Alternative(5, -1.0),
         ):
@@ -69,15 +69,15 @@ async def test_a_reader_of_the_whole_log_is_woken_only_at_its_end():
     waiting = asyncio.create_task(log.closed())
     await asyncio.sleep(0)
     assert log.readers == 1
-    (listener,) = log.followers
+    (listener,) = log.listeners
     woken = waiting._fut_waiter  # type: ignore[attr-defined]
     log.append(Delta(0, "x", 1))
-    log.announce()
-    assert not woken.done() and log.followers == (listener,)
+    log.notify()
+    assert not woken.done() and log.listeners == (listener,)
     log.append(Usage(1, 0, 0))
-    log.announce()
+    log.notify()
     await asyncio.wait_for(waiting, 5)
-    assert (log.readers, log.followers) == (0, ())
+    assert (log.readers, log.listeners) == (0, ())
     await asyncio.wait_for(log.closed(), 5)  # the log is closed already
 
 
@@ -92,7 +92,7 @@ def test_a_cursor_is_valid_or_refused(text: str):
     """An invalid cursor is a 400 and nothing else."""
     try:
         cursor = Cursor.parse(text)
-    except CursorRefused as error:
+    except CursorError as error:
         assert error.status == 400
     else:
         assert Cursor.parse(str(cursor)) == cursor
@@ -122,14 +122,14 @@ def finish(registry: StreamRegistry, name: str, owner: str = "", records: int = 
 def available(registry: StreamRegistry, names: str, owner: str = "") -> str:
     found = ""
     for name in names:
-        with contextlib.suppress(CursorRefused):
+        with contextlib.suppress(CursorError):
             found += registry.get(name, owner).log.id
     return found
 
 
 def test_finished_streams_expire_oldest_first_and_live_ones_never():
     """Streams expire by age and by total size."""
-    registry = StreamRegistry(ttl=10.0, max_size=2 * (EACH + 10) + 10)
+    registry = StreamRegistry(ttl=10.0, max_size=2 * (MIN_STREAM_SIZE + 10) + 10)
     live = as_generation(StreamLog("live", "e", ""))
     registry.add(live)
     for name in "abc":
@@ -146,7 +146,7 @@ def test_finished_streams_expire_oldest_first_and_live_ones_never():
 
 def test_the_owner_with_the_most_kept_data_is_evicted_first():
     """A flood of one owner does not evict the streams of another."""
-    registry = StreamRegistry(max_size=10 * EACH)
+    registry = StreamRegistry(max_size=10 * MIN_STREAM_SIZE)
     finish(registry, "a", "alice")
     for name in "bcdefghijklm":
         finish(registry, name, "bob")
@@ -156,11 +156,11 @@ def test_the_owner_with_the_most_kept_data_is_evicted_first():
 def test_a_logit_bias_counts_by_its_size():
     """A thousand entries are kept with each of its streams."""
     generation = FakeGeneration(StreamLog("s", "e", ""))
-    plain = size(generation)  # type: ignore[arg-type]
+    plain = stream_size(generation)  # type: ignore[arg-type]
     generation.request = Request(
         id="r", prompt=(1,) * 10, sampling=SamplingParams(max_tokens=1, logit_bias={1: 2.0, 3: 4.0})
     )
-    assert size(generation) == plain + 2  # type: ignore[arg-type]
+    assert stream_size(generation) == plain + 2  # type: ignore[arg-type]
 
 
 def test_log_probabilities_count_by_their_number():
@@ -168,7 +168,7 @@ def test_log_probabilities_count_by_their_number():
     info = TokenInfo(5, -1.0, (Alternative(5, -1.0), Alternative(6, -2.0)), 0)
     log.append(Delta(0, "x", 2, (info, info)))
     log.append(Delta(0, "y", 1))
-    assert log.details == 6
+    assert log.logprob_count == 6
 
 
 def test_an_expired_stream_is_gone_and_not_unknown():
@@ -176,10 +176,10 @@ def test_an_expired_stream_is_gone_and_not_unknown():
     registry = StreamRegistry(ttl=10.0)
     finish(registry, "s", "alice")
     for owner in ("bob", "alice"):
-        with pytest.raises(CursorRefused, match="has expired") as refused:
+        with pytest.raises(CursorError, match="has expired") as refused:
             if owner == "alice":
                 registry.expire(now=lambda: 1e12)
-            registry.find("s", owner, f"s.{registry.epoch}.1")
+            registry.resume("s", owner, f"s.{registry.epoch}.1")
         assert refused.value.status == 410
 
 
@@ -187,7 +187,7 @@ def test_a_foreign_stream_looks_like_an_unknown_one():
     """The response is 404 with the same text for both."""
     registry = StreamRegistry()
     registry.add(as_generation(StreamLog("s", "e", "alice")))
-    with pytest.raises(CursorRefused) as foreign:
+    with pytest.raises(CursorError) as foreign:
         registry.get("s", "bob")
     assert foreign.value.status == 404
     assert str(foreign.value) == "no stream 's'"
@@ -206,10 +206,10 @@ def test_text_held_back_for_a_stop_string_is_emitted_on_cancellation():
         log,
         ChatFormat("m", "default", text, UsageReports()),
         client,
-        Intake(0.0),
+        IntakeTimeline(0.0),
     )
     for token_id in text.encode("a dog and", add_special_tokens=False):
-        generation.take(TokenEvent("r", 0, token_id))
+        generation.handle_event(TokenEvent("r", 0, token_id))
     assert "".join(r.text for r in log.records if isinstance(r, Delta)) == "a"
     generation.cancel()
     assert "".join(r.text for r in log.records if isinstance(r, Delta)) == "a dog and"
@@ -229,14 +229,14 @@ def test_gaps_between_tokens_are_measured_per_choice(monkeypatch):
         StreamLog("r", "e", ""),
         ChatFormat("m", "default", text, UsageReports()),
         EngineClient(EngineConfig(model="none")),
-        Intake(0.0),
+        IntakeTimeline(0.0),
         on_token=lambda gap, waited: gaps.append(gap),
     )
     (token_id,) = text.encode("a", add_special_tokens=False)
     for _ in range(3):
         now += 1.0
         for choice in range(3):
-            generation.take(TokenEvent("r", choice, token_id))
+            generation.handle_event(TokenEvent("r", choice, token_id))
     assert gaps == [None] * 3 + [1.0] * 6
     assert generation.mean_gap == 1.0
 
@@ -252,7 +252,7 @@ def test_the_status_of_a_request_is_that_of_its_first_unfinished_choice():
         log,
         ChatFormat("m", "default", text, UsageReports()),
         EngineClient(EngineConfig(model="none")),
-        Intake(0.0),
+        IntakeTimeline(0.0),
     )
     (token_id,) = text.encode("a", add_special_tokens=False)
     for choice, event, expected in (
@@ -266,9 +266,9 @@ def test_the_status_of_a_request_is_that_of_its_first_unfinished_choice():
         (1, None, Phase.QUEUED),
     ):
         if event is None:
-            generation.take(TokenEvent("r", choice, token_id, FinishReason.LENGTH))
+            generation.handle_event(TokenEvent("r", choice, token_id, FinishReason.LENGTH))
         else:
-            generation.take(StatusEvent("r", choice, event))
+            generation.handle_event(StatusEvent("r", choice, event))
         assert log.status is not None and log.status.phase is expected
 
 
@@ -285,11 +285,11 @@ def test_a_nan_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
             log,
             ChatFormat("m", "default", text, UsageReports()),
             EngineClient(EngineConfig(model="none")),
-            Intake(0.0),
+            IntakeTimeline(0.0),
         )
         for token_id in text.encode(generated, add_special_tokens=False):
-            generation.take(TokenEvent("r", 0, token_id))
-        generation.take(EndEvent("r", 0, FinishReason.ERROR, "it computed NaN", "not_a_number"))
+            generation.handle_event(TokenEvent("r", 0, token_id))
+        generation.handle_event(EndEvent("r", 0, FinishReason.ERROR, "it computed NaN", "not_a_number"))
         assert log.is_closed is fails
         assert any(isinstance(record, Failure) and record.code == "not_a_number" for record in log.records) is fails
         logs.append(caplog.text)

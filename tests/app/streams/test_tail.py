@@ -8,8 +8,8 @@ from contextlib import aclosing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.streams.stream_log import Delta, Item, Numbered, StreamLog, Usage
-from app.streams.tail import pieces
+from app.streams.stream_log import Delta, Item, LogEntry, StreamLog, Usage
+from app.streams.tail import stream_chunks
 from engine.types import Phase, StatusEvent
 
 
@@ -28,17 +28,17 @@ class LogReader:
             self.seen += items
         return self.accepts_writes
 
-    async def follow(self, log: StreamLog, after: int = 0, leave_after: int | None = None) -> list[Numbered]:
+    async def follow(self, log: StreamLog, after: int = 0, leave_after: int | None = None) -> list[LogEntry]:
         """Follow the log and return the records seen.
 
         It may leave early; a direct write that exceeds `leave_after` is not seen.
         """
-        async with aclosing(pieces(log, after, self, self)) as chunks:
+        async with aclosing(stream_chunks(log, after, self, self)) as chunks:
             async for items in chunks:
                 self.seen += items
                 if leave_after is not None and len(self.seen) >= leave_after:
                     break
-        return [item for item in self.seen if isinstance(item, Numbered)]
+        return [item for item in self.seen if isinstance(item, LogEntry)]
 
 
 @given(
@@ -53,13 +53,13 @@ def test_every_reader_sees_every_record_once_in_order_across_visits(writes, read
         for burst in writes:
             for _ in range(burst):
                 log.append(Delta(0, "x", 1))
-            log.announce()
+            log.notify()
             await asyncio.sleep(0)
         log.append(Usage(1, 1, 0))
-        log.announce()
+        log.notify()
 
     async def read(log: StreamLog, accepts_writes: bool, visits: list[int]) -> list[int]:
-        seen: list[Numbered] = []
+        seen: list[LogEntry] = []
         for visit in [*visits, None]:
             after = seen[-1].seq if seen else 0
             seen += await asyncio.wait_for(LogReader(accepts_writes).follow(log, after, visit), 10)
@@ -70,7 +70,7 @@ def test_every_reader_sees_every_record_once_in_order_across_visits(writes, read
         *results, _ = await asyncio.gather(*(read(log, *reader) for reader in readers), write(log))
         total = sum(writes) + 1
         assert all(seqs == list(range(1, total + 1)) for seqs in results)
-        assert (log.readers, log.followers) == (0, ())
+        assert (log.readers, log.listeners) == (0, ())
 
     asyncio.run(run())
 
@@ -84,9 +84,9 @@ async def test_a_reader_that_is_cancelled_does_not_affect_another():
     leaving.cancel()
     await asyncio.sleep(0)
     log.append(Usage(1, 0, 0))
-    log.announce()
+    log.notify()
     assert len(await asyncio.wait_for(staying, 5)) == 1
-    assert (log.readers, log.followers) == (0, ())
+    assert (log.readers, log.listeners) == (0, ())
 
 
 async def test_a_late_reader_gets_the_current_status_only():
@@ -95,8 +95,8 @@ async def test_a_late_reader_gets_the_current_status_only():
     for position in (3, 2, 1):
         log.status = StatusEvent("s", 0, Phase.QUEUED, position)
     reader = LogReader(accepts_writes=False)
-    async with aclosing(pieces(log, 0, reader, reader)) as chunks:
+    async with aclosing(stream_chunks(log, 0, reader, reader)) as chunks:
         assert [item.position for item in await anext(chunks)] == [1]  # type: ignore[union-attr]
     log.append(Usage(1, 0, 0))
-    async with aclosing(pieces(log, 0, reader, reader)) as chunks:
-        assert [type(item) for item in await anext(chunks)] == [Numbered]
+    async with aclosing(stream_chunks(log, 0, reader, reader)) as chunks:
+        assert [type(item) for item in await anext(chunks)] == [LogEntry]

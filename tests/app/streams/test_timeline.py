@@ -10,14 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.explain import lines
+from app.cli.explain import timeline_lines
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
 from app.protocols.answers import UsageReports
 from app.protocols.chat import ChatFormat
 from app.streams.stream_log import StreamLog
-from app.streams.timeline import DELIVERY, INTAKE, Audit, Intake
-from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass, StatusEvent, TokenEvent
+from app.streams.timeline import DELIVERY, INTAKE, IntakeTimeline, RequestTimeline
+from engine.types import (
+    Phase,
+    PreemptionMode,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    StatusEvent,
+    TokenEvent,
+    WaitReason,
+)
 from tests.app.engine_client.test_client import CONFIG, fake_engine
 from tests.app.routes.test_http import CHAT, http_with_keys  # noqa: F401  (a fixture)
 from tests.app.text.test_text_model import byte_level
@@ -26,21 +35,21 @@ PREEMPTED = StatusEvent(
     "r",
     0,
     Phase.PAUSED,
-    cause=Cause.ORDER,
-    by=ServiceClass.INTERACTIVE,
-    mechanism=Mechanism.SWAP,
-    why="it came last",
-    at=4.0,
+    cause=WaitReason.ORDER,
+    preempted_by=ServiceClass.INTERACTIVE,
+    mechanism=PreemptionMode.SWAP,
+    victim_reason="it came last",
+    monotonic_time=4.0,
 )
 
 
-def status(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0) -> StatusEvent:
-    return StatusEvent("r", choice, phase, cause=cause, at=at)
+def status(phase: Phase, at: float, cause: WaitReason | None = None, choice: int = 0) -> StatusEvent:
+    return StatusEvent("r", choice, phase, cause=cause, monotonic_time=at)
 
 
 @given(
     st.lists(
-        st.tuples(st.floats(0.0, 2.0), st.integers(0, 1), st.sampled_from(Phase), st.sampled_from([None, *Cause])),
+        st.tuples(st.floats(0.0, 2.0), st.integers(0, 1), st.sampled_from(Phase), st.sampled_from([None, *WaitReason])),
         max_size=20,
     ),
     st.floats(0.0, 2.0),
@@ -49,13 +58,13 @@ def status(phase: Phase, at: float, cause: Cause | None = None, choice: int = 0)
 def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, intake):
     """Intervals are contiguous from arrival to end for any sequence of statuses in order of time."""
     arrived, complete, queued_at, turn, now = accumulate(intake, initial=10.0)
-    intake_timeline = Intake(arrived)
-    intake_timeline.has_come(complete)
-    intake_timeline.waited(queued_at, turn, Cause.TEXTS)
-    audit = Audit(2, intake_timeline, now)
+    intake_timeline = IntakeTimeline(arrived)
+    intake_timeline.body_received(complete)
+    intake_timeline.record_wait(queued_at, turn, WaitReason.TOKENIZATION)
+    audit = RequestTimeline(2, intake_timeline, now)
     for seconds, choice, phase, cause in steps:
         now += seconds
-        audit.take(status(phase, now, cause, choice))
+        audit.add(status(phase, now, cause, choice))
     audit.close(now + rest)
     for intervals in audit.choices:
         assert intervals[0].began == 10.0
@@ -67,15 +76,15 @@ def test_the_intervals_of_a_choice_follow_each_other_without_a_gap(steps, rest, 
 
 def test_a_preemption_records_the_beneficiary_and_the_reason():
     """The interval also contains the causes of the waits before and after it."""
-    audit = Audit(1, Intake(1.0), 1.0)
-    audit.take(status(Phase.QUEUED, 1.5, Cause.SLOTS))
-    audit.take(status(Phase.PREFILL, 2.0))
-    audit.take(status(Phase.DECODE, 3.0))
-    audit.take(PREEMPTED)
-    audit.take(status(Phase.SWAPPING, 6.0))
-    audit.take(status(Phase.DECODE, 6.5))
-    audit.take(status(Phase.ENDED, 8.0))
-    audit.take(status(Phase.DECODE, 9.0))  # later than the end of the request, so it is dropped
+    audit = RequestTimeline(1, IntakeTimeline(1.0), 1.0)
+    audit.add(status(Phase.QUEUED, 1.5, WaitReason.SLOTS))
+    audit.add(status(Phase.PREFILL, 2.0))
+    audit.add(status(Phase.DECODE, 3.0))
+    audit.add(PREEMPTED)
+    audit.add(status(Phase.SWAPPING, 6.0))
+    audit.add(status(Phase.DECODE, 6.5))
+    audit.add(status(Phase.ENDED, 8.0))
+    audit.add(status(Phase.DECODE, 9.0))  # later than the end of the request, so it is dropped
     audit.close(8.25)
     view = audit.view(100.0)
     assert view["wall_ms"] == 7250.0
@@ -87,7 +96,7 @@ def test_a_preemption_records_the_beneficiary_and_the_reason():
         "why": "it came last",
     }  # fmt: skip
     account = {"id": "r", "class": "batch", "state": "ended", "prompt_tokens": 3, "cached_tokens": 0}
-    text = "\n".join(lines(account | {"completion_tokens": 9} | view))
+    text = "\n".join(timeline_lines(account | {"completion_tokens": 9} | view))
     assert (
         "paused" in text and "for a request of class interactive, its pages kept in host memory: it came last" in text
     )
@@ -118,13 +127,13 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
                 sampling=SamplingParams(max_tokens=1 + i % 9),
                 service_class=ServiceClass(i % 3),
             )
-            intake = Intake(time.monotonic())
-            began[request.id] = intake.arrived
+            intake = IntakeTimeline(time.monotonic())
+            began[request.id] = intake.arrived_at
             encoder = ChatFormat("m", "default", text, UsageReports())
             log = StreamLog(request.id, "e", "")
             generation = Generation(request, text, (), log, encoder, client, intake, on_end=end)
             generations.append(generation)
-            client.submit(request, generation.take)
+            client.submit(request, generation.handle_event)
             if i % 50 == 0:
                 await asyncio.sleep(0.002)
         await asyncio.wait_for(done.wait(), 60)
@@ -142,11 +151,11 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
 
 def test_an_intake_records_the_causes_of_its_waits():
     """Causes are the upload of the body and the tokenization of other requests; the rest is processing time."""
-    intake = Intake(10.0)
-    intake.has_come(12.0)
-    intake.waited(12.25, 12.255, Cause.TEXTS)
-    intake.waited(12.5, 14.0, Cause.TEXTS)
-    audit = Audit(2, intake, 14.25)
+    intake = IntakeTimeline(10.0)
+    intake.body_received(12.0)
+    intake.record_wait(12.25, 12.255, WaitReason.TOKENIZATION)
+    intake.record_wait(12.5, 14.0, WaitReason.TOKENIZATION)
+    audit = RequestTimeline(2, intake, 14.25)
     expected = [
         ("intake", 0.0, 2000.0, "body"),
         ("intake", 2000.0, 500.0, None),
@@ -159,7 +168,7 @@ def test_an_intake_records_the_causes_of_its_waits():
         assert found[:-1] == expected
     assert (view["wall_ms"], view["totals_ms"][INTAKE]) == (4250.0, 4250.0)
     account = {"id": "r", "class": "batch", "state": "queued", "prompt_tokens": 3, "cached_tokens": 0}
-    text = "\n".join(lines(account | {"completion_tokens": 0} | view))
+    text = "\n".join(timeline_lines(account | {"completion_tokens": 0} | view))
     assert "the request had not fully arrived" in text
     assert "long texts of other requests were tokenized first" in text
 
@@ -167,8 +176,8 @@ def test_an_intake_records_the_causes_of_its_waits():
 def test_upload_time_does_not_count_for_time_to_first_token():
     """Tokenization counts, since the client waits for it."""
     waited = []
-    intake, now = Intake(time.monotonic() - 100.0), time.monotonic()
-    intake.has_come(now - 10.0)
+    intake, now = IntakeTimeline(time.monotonic() - 100.0), time.monotonic()
+    intake.body_received(now - 10.0)
     generation = Generation(
         Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=50)),
         byte_level(),
@@ -179,20 +188,20 @@ def test_upload_time_does_not_count_for_time_to_first_token():
         intake,
         on_token=lambda gap, seconds: waited.append(seconds),
     )
-    generation.take(TokenEvent("r", 0, 1))
+    generation.handle_event(TokenEvent("r", 0, 1))
     assert 10.0 <= waited[0] < 100.0
 
 
 @pytest.mark.parametrize(("late", "expected"), [(0.01, [None]), (3.0, [None, "reader"])])
 def test_delivery_to_a_slow_reader_is_attributed_to_the_reader(late: float, expected):
     """The request ends when the answer is delivered; a short delay counts as delivery without a cause."""
-    audit = Audit(1, Intake(10.0), 10.0)
-    audit.take(StatusEvent("r", 0, Phase.DECODE, at=11.0))
-    audit.take(StatusEvent("r", 0, Phase.ENDED, at=12.0))
+    audit = RequestTimeline(1, IntakeTimeline(10.0), 10.0)
+    audit.add(StatusEvent("r", 0, Phase.DECODE, monotonic_time=11.0))
+    audit.add(StatusEvent("r", 0, Phase.ENDED, monotonic_time=12.0))
     audit.close(12.5, is_read=True)
     assert audit.view(13.0)["wall_ms"] == 3000.0, "the clock runs while the answer is read"
-    audit.delivered(12.5 + late)
-    audit.delivered(99.0)
+    audit.record_delivery(12.5 + late)
+    audit.record_delivery(99.0)
     (intervals,) = audit.choices
     assert [i.cause for i in intervals if i.phase == "delivery"] == expected
     assert sum(i.ended - i.began for i in intervals) == pytest.approx(2.5 + late)

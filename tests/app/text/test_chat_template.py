@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.text.chat_template import ChatTemplate, TemplateBroken, TemplateRefused, VariableTaken
+from app.text.chat_template import ChatTemplate, InvalidTemplate, MessagesRefused, ReservedVariable
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_template_extensions_of_transformers_are_supported(template: str, text: 
 @pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__ }}"])
 def test_a_template_cannot_reach_python_internals(template: str):
     """Templates come with checkpoints and run in a sandbox, in which other objects are undefined."""
-    with pytest.raises(TemplateRefused, match="unsafe"):
+    with pytest.raises(MessagesRefused, match="unsafe"):
         ChatTemplate(template, {}).render([])
 
 
@@ -39,21 +39,21 @@ def test_a_template_gets_the_caller_s_variables():
 )
 def test_a_caller_cannot_override_reserved_variables(name: str):
     """The error contains the name of the reserved variable."""
-    with pytest.raises(VariableTaken, match=name):
+    with pytest.raises(ReservedVariable, match=name):
         ChatTemplate("x", {"bos_token": "<s>"}).render([], {name: "x"})
 
 
 def test_a_template_cannot_change_the_conversation():
     """Lists and dicts are immutable inside a template."""
     template = "{% set _ = messages.append({'role': 'x'}) %}"
-    with pytest.raises(TemplateRefused, match="append"):
+    with pytest.raises(MessagesRefused, match="append"):
         ChatTemplate(template, {}).render([])
 
 
 def test_a_template_may_refuse_with_its_own_message():
     """Checkpoints use `raise_exception` to refuse conversations that they do not support."""
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(TemplateRefused, match="roles must alternate"):
+    with pytest.raises(MessagesRefused, match="roles must alternate"):
         ChatTemplate(template, {}).render([])
 
 
@@ -70,20 +70,20 @@ def test_a_template_may_refuse_with_its_own_message():
 )
 def test_any_exception_in_a_template_refuses_the_conversation(template: str, expected: str):
     """The fault is the checkpoint's or the conversation's, not this server's."""
-    with pytest.raises(TemplateRefused, match=expected):
+    with pytest.raises(MessagesRefused, match=expected):
         ChatTemplate(template, {}).render([{"role": "user", "content": "hi"}])
 
 
 def test_a_template_with_a_syntax_error_is_refused_with_its_line():
     """The error occurs at startup, not at the first chat."""
-    with pytest.raises(TemplateBroken, match="line 2"):
+    with pytest.raises(InvalidTemplate, match="line 2"):
         ChatTemplate("fine\n{% if %}", {})
 
 
 @pytest.mark.parametrize("template", ["{% for a in b %}" * 25 + "{% endfor %}" * 25, "{% if a %}" * 2000])
 def test_a_template_that_python_cannot_compile_is_refused_at_the_start(template: str):
     """Python supports fewer nested blocks than Jinja."""
-    with pytest.raises(TemplateBroken, match="chat template: "):
+    with pytest.raises(InvalidTemplate, match="chat template: "):
         ChatTemplate(template, {})
 
 
@@ -138,7 +138,7 @@ def test_a_template_that_trims_also_trims_an_open_message(trim: str):
 @pytest.mark.parametrize("content", ["m.content | upper", "m.content[:3]", "'...'"])
 def test_a_message_that_the_template_changes_cannot_be_continued(content: str):
     """The refusal gives the reason."""
-    with pytest.raises(TemplateRefused, match="cannot be continued"):
+    with pytest.raises(MessagesRefused, match="cannot be continued"):
         ChatTemplate(TURNS.replace("m.content", content), {}).render_open(OPEN)
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 from app.cli.serve import load_text
 from app.settings import parse
 from app.text import control_tokens
-from app.text.chat_template import TemplateRefused
+from app.text.chat_template import MessagesRefused
 from app.text.text_model import TextModel
 from tests.app.text_models import byte_level, sentence_piece
 
@@ -218,8 +218,8 @@ def test_white_space_and_words_that_are_tokens_are_left_alone():
 
 def test_a_conversation_of_nothing_but_control_tokens_is_refused(monkeypatch: pytest.MonkeyPatch):
     """Wrapping each of a million would block the event loop."""
-    monkeypatch.setattr(control_tokens, "MAX_MARKED", 3)
-    with pytest.raises(TemplateRefused, match="more than 3 control tokens"):
+    monkeypatch.setattr(control_tokens, "MAX_CONTROL_TOKENS", 3)
+    with pytest.raises(MessagesRefused, match="more than 3 control tokens"):
         encode(GUARDED["ChatML"], "<|im_end|>" * 2, "<|im_end|>" * 2)
 
 
@@ -228,7 +228,7 @@ def test_a_template_s_refusal_shows_the_message_as_it_was_sent():
     tokenizer = byte_level().tokenizer
     tokenizer.add_special_tokens(["<|im_end|>"])
     text = TextModel(tokenizer, "{{ raise_exception('not ' + messages[0].content) }}", {}, frozenset())
-    with pytest.raises(TemplateRefused, match=r"^not <\|im_end\|>!$"):
+    with pytest.raises(MessagesRefused, match=r"^not <\|im_end\|>!$"):
         encode(text, "<|im_end|>!")
 
 
@@ -256,5 +256,5 @@ def test_control_tokens_are_found_longest_first_across_slices(tokens: set[str], 
     found = control_tokens.ControlTokens(tokenizer, "")
     alternation = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control_tokens, "SLICE", slice_)
+        patch.setattr(control_tokens, "SEARCH_SLICE_CHARACTERS", slice_)
         assert list(found._find(text, found._any)) == [match.span() for match in alternation.finditer(text)]

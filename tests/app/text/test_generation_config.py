@@ -10,7 +10,7 @@ import pytest
 
 from app.cli.serve import load_text
 from app.settings import SettingsError, parse
-from app.text.checkpoint_files import TokenizerMissing
+from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from tests.app.text_models import MODEL
 
@@ -90,5 +90,5 @@ def test_a_missing_file_is_refused(tmp_path: Path, choice: str):
 def test_a_file_with_invalid_json_is_refused(tmp_path: Path):
     """The file may have contained an EOS token."""
     (folder(tmp_path, {}) / "generation_config.json").write_text("{")
-    with pytest.raises(TokenizerMissing, match=r"generation_config\.json: not JSON"):
+    with pytest.raises(TokenizerError, match=r"generation_config\.json: not JSON"):
         TextModel.load(tmp_path)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from app.protocols.common import SamplingFields
-from app.text.chat_template import TemplateBroken, TemplateRefused
-from app.text.checkpoint_files import TokenizerMissing
+from app.text.chat_template import InvalidTemplate, MessagesRefused
+from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from tests.app.text_models import MODEL, PIECES, byte_level
 
@@ -20,10 +20,10 @@ from tests.app.text_models import MODEL, PIECES, byte_level
 @given(st.text(max_size=200))
 def test_no_text_has_fewer_tokens_than_its_lower_bound(text: str):
     """This holds for any characters, and with a normalizer that composes them."""
-    assert MODEL.least_tokens(text) <= len(MODEL.encode(text))
+    assert MODEL.min_tokens(text) <= len(MODEL.encode(text))
     composing = byte_level()
     composing.tokenizer.normalizer = normalizers.NFC()
-    assert composing.least_tokens(text) <= len(composing.encode(text))
+    assert composing.min_tokens(text) <= len(composing.encode(text))
 
 
 def test_the_lower_bound_is_zero_if_a_token_may_have_any_length():
@@ -31,7 +31,7 @@ def test_the_lower_bound_is_zero_if_a_token_may_have_any_length():
     words = TextModel(Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")), None, {}, frozenset())
     stripping = byte_level()
     stripping.tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True)])
-    assert [words.least_tokens("a" * 99), stripping.least_tokens("a" * 99), MODEL.least_tokens("a" * 99)] == [0, 0, 24]
+    assert [words.min_tokens("a" * 99), stripping.min_tokens("a" * 99), MODEL.min_tokens("a" * 99)] == [0, 0, 24]
 
 
 def test_bytes_of_tokens_with_a_space_and_of_byte_tokens():
@@ -52,7 +52,7 @@ def test_a_damaged_file_of_the_checkpoint_is_named(tmp_path: Path, name: str, co
     """The error is one line and comes at startup."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_text(content)
-    with pytest.raises(TokenizerMissing, match=rf"{name}: not"):
+    with pytest.raises(TokenizerError, match=rf"{name}: not"):
         TextModel.load(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_an_invalid_entry_of_a_checkpoint_file_is_named_with_the_file(
     """The file may contain any valid JSON."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_text(content, encoding="latin-1")
-    with pytest.raises((TokenizerMissing, TemplateBroken), match=rf"{name}: .*{expected}"):
+    with pytest.raises((TokenizerError, InvalidTemplate), match=rf"{name}: .*{expected}"):
         TextModel.load(tmp_path)
 
 
@@ -90,7 +90,7 @@ def test_saved_truncation_and_padding_do_not_change_prompts(tmp_path: Path):
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path):
     """transformers would create a tokenizer without vocabulary."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 300}')
-    with pytest.raises(TokenizerMissing, match=r"no tokenizer\.json, and no tokenizer\.model, .* vocab\.json"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json, and no tokenizer\.model, .* vocab\.json"):
         TextModel.load(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_the_default_of_several_templates_is_used(tmp_path: Path, templates: lis
 
 def test_a_model_without_a_template_refers_to_completions():
     """The refusal names the other route."""
-    with pytest.raises(TemplateRefused, match="/v1/completions"):
+    with pytest.raises(MessagesRefused, match="/v1/completions"):
         TextModel(MODEL.tokenizer, None, {}, frozenset()).render_chat([])
 
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from app.admission.thread_queue import Turnstile
-from app.streams.timeline import WORTH_TELLING, Intake
+from app.admission.thread_queue import ThreadQueue
+from app.streams.timeline import MIN_ATTRIBUTED_SECONDS, IntakeTimeline
 from app.text.text_model import TextModel
-from app.text.tokenize_queue import PLACES, RESERVED, THREAD_FROM, Encoding
+from app.text.tokenize_queue import MAX_CONCURRENT, MIN_THREAD_CHARACTERS, RESERVED_INTERACTIVE, TokenizeQueue
 from engine.errors import ContextExceeded
-from engine.types import Cause, ServiceClass
+from engine.types import ServiceClass, WaitReason
 
-LONG_TEXT = "a " * THREAD_FROM
+LONG_TEXT = "a " * MIN_THREAD_CHARACTERS
 INTERACTIVE, BATCH = ServiceClass.INTERACTIVE, ServiceClass.BATCH
-BATCH_PLACES = PLACES - RESERVED
+BATCH_PLACES = MAX_CONCURRENT - RESERVED_INTERACTIVE
 
 
 class SlowTextModel(TextModel):
@@ -45,7 +45,7 @@ async def wait_until_started(count: int, slow: SlowTextModel) -> None:
 async def test_interactive_texts_are_first_and_cancelled_ones_are_skipped():
     """Few texts are tokenized at once, fewer of class batch; the others follow by class, without the cancelled ones."""
     slow = SlowTextModel()
-    encoding = Encoding(slow)
+    encoding = TokenizeQueue(slow)
 
     def submit(name: str, service_class: ServiceClass) -> asyncio.Task[list[int]]:
         return asyncio.create_task(encoding.encode(LONG_TEXT + name, service_class, add_special_tokens=True))
@@ -55,50 +55,51 @@ async def test_interactive_texts_are_first_and_cancelled_ones_are_skipped():
     leaving, batch, standard = submit("l", BATCH), submit("b", BATCH), submit("s", ServiceClass.STANDARD)
     await asyncio.sleep(0.01)
     assert len(slow.started) == BATCH_PLACES
-    interactive = [submit("p", INTERACTIVE) for _ in range(RESERVED + 1)]
-    await wait_until_started(PLACES, slow)
+    interactive = [submit("p", INTERACTIVE) for _ in range(RESERVED_INTERACTIVE + 1)]
+    await wait_until_started(MAX_CONCURRENT, slow)
     await asyncio.sleep(0.01)
-    assert slow.started[BATCH_PLACES:] == RESERVED * ["p"] and encoding.coming == PLACES + 4
+    assert slow.started[BATCH_PLACES:] == RESERVED_INTERACTIVE * ["p"] and encoding.pending == MAX_CONCURRENT + 4
     leaving.cancel()
     slow.may_end.set()
     await asyncio.gather(*first, batch, standard, *interactive)
-    assert slow.started[PLACES:] == ["p", "s", "b"]
-    assert encoding.coming == 0
+    assert slow.started[MAX_CONCURRENT:] == ["p", "s", "b"]
+    assert encoding.pending == 0
 
 
 async def test_waiting_for_other_texts_is_in_the_timeline():
     """Requests that start at once have no such wait in their timeline."""
     slow = SlowTextModel()
-    encoding = Encoding(slow)
-    intakes = [Intake(time.monotonic()) for _ in range(PLACES + 1)]
+    encoding = TokenizeQueue(slow)
+    intakes = [IntakeTimeline(time.monotonic()) for _ in range(MAX_CONCURRENT + 1)]
     tasks = [
         asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True, intake=intake))
         for intake in intakes
     ]
-    await wait_until_started(PLACES, slow)
-    await asyncio.sleep(2 * WORTH_TELLING)
+    await wait_until_started(MAX_CONCURRENT, slow)
+    await asyncio.sleep(2 * MIN_ATTRIBUTED_SECONDS)
     slow.may_end.set()
     await asyncio.gather(*tasks)
     causes = [[interval.cause for interval in intake.end(time.monotonic())] for intake in intakes]
-    assert causes == [[None]] * PLACES + [[None, Cause.TEXTS, None]]
+    assert causes == [[None]] * MAX_CONCURRENT + [[None, WaitReason.TOKENIZATION, None]]
 
 
 async def test_a_cancelled_tokenization_keeps_its_place_until_it_ends():
     """The place becomes free when the tokenization of the cancelled request ends, not before."""
     slow = SlowTextModel()
-    encoding = Encoding(slow)
+    encoding = TokenizeQueue(slow)
     leaving = [
-        asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True)) for _ in range(PLACES)
+        asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True))
+        for _ in range(MAX_CONCURRENT)
     ]
-    await wait_until_started(PLACES, slow)
+    await wait_until_started(MAX_CONCURRENT, slow)
     for task in leaving:
         task.cancel()
     interactive = asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True))
     await asyncio.wait([*leaving, interactive], timeout=0.02)
-    assert all(task.cancelled() for task in leaving) and len(slow.started) == PLACES
+    assert all(task.cancelled() for task in leaving) and len(slow.started) == MAX_CONCURRENT
     slow.may_end.set()
     await interactive
-    assert encoding.coming == 0
+    assert encoding.pending == 0
 
 
 async def test_a_refusal_after_cancellation_is_not_reported():
@@ -110,7 +111,7 @@ async def test_a_refusal_after_cancellation_is_not_reported():
         slow.encode(LONG_TEXT)
         raise ContextExceeded("too long", param="prompt")
 
-    turnstile = Turnstile(1)
+    turnstile = ThreadQueue(1)
     leaving = asyncio.create_task(turnstile.run(refuse))
     await wait_until_started(1, slow)
     leaving.cancel()
@@ -133,7 +134,7 @@ async def test_a_refused_text_is_freed_without_the_garbage_collector():
             raise ContextExceeded(f"{text} is too long", param="prompt")
 
         try:
-            await Turnstile(1).run(refuse)
+            await ThreadQueue(1).run(refuse)
         except ContextExceeded:
             return True
         return False
@@ -154,32 +155,33 @@ async def test_a_refused_text_is_freed_without_the_garbage_collector():
 async def test_a_request_cancelled_at_its_turn_passes_it_on():
     """Otherwise the place would be lost."""
     slow = SlowTextModel()
-    encoding = Encoding(slow)
+    encoding = TokenizeQueue(slow)
     tasks = [
-        asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True)) for _ in range(PLACES + 2)
+        asyncio.create_task(encoding.encode(LONG_TEXT, INTERACTIVE, add_special_tokens=True))
+        for _ in range(MAX_CONCURRENT + 2)
     ]
-    await wait_until_started(PLACES, slow)
-    encoding._turnstile._pass_on()  # like a thread that has ended
-    tasks[PLACES].cancel()
-    await wait_until_started(PLACES + 1, slow)
+    await wait_until_started(MAX_CONCURRENT, slow)
+    encoding._turnstile._release_place()  # like a thread that has ended
+    tasks[MAX_CONCURRENT].cancel()
+    await wait_until_started(MAX_CONCURRENT + 1, slow)
     slow.may_end.set()
-    assert len(await asyncio.gather(*tasks, return_exceptions=True)) == PLACES + 2
-    assert tasks[PLACES].cancelled() and not tasks[-1].cancelled()
+    assert len(await asyncio.gather(*tasks, return_exceptions=True)) == MAX_CONCURRENT + 2
+    assert tasks[MAX_CONCURRENT].cancelled() and not tasks[-1].cancelled()
 
 
 async def test_a_text_that_cannot_fit_is_not_tokenized(demo: Path, monkeypatch: pytest.MonkeyPatch):
     """It is one longest token longer than the context can hold."""
     text = TextModel.load(demo)
     longest = max(map(len, text.tokenizer.get_vocab()))
-    most = THREAD_FROM // longest + 1
+    most = MIN_THREAD_CHARACTERS // longest + 1
     fits = "a" * (most * longest)
-    assert text.least_tokens(fits) == most
+    assert text.min_tokens(fits) == most
     monkeypatch.setattr(text, "count_tokens", lambda beginning: 0)
-    encoding = Encoding(text)
-    assert len(await encoding.encode(fits, BATCH, add_special_tokens=True, most=most)) >= most
+    encoding = TokenizeQueue(text)
+    assert len(await encoding.encode(fits, BATCH, add_special_tokens=True, max_tokens=most)) >= most
     monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
     with pytest.raises(ContextExceeded, match=f"at least {most + 1} tokens; the model's context has {most}"):
-        await encoding.encode(fits + "a" * longest, BATCH, add_special_tokens=True, most=most)
+        await encoding.encode(fits + "a" * longest, BATCH, add_special_tokens=True, max_tokens=most)
 
 
 async def test_a_text_that_is_too_long_is_refused_after_a_part_of_it(demo: Path, monkeypatch: pytest.MonkeyPatch):
@@ -187,11 +189,11 @@ async def test_a_text_that_is_too_long_is_refused_after_a_part_of_it(demo: Path,
     text, most = TextModel.load(demo), 2048
     tokenized_sizes: list[int] = []
     count_tokens = text.count_tokens
-    monkeypatch.setattr(text, "least_tokens", lambda text: 0)
+    monkeypatch.setattr(text, "min_tokens", lambda text: 0)
     monkeypatch.setattr(text, "count_tokens", lambda part: tokenized_sizes.append(len(part)) or count_tokens(part))
     monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("all of it was tokenized"))
     with pytest.raises(ContextExceeded):
-        await Encoding(text).encode("7" * 4_000_000, BATCH, add_special_tokens=True, most=most)
+        await TokenizeQueue(text).encode("7" * 4_000_000, BATCH, add_special_tokens=True, max_tokens=most)
     assert sum(tokenized_sizes) <= 8 * most
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from app.text import tokenizer_files
-from app.text.checkpoint_files import TokenizerMissing
+from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
 from app.text.tokenizer_files import TokenizerFiles, load_tokenizer
 from tests.app.text_models import MODEL, sentence_piece
@@ -149,7 +149,7 @@ def test_no_replaced_tokenizer_class_is_loaded_without_conversion():
 )
 def test_a_list_of_tokens_that_cannot_be_read_is_named(tmp_path: Path, config: dict[str, Any], named: str):
     """The error names the file and the key, and comes at startup."""
-    with pytest.raises(TokenizerMissing, match=rf"tokenizer_config\.json: {named} must be"):
+    with pytest.raises(TokenizerError, match=rf"tokenizer_config\.json: {named} must be"):
         TokenizerFiles.read(write(tmp_path, {"tokenizer_config.json": config}))
 
 
@@ -157,7 +157,7 @@ def test_a_folder_that_transformers_cannot_convert_is_named_with_the_reason(tmp_
     """The child process writes its error instead of a traceback."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
-    with pytest.raises(TokenizerMissing, match=r"transformers cannot create a tokenizer from this folder: \S"):
+    with pytest.raises(TokenizerError, match=r"transformers cannot create a tokenizer from this folder: \S"):
         load_tokenizer(tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_a_tokenizer_with_custom_code_is_refused_with_an_alternative(tmp_path: P
     error = {"error": "Please pass the argument `trust_remote_code=True` to allow custom code to be run."}
     monkeypatch.setattr(tokenizer_files, "run_conversion", lambda path: error)
     (tmp_path / "vocab.txt").touch()
-    with pytest.raises(TokenizerMissing, match=r"code of its own, .* use a folder with a tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"code of its own, .* use a folder with a tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 

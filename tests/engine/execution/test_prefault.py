@@ -19,8 +19,8 @@ def test_an_idle_engine_prefaults_memory_after_the_pages_ever_allocated(demo: Pa
     engine = build_engine(EngineConfig(model=str(demo), device="cpu", num_pages=64, swap_space=0.0))
     cache: torch.Tensor = engine._runner._cache.data
     page = cache[0].nbytes
-    monkeypatch.setattr(runner, "PIECE", 4 * page)
-    monkeypatch.setattr(runner, "AHEAD", 10 * page)
+    monkeypatch.setattr(runner, "PREFAULT_STEP_BYTES", 4 * page)
+    monkeypatch.setattr(runner, "PREFAULT_BYTES", 10 * page)
     cache.fill_(7.0)
 
     def zeros() -> list[int]:
@@ -34,7 +34,7 @@ def test_an_idle_engine_prefaults_memory_after_the_pages_ever_allocated(demo: Pa
     engine.submit(Request(id="a", prompt=tuple(range(60)), sampling=SamplingParams(max_tokens=8)))
     while engine.has_work:
         engine.step()
-    held = engine.scheduler.memory.pool.touched
+    held = engine.scheduler.kv_manager.pool.num_touched
     written = cache[:held].clone()
     assert held >= 3
     while engine.take_memory():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.execution.cache import KVCache
-from engine.execution.swap import STAGING_BYTES, Swap, _runs, half_pages
+from engine.execution.swap import STAGING_BYTES, PageSwapper, _runs, half_pages
 
 PAGES = 9
 SHUFFLED = st.permutations(range(PAGES))
@@ -26,15 +26,15 @@ def filled_cache() -> KVCache:
 def test_swapped_pages_return_unchanged(source, host_slots, back, count):
     """Other pages, on either side, are not modified."""
     cache = filled_cache()
-    before, swap = cache.data.clone(), Swap(cache)
-    swap.out(list(zip(source[:count], host_slots[:count], strict=True)))
+    before, swap = cache.data.clone(), PageSwapper(cache)
+    swap.swap_out(list(zip(source[:count], host_slots[:count], strict=True)))
     assert [int(cache.host[page].unique()) for page in host_slots] == [*source[:count], *[-1] * (PAGES - count)]
-    swap.back(list(zip(host_slots[:count], back[:count], strict=True)))
-    assert swap.is_under_way
-    swap.land()
+    swap.swap_in(list(zip(host_slots[:count], back[:count], strict=True)))
+    assert swap.is_swapping_in
+    swap.finish()
     expected = before.clone()
     expected[list(back[:count])] = before[list(source[:count])]
-    assert torch.equal(cache.data, expected) and not swap.is_under_way
+    assert torch.equal(cache.data, expected) and not swap.is_swapping_in
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, unique=True))

@@ -70,7 +70,7 @@ class Driver:
         inputs = ModelInputs(
             token_ids=torch.tensor(list(chain.from_iterable(tokens))),
             positions=torch.tensor(list(chain.from_iterable(positions))),
-            slots=torch.tensor(list(chain.from_iterable(slots))),
+            slot_mapping=torch.tensor(list(chain.from_iterable(slots))),
             num_decodes=len(decodes),
             decode_page_table=self._table(decodes),
             decode_context_lens=torch.tensor([row.computed + 1 for row in decodes], dtype=torch.int32),

@@ -13,7 +13,7 @@ from engine.execution.cache import KVCache
 from engine.execution.graphs import Capture
 from engine.execution.models import Model
 from engine.execution.runner import ModelRunner
-from engine.scheduling.batch import Batch, Chunk, Join, Outcome
+from engine.scheduling.batch import Batch, Chunk, Join, StepOutcome
 from engine.types import SamplingParams
 from kernels.interface import Kernels
 from tests.engine.models.checkpoints import VOCAB
@@ -71,13 +71,13 @@ class Histories:
             else:
                 length = self._rng.choice((left, left, 1, min(left, self._rng.randint(1, 60))))
                 chunks.append(Chunk(slot, sequence.computed, length, length == left))
-        return Batch(step=0, joins=tuple(joins), grown=tuple(grown), decodes=tuple(decodes), chunks=tuple(chunks))
+        return Batch(step=0, joins=tuple(joins), new_pages=tuple(grown), decodes=tuple(decodes), chunks=tuple(chunks))
 
-    def take(self, batch: Batch, outcome: Outcome) -> None:
+    def take(self, batch: Batch, outcome: StepOutcome) -> None:
         """Update sequences with the step's tokens, and remove ended ones."""
         for slot, length in [*((slot, 1) for slot in batch.decodes), *((c.slot, c.length) for c in batch.chunks)]:
             self._sequences[slot].computed += length
-        for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True):
+        for slot, sampled in zip(batch.sampled_slots, outcome.sampled, strict=True):
             sequence = self._sequences[slot]
             sequence.tokens += 1
             if sampled.token_id < 0 or sequence.tokens == sequence.end:

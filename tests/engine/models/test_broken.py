@@ -65,7 +65,7 @@ def test_a_request_with_nan_ends_with_an_error_and_others_are_not_affected(
     led_requests = [with_nan_output(one) for one in plain]
     expected = alone(engine, plain)
     assert not any(NAN_TOKEN in text for text in expected.values()), "no output contains the bad token"
-    engine.scheduler.memory.pool.forget_cached()
+    engine.scheduler.kv_manager.pool.forget_cached()
     for one in broken:
         engine.submit(one)
     engine.step()  # with a chunk of 9, the first chunks could be found in the prefix cache by now
@@ -82,7 +82,7 @@ def test_pages_after_a_window_are_not_shared_either(model: Path, kernels: str):
     for at in range(30, 50):
         short = replace(long, prompt=long.prompt[: at + 2])
         expected = alone(engine, [short])
-        engine.scheduler.memory.pool.forget_cached()
+        engine.scheduler.kv_manager.pool.forget_cached()
         assert run(engine, [with_nan(long, at)]) == {}
         assert run(engine, [short]) == expected, at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.execution.cache import KVCache
-from engine.execution.swap import Swap
+from engine.execution.swap import PageSwapper
 
 SHAPE = {"page_size": 4, "layers": 3, "heads": 2, "dim": 8}
 
@@ -48,12 +48,12 @@ def test_pages_return_from_the_host_unchanged():
     """Pages keep their contents in all layers when they are swapped out, reused and swapped in elsewhere."""
     cache = filled(host_pages=4)
     before = cache.data.clone()
-    swap = Swap(cache)
-    swap.out([(1, 3), (4, 0)])
+    swap = PageSwapper(cache)
+    swap.swap_out([(1, 3), (4, 0)])
     assert torch.equal(cache.data, before)
     cache.data[[1, 4]] = 7.0
-    swap.back([(0, 5), (3, 4)])
-    swap.land()
+    swap.swap_in([(0, 5), (3, 4)])
+    swap.finish()
     assert torch.equal(cache.data[5], before[4])
     assert torch.equal(cache.data[4], before[1])
     assert torch.equal(cache.data[0], before[0])

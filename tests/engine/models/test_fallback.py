@@ -144,7 +144,7 @@ def test_the_check_notices_a_difference(checkpoints: Checkpoints):
     model = checkpoint.load()
     assert isinstance(model, TransformersModel)
     check_against_own_attention(model, checkpoint.reference, {})
-    model._divisor = 1.01
+    model._logit_divisor = 1.01
     with pytest.raises(ModelError, match="differ from its own"):
         check_against_own_attention(model, checkpoint.reference, {})
 

@@ -44,7 +44,7 @@ def test_a_fused_step_equals_its_single_operations(
     with torch.inference_mode():
         model._weights.embedding[NAN_TOKEN] = math.nan
     runners = [make_runner(model, kernels, dtype) for kernels in (CpuKernels(may_round), SingleOperations(may_round))]
-    assert runners[0]._in_one_go and not runners[1]._in_one_go
+    assert runners[0]._fused_step and not runners[1]._fused_step
     histories = Histories(random.Random(len(sampling_choices)), sampling_choices)
     broken = tokens = 0
     for _ in range(500):
@@ -57,7 +57,7 @@ def test_a_fused_step_equals_its_single_operations(
         assert np.array_equal(to_bytes(one._cache.data), to_bytes(other._cache.data))
         histories.take(batch, outcome)
         tokens += len(outcome.sampled)
-        broken += sum(outcome.broken) + sum(sampled.token_id < 0 for sampled in outcome.sampled)
+        broken += sum(outcome.has_nan) + sum(sampled.token_id < 0 for sampled in outcome.sampled)
     assert broken > 10 and tokens > 500
 
 
@@ -71,6 +71,6 @@ def test_requests_that_need_the_full_sampler_are_recognised_at_every_token(check
         runner._slots.apply(Batch(step=0, joins=(replace(join, sampling=sampling),)))
         needs_full_sampler.append([])
         for _ in range(3):
-            needs_full_sampler[-1].append(len(runner._slots.demanding((1, 0))) > 0)
+            needs_full_sampler[-1].append(len(runner._slots.needs_full_sampler((1, 0))) > 0)
             runner._slots.advance(np.array([0]))
     assert needs_full_sampler == [[True] * 3] * 3 + [[True, False, False], [False] * 3]

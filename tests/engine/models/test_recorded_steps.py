@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from engine.execution import graphs
-from engine.execution.graphs import SHORT_TILES
+from engine.execution.graphs import MAX_SHORT_TILES
 from engine.execution.models import load_model
 from engine.scheduling.batch import Batch, Chunk, Join
 from engine.types import SamplingParams
-from kernels.query_tiles import QUERIES
+from kernels.query_tiles import MAX_TILE_QUERIES
 from kernels.reference.backend import ReferenceKernels
 from tests.engine.models.checkpoints import Checkpoint
 from tests.engine.models.histories import FULL_SAMPLER, NAN_TOKEN, PLAIN, SLOTS, Histories, make_runner
@@ -28,7 +28,7 @@ def test_a_recorded_step_equals_its_single_operations(
 ):
     """Decode rows and chunks in any batch, some too long for a recording, some with NaN, some with the full sampler;
     slots on the device are equal too."""
-    monkeypatch.setattr(graphs, "PROMPT_ROWS", 150)
+    monkeypatch.setattr(graphs, "MAX_PROMPT_ROWS", 150)
     model = load_model(checkpoint.path, torch.float32, torch.device("cpu"), lambda *_: None, kernels=ReferenceKernels())
     with torch.inference_mode():
         model._weights.embedding[NAN_TOKEN] = math.nan
@@ -52,15 +52,15 @@ def test_a_recorded_step_equals_its_single_operations(
         outcome, expected = (runner.launch(batch)() for runner in (recorded, eager))
         assert repr(outcome.sampled) == repr(expected.sampled)  # a NaN is not equal to itself
         sampled_nan = {c.slot for c in batch.chunks if c.samples} & {
-            slot for slot, sampled in zip(batch.sampled, outcome.sampled, strict=True) if sampled.token_id < 0
+            slot for slot, sampled in zip(batch.sampled_slots, outcome.sampled, strict=True) if sampled.token_id < 0
         }
         reported, expected_slots = (
-            [c.slot for c, is_broken in zip(batch.chunks, one.broken, strict=bool(one.broken)) if is_broken]
+            [c.slot for c, is_broken in zip(batch.chunks, one.has_nan, strict=bool(one.has_nan)) if is_broken]
             for one in (outcome, expected)
         )
         assert {*reported} | sampled_nan == {*expected_slots} | sampled_nan
         slots = recorded._graphs.slots.tensors
-        sampled_slots = np.array(batch.sampled, np.int64)
+        sampled_slots = np.array(batch.sampled_slots, np.int64)
         assert np.array_equal(recorded._slots.lengths, eager._slots.lengths)
         assert slots.lengths[sampled_slots].tolist() == eager._slots.lengths[sampled_slots].tolist()
         assert torch.equal(recorded._last_tokens[:SLOTS], eager._last_tokens[:SLOTS])
@@ -78,12 +78,12 @@ def test_prompts_that_need_more_tiles_than_rows_use_a_larger_recording(checkpoin
     model = checkpoints["llama"].load()
     recorded = make_runner(model, kernels, torch.float32, lambda step: step)
     recorded.record(lambda *_: None)
-    find, largest = recorded._graphs.find, recorded._graphs.most_rows
-    for tiles in (1, 1 + SHORT_TILES, 2 + SHORT_TILES, 4 + SHORT_TILES):
+    find, largest = recorded._graphs.find, recorded._graphs.max_rows
+    for tiles in (1, 1 + MAX_SHORT_TILES, 2 + MAX_SHORT_TILES, 4 + MAX_SHORT_TILES):
         shape = find(16, 100, False, tiles)
         assert shape is not None and shape.rows >= 16 and shape.tiles >= tiles
     assert find(16, 100, False, 1).rows == 16
-    assert find(16, 100, False, -(-largest // QUERIES) + SHORT_TILES + 1) is None
+    assert find(16, 100, False, -(-largest // MAX_TILE_QUERIES) + MAX_SHORT_TILES + 1) is None
     assert find(largest + 1, 100, False, 1) is None
     assert find(SLOTS + 1, 100, False, 0) is None, "without prompts there is at most one row per slot"
 
@@ -100,7 +100,7 @@ def test_a_last_token_alone_is_computed_like_a_decode_row(checkpoints):
     recorded._graphs.find = lambda *args: seen.append(find(*args)) or seen[-1]
     outcome = recorded.launch(Batch(step=0, chunks=(Chunk(0, 3, 1, True),)))()
     assert [shape.prompts for shape in seen] == [False]
-    assert len(outcome.sampled) == 1 and not any(outcome.broken)
+    assert len(outcome.sampled) == 1 and not any(outcome.has_nan)
 
 
 def test_chunks_of_one_prompt_run_one_after_another(checkpoints):

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from itertools import pairwise
 
-from app.streams.timeline import Audit, Intake
+from app.streams.timeline import IntakeTimeline, RequestTimeline
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
@@ -14,7 +14,7 @@ from engine.scheduling.costs import Costs
 from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
-from engine.types import EndEvent, FinishReason, Mechanism, Phase, Request, SamplingParams, StatusEvent, TokenEvent
+from engine.types import EndEvent, FinishReason, Phase, PreemptionMode, Request, SamplingParams, StatusEvent, TokenEvent
 from tests.engine.scheduling.test_scheduler_machine import model_info
 from tests.fakes import MemoryRunner, text_alone
 
@@ -47,7 +47,7 @@ class History:
         self.texts: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
-        self.audits: dict[str, Audit] = {}
+        self.audits: dict[str, RequestTimeline] = {}
         self.may_be_truncated: set[tuple[str, int]] = set()
         self.broken: set[tuple[str, int]] = set()  # their context reaches a token without logits (NaN)
         self.nan_tokens = nan_tokens
@@ -67,7 +67,7 @@ class History:
         except RequestRefused:
             assert len(prompt) + tokens > self.engine.info.num_pages * PAGE_SIZE
             return ""
-        self.audits[name] = Audit(request.n, Intake(self.now), self.now)
+        self.audits[name] = RequestTimeline(request.n, IntakeTimeline(self.now), self.now)
         for choice in range(request.n):
             text = text_alone(prompt, choice, tokens, stop, nan_tokens=self.nan_tokens)
             self.expected[name, choice] = text
@@ -82,12 +82,12 @@ class History:
         self.may_be_truncated |= {(name, sequence.choice) for sequence in self.scheduler.requests.get(name, ())}
         self.engine.abort(name)
 
-    def pause(self, at: int, mechanism: Mechanism) -> None:
+    def pause(self, at: int, mechanism: PreemptionMode) -> None:
         """Preempt the running sequence with index `at`."""
         sequence = self.scheduler.running[at]
-        if mechanism is Mechanism.SWAP and len(sequence.page_table) > self.scheduler.memory.host.available:
-            mechanism = Mechanism.RECOMPUTE
-        self.scheduler.pause(sequence, self.now, mechanism=mechanism)
+        if mechanism is PreemptionMode.SWAP and len(sequence.page_table) > self.scheduler.kv_manager.host.available:
+            mechanism = PreemptionMode.RECOMPUTE
+        self.scheduler.preempt(sequence, self.now, mechanism=mechanism)
 
     def step(self) -> None:
         """Run one step and check integrity."""
@@ -96,7 +96,7 @@ class History:
             key = (event.request_id, event.choice)
             assert key not in self.ends, "nothing follows a terminal event"
             if isinstance(event, StatusEvent):
-                self.audits[event.request_id].take(event)
+                self.audits[event.request_id].add(event)
                 self.statuses[event.request_id].append(event)
             elif isinstance(event, TokenEvent):
                 self.texts[key].append(event.token_id)
@@ -129,5 +129,5 @@ class History:
                 assert intervals[-1].ended is not None, intervals
                 waits = [i for i in intervals if i.phase in (Phase.QUEUED, Phase.PAUSED)]
                 assert all(i.cause is not None for i in waits), "every wait has a reported cause"
-        assert self.scheduler.memory.pool.held == 0
-        assert self.scheduler.memory.host.used == 0
+        assert self.scheduler.kv_manager.pool.held == 0
+        assert self.scheduler.kv_manager.host.used == 0

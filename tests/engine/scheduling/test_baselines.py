@@ -7,7 +7,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.scheduling.policies import POLICIES
-from engine.types import Cause, Mechanism, ServiceClass
+from engine.types import PreemptionMode, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
 
 I, S, B = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH  # noqa: E741
@@ -18,7 +18,7 @@ def running(history: History) -> list[str]:
 
 
 def num_preemptions(history: History) -> int:
-    return sum(map(history.scheduler.load().counters.paused_by, Mechanism))
+    return sum(map(history.scheduler.load().counters.paused_by, PreemptionMode))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -38,7 +38,7 @@ def test_orca_serves_in_order_of_arrival_across_classes():
         history.arrive([1, 2, 3], 9, service_class=service_class)  # three pages at the end, one at first
     history.step()
     assert running(history) == ["r1", "r2"]
-    assert history.statuses["r3"][-1].cause is Cause.PAGES
+    assert history.statuses["r3"][-1].cause is WaitReason.PAGES
     history.end()
     assert num_preemptions(history) == 0
 
@@ -64,7 +64,7 @@ def test_vllm_preempts_the_lowest_priority_when_memory_runs_short_and_never_swap
     for _ in range(7):
         history.step()
     assert running(history) == ["r2"]
-    assert history.statuses["r1"][-1].mechanism is Mechanism.RECOMPUTE
+    assert history.statuses["r1"][-1].mechanism is PreemptionMode.RECOMPUTE
     history.end()
 
 
@@ -125,7 +125,7 @@ def test_a_batch_waits_until_it_is_full_or_its_timeout(batching: str):
     history.arrive([2], 4)
     history.step()
     assert running(history) == []
-    assert history.statuses["r1"][-1].cause is Cause.BATCH
+    assert history.statuses["r1"][-1].cause is WaitReason.BATCH
     assert history.engine.seconds_to_step() == pytest.approx(1.0 - STEP_SECONDS)
     history.now += 1.0
     history.step()

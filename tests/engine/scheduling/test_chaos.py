@@ -8,7 +8,7 @@ import random
 import pytest
 
 from engine.scheduling.policies import POLICIES
-from engine.types import Mechanism, ServiceClass
+from engine.types import PreemptionMode, ServiceClass
 from tests.engine.scheduling.history import History
 
 CASES, BLOCKS = 10_000, 20
@@ -35,7 +35,7 @@ def run_random_history(rng: random.Random) -> None:
         max_num_batched_tokens=slots + rng.randint(1, 8),
         max_wait_standard=rng.choice([0.0, 0.02, 0.5]),
         max_wait_batch=rng.choice([0.0, 0.05, 1.0]),
-        stretch=rng.choice([1.0, 1.4, float("inf")]),
+        max_step_slowdown=rng.choice([1.0, 1.4, float("inf")]),
         min_share=rng.choice([1, 2, 5]),
         **options,
     )
@@ -63,7 +63,7 @@ def run_random_history(rng: random.Random) -> None:
                 for _ in range(rng.randint(1, 4)):
                     history.step()
             case "pause" if history.scheduler.running:
-                history.pause(rng.randrange(len(history.scheduler.running)), rng.choice(list(Mechanism)))
+                history.pause(rng.randrange(len(history.scheduler.running)), rng.choice(list(PreemptionMode)))
             case "abort" if names:
                 history.abort(rng.choice(names))
             case "wait":
@@ -108,7 +108,7 @@ def test_every_short_history_keeps_every_guarantee(swap_speed: float, runs_ahead
                     case "step":
                         history.step()
                     case "pause" if history.scheduler.running:
-                        history.pause(0, Mechanism.SWAP if swap_speed > 1 else Mechanism.RECOMPUTE)
+                        history.pause(0, PreemptionMode.SWAP if swap_speed > 1 else PreemptionMode.RECOMPUTE)
                     case "abort":
                         history.abort(name)
             history.end()

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from engine.scheduling.sequence import Sequence
-from engine.types import Cause, EndEvent, FinishReason, Mechanism, ServiceClass
+from engine.types import EndEvent, FinishReason, PreemptionMode, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
 
 
@@ -133,7 +133,7 @@ def test_the_earliest_deadline_goes_first_within_a_class():
     sooner = history.arrive([3], 1, deadline=history.now + 50.0)
     history.now += 1.0
     history.step()
-    assert history.statuses[without][-1].cause is Cause.DEADLINE
+    assert history.statuses[without][-1].cause is WaitReason.DEADLINE
     history.end()
     order = [key[0] for key in history.texts]
     assert order[1:] == [sooner, later, without]
@@ -168,7 +168,7 @@ def test_an_often_preempted_sequence_is_not_kept_until_its_deadline():
         history.arrive([1, 2, 3], 4, deadline=1e9)
         for _ in range(3):
             history.step()
-            history.pause(0, Mechanism.RECOMPUTE)
+            history.pause(0, PreemptionMode.RECOMPUTE)
         history.end()
     kept = sum(type(one) is Sequence for one in gc.get_objects())
     assert kept < 150

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling import fairness
-from engine.scheduling.fairness import OUTPUT_WEIGHT, PROMPT_WEIGHT, SEEN, SLACK, FairLine
+from engine.scheduling.fairness import MAX_EXAMINED, OUTPUT_WEIGHT, PROMPT_WEIGHT, SLACK_TOKENS, FairQueue
 from engine.scheduling.sequence import Sequence
-from engine.types import Cause, Mechanism, Phase, Request, SamplingParams, ServiceClass
+from engine.types import Phase, PreemptionMode, Request, SamplingParams, ServiceClass, WaitReason
 from tests.engine.scheduling.history import History
 
 B = ServiceClass.BATCH
@@ -31,8 +31,8 @@ def sequence(number: int, tenant: str, *, weight: float = 1.0, deadline: float |
     return Sequence(request, 0, number, 0.0, 4, 64)
 
 
-def make_line() -> FairLine:
-    return FairLine(lambda s: (s.request.deadline or 1e9, s.arrival), SLOTS)
+def make_line() -> FairQueue:
+    return FairQueue(lambda s: (s.request.deadline or 1e9, s.arrival), SLOTS)
 
 
 def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) -> dict[str, float]:
@@ -53,7 +53,7 @@ def served(history: History, tenant: dict[str, str], prompts: dict[str, int]) ->
 def test_the_service_of_two_backlogged_tenants_differs_by_no_more_than_the_published_bound(seed, slots, weight, slack):
     """The bound is theorem 4.4 of VTC for any lengths: twice the maximum cost of one admission, by weight, plus the
     slack for a tenant with few slots."""
-    with patch.object(fairness, "SLACK", slack):
+    with patch.object(fairness, "SLACK_TOKENS", slack):
         check_backlogged_tenants(seed, slots, weight, slack)
 
 
@@ -108,11 +108,13 @@ def test_a_tenant_below_its_share_of_slots_does_not_wait_for_a_free_slot():
     history.step()
     assert len(history.texts[calm[0], 0]) == 1
     paused = [e for statuses in history.statuses.values() for e in statuses if e.phase is Phase.PAUSED]
-    assert {(e.by, "more slots than its share" in e.why) for e in paused} == {(ServiceClass.STANDARD, True)}
+    assert {(e.preempted_by, "more slots than its share" in e.victim_reason) for e in paused} == {
+        (ServiceClass.STANDARD, True)
+    }
     for _ in range(20):
         history.step()
     assert [s.request.tenant for s in history.scheduler.running].count("calm") == 2
-    assert sum(map(history.scheduler.load().counters.paused_by, Mechanism)) == 2
+    assert sum(map(history.scheduler.load().counters.paused_by, PreemptionMode)) == 2
     history.end()
 
 
@@ -140,7 +142,7 @@ def test_a_request_that_waits_for_other_tenants_reports_fairness():
     history.arrive([4, 5], 2, tenant="calm")
     history.now += 1.0
     history.step()
-    assert history.statuses[flood[2]][-1].cause is Cause.FAIRNESS
+    assert history.statuses[flood[2]][-1].cause is WaitReason.FAIRNESS
     history.end()
 
 
@@ -168,7 +170,7 @@ def test_a_tenant_of_twice_the_weight_gets_twice_the_turns():
     assert turns.count("heavy") == 20
 
 
-@pytest.mark.parametrize(("ahead", "first"), [(SLACK, "urgent"), (SLACK + 1, "calm")])
+@pytest.mark.parametrize(("ahead", "first"), [(SLACK_TOKENS, "urgent"), (SLACK_TOKENS + 1, "calm")])
 def test_a_deadline_goes_first_only_while_its_tenant_is_not_far_ahead(ahead: float, first: str):
     """Otherwise deadlines could be used against other tenants."""
     fair = make_line()
@@ -177,7 +179,7 @@ def test_a_deadline_goes_first_only_while_its_tenant_is_not_far_ahead(ahead: flo
     assert fair.head().request.tenant == first
 
 
-@pytest.mark.parametrize(("ahead", "first"), [(SLACK, "calm"), (SLACK + 1, "flood")])
+@pytest.mark.parametrize(("ahead", "first"), [(SLACK_TOKENS, "calm"), (SLACK_TOKENS + 1, "flood")])
 def test_a_tenant_below_its_share_goes_first_only_while_it_is_not_far_ahead(ahead: float, first: str):
     """A tenant below its share need not wait for a flood to catch up with its last request, within the slack only."""
     fair = make_line()
@@ -229,8 +231,8 @@ def test_the_head_of_the_line_follows_the_rules(actions, slack):
                 running.append(gone)
                 fair.started(gone)
         elif action == "v" and running:
-            fair.vacated(running.pop(amount % len(running)))
-        with patch.object(fairness, "SLACK", slack):
+            fair.slot_released(running.pop(amount % len(running)))
+        with patch.object(fairness, "SLACK_TOKENS", slack):
             head = fair.head()
         assert len(fair) == len(waiting)
         assert sorted(s.arrival for s in fair.in_order()) == sorted(s.arrival for s in waiting)
@@ -268,7 +270,7 @@ def test_weights_that_exceed_float_precision_give_every_tenant_a_slot():
 def test_only_the_first_few_of_many_tenants_are_searched_for_one_below_its_share():
     """The cost of a step does not grow with waiting tenants; the order by service is always exact."""
     fair = make_line()
-    for number in range(SEEN + 1):
+    for number in range(MAX_EXAMINED + 1):
         for kind in ("runs", "waits"):
             one = sequence(2 * number + (kind == "waits"), f"t{number}")
             one.account = fair.push(one)
@@ -289,12 +291,12 @@ def test_accounts_of_idle_tenants_are_dropped_and_active_ones_are_kept():
         each.account.charge(100.0)
     waiting_line.remove(running)
     waiting_line.started(running)
-    for number in range(2, 3 * fairness.MIN_FORGET_AT):
+    for number in range(2, 3 * fairness.MIN_CLEANUP_ACCOUNTS):
         idle = sequence(number, f"idle-{number}")
         idle.account = waiting_line.push(idle)
         waiting_line.remove(idle)
-    assert len(waiting_line._accounts) <= fairness.MIN_FORGET_AT
-    assert len(waiting_line._heap) <= fairness.MIN_FORGET_AT
+    assert len(waiting_line._accounts) <= fairness.MIN_CLEANUP_ACCOUNTS
+    assert len(waiting_line._heap) <= fairness.MIN_CLEANUP_ACCOUNTS
     assert waiting_line.account(running) is running.account
     assert waiting_line.account(waiting) is waiting.account
     assert waiting_line.head() is waiting

@@ -15,14 +15,14 @@ from engine.scheduling.integrity import check_integrity
 from engine.scheduling.policies import make_policy
 from engine.scheduling.scheduler import Scheduler
 from engine.types import (
-    Cause,
     EndEvent,
-    Mechanism,
+    PreemptionMode,
     Request,
     SamplingParams,
     ServiceClass,
     StatusEvent,
     TokenEvent,
+    WaitReason,
 )
 from tests.engine.scheduling.history import STEP_SECONDS, History
 from tests.engine.scheduling.test_scheduler_machine import model_info
@@ -104,8 +104,8 @@ def test_no_request_is_preempted_for_an_equal_or_lower_class(waiting: ServiceCla
     scenario.submit("second", waiting)
     scenario.step(2)
     assert scenario.running() == ["first"]
-    assert scenario.statuses("second")[-1].cause is Cause.SLOTS
-    assert sum(map(scenario.scheduler.load().counters.paused_by, Mechanism)) == 0
+    assert scenario.statuses("second")[-1].cause is WaitReason.SLOTS
+    assert sum(map(scenario.scheduler.load().counters.paused_by, PreemptionMode)) == 0
 
 
 def test_the_victim_is_of_the_lowest_class_and_the_latest_to_arrive():
@@ -118,7 +118,7 @@ def test_the_victim_is_of_the_lowest_class_and_the_latest_to_arrive():
     scenario.step()
     assert set(scenario.running()) == {"s", "b1", "i", "person"}
     paused = scenario.statuses("b2")[-1]
-    assert (paused.state, paused.by) == ("paused", I)
+    assert (paused.state, paused.preempted_by) == ("paused", I)
 
 
 def test_a_preempted_sequence_resumes_before_later_arrivals():
@@ -134,9 +134,9 @@ def test_a_preempted_sequence_resumes_before_later_arrivals():
 
 @pytest.mark.parametrize(
     ("swap_speed", "host", "mechanism"),
-    [(1e9, 32, Mechanism.SWAP), (1e-9, 32, Mechanism.RECOMPUTE), (1e9, 1, Mechanism.RECOMPUTE)],
+    [(1e9, 32, PreemptionMode.SWAP), (1e-9, 32, PreemptionMode.RECOMPUTE), (1e9, 1, PreemptionMode.RECOMPUTE)],
 )
-def test_the_cheaper_preemption_mode_is_chosen(swap_speed: float, host: int, mechanism: Mechanism):
+def test_the_cheaper_preemption_mode_is_chosen(swap_speed: float, host: int, mechanism: PreemptionMode):
     """Swap is chosen if copying is faster than recomputing and host memory has room."""
     scenario = Scenario(slots=1, swap_speed=swap_speed, host=host, enable_prefix_caching=False)
     scenario.submit("b", B, prompt=range(10))
@@ -195,7 +195,7 @@ def test_a_large_overdue_request_gets_its_pages_under_constant_interactive_load(
         if i == 8:
             scenario.submit("large", B, prompt=range(80), tokens=4)
     assert scenario.tokens("large") == text_alone(list(range(80)), 0, 4)
-    started = next(e.at for e in scenario.statuses("large") if e.state == "running")
+    started = next(e.monotonic_time for e in scenario.statuses("large") if e.state == "running")
     assert 9 + 40.0 <= started <= 9 + 60.0
 
 
@@ -219,15 +219,15 @@ def test_an_abort_in_any_state_frees_all_resources():
     scenario.submit("w2", B)
     scenario.step()
     for sequence, mechanism in zip(
-        list(scenario.scheduler.running), (Mechanism.SWAP, Mechanism.RECOMPUTE), strict=True
+        list(scenario.scheduler.running), (PreemptionMode.SWAP, PreemptionMode.RECOMPUTE), strict=True
     ):
-        scenario.scheduler.pause(sequence, scenario.now, mechanism=mechanism)
+        scenario.scheduler.preempt(sequence, scenario.now, mechanism=mechanism)
     for name in ("n", "w1", "w2", "unknown"):
         scenario.engine.abort(name)
     scenario.submit("after", B)
     scenario.finish()
-    assert scenario.scheduler.memory.pool.held == 0
-    assert scenario.scheduler.memory.host.used == 0
+    assert scenario.scheduler.kv_manager.pool.held == 0
+    assert scenario.scheduler.kv_manager.host.used == 0
     ends = [(e.request_id, e.choice) for e in scenario.events if isinstance(e, EndEvent)]
     assert sorted(ends) == [("n", 0), ("n", 1), ("n", 2), ("w1", 0), ("w2", 0)]
     assert scenario.tokens("after") == text_alone([1, 2, 3], 0, 20)
@@ -240,9 +240,9 @@ def test_a_cancelled_swap_out_writes_nothing():
     scenario.submit("kept", B)
     scenario.step(1)
     gone, kept = scenario.scheduler.running
-    scenario.scheduler.pause(gone, scenario.now, mechanism=Mechanism.SWAP)
+    scenario.scheduler.preempt(gone, scenario.now, mechanism=PreemptionMode.SWAP)
     scenario.engine.abort("gone")
-    scenario.scheduler.pause(kept, scenario.now, mechanism=Mechanism.SWAP)
+    scenario.scheduler.preempt(kept, scenario.now, mechanism=PreemptionMode.SWAP)
     scenario.finish()
     assert scenario.tokens("kept") == text_alone([1, 2, 3], 0, 20)
 
@@ -253,7 +253,7 @@ def test_a_sibling_does_not_copy_pages_that_are_being_swapped_in():
     scenario = Scenario(slots=4, enable_prefix_caching=False, max_num_batched_tokens=64)
     scenario.submit("n", B, prompt=range(6), n=2)
     scenario.step()  # the prompt is computed; the second choice may join from now on
-    scenario.scheduler.pause(scenario.scheduler.running[0], scenario.now, mechanism=Mechanism.SWAP)
+    scenario.scheduler.preempt(scenario.scheduler.running[0], scenario.now, mechanism=PreemptionMode.SWAP)
     scenario.submit("person", I, prompt=range(7, 14))
     scenario.finish()
     assert scenario.tokens("n", 1) == text_alone(list(range(6)), 1, 20)
@@ -307,7 +307,7 @@ def test_waiting_time_in_a_previous_engine_counts():
     """A resumed request keeps its waiting time and is overdue at once among interactive ones that fill all slots."""
     scenario = Scenario(slots=2, max_wait_batch=20.0, min_share=4)
     scenario.now = 100.0
-    scenario.submit("night", B, tokens=4, since=85.0)
+    scenario.submit("night", B, tokens=4, waiting_since=85.0)
     for i in range(12):
         scenario.submit(f"p{i}", I, tokens=8)
     scenario.step(4)
@@ -389,7 +389,7 @@ def test_no_request_is_overtaken_for_longer_than_the_stated_bound(seed, slots, b
     arrived: dict[str, float] = {}
     late = [rng.uniform(0.0, 0.3) for _ in range(bulk)]
     for step in range(400):
-        if history.scheduler.waiting.fresh[I] < 2:
+        if history.scheduler.waiting.new[I] < 2:
             for _ in range(slots):
                 history.arrive([rng.randint(0, 99)] * rng.randint(1, 6), rng.randint(1, longest - 1), service_class=I)
         while late and min(late) <= step * STEP_SECONDS:
@@ -398,7 +398,7 @@ def test_no_request_is_overtaken_for_longer_than_the_stated_bound(seed, slots, b
             arrived[history.arrive([rng.randint(0, 99)] * 5, tokens, service_class=B)] = history.now
         history.step()
     for index, (name, at) in enumerate(arrived.items()):
-        started = next(e.at for e in history.statuses[name] if e.state == "running")
+        started = next(e.monotonic_time for e in history.statuses[name] if e.state == "running")
         due_steps = index * (8 * share // slots + longest)  # steps
         assert started <= at + wait + ((index + 1) * (share + 1 + longest) + due_steps) * STEP_SECONDS
 
@@ -429,7 +429,7 @@ def test_overdue_bulk_work_gets_an_eighth_for_any_slots_and_interactive_load(slo
     for number in range(100):
         scenario.submit(f"bulk{number}", B, prompt=(number, 2, 3), tokens=30)
     for _ in range(steps):
-        while scenario.scheduler.waiting.fresh[I] <= slots:
+        while scenario.scheduler.waiting.new[I] <= slots:
             people += 1
             scenario.submit(f"person{people}", I, prompt=[people % 900] * prompt, tokens=answer)
         scenario.step()

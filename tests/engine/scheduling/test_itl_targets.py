@@ -16,10 +16,10 @@ from engine.config import DEFAULT_TARGET_ITL_SECONDS, EngineConfig
 from engine.errors import ConfigError
 from engine.scheduling.itl_targets import (
     AGEING,
-    LONE_PROMPT_SHARE,
-    MANY_PROMPTS,
+    FULL_TARGET_PROMPTS,
     MAX_LAG_SECONDS,
     PLANNED_SHARE,
+    SINGLE_PROMPT_SHARE,
     ItlTargets,
     prefill_rank,
 )
@@ -132,7 +132,7 @@ def test_a_long_prompt_keeps_the_gaps_of_streams_within_their_target(
     arrivals = [*streams, (1.0, make_request("long", 6000, 2, service_class=service_class))]
     name = f"target_itl_{service_class.name.lower()}"
     before, now = fixed_budget(arrivals), latencies(arrivals, **{name: target})
-    assert quantile(gaps(now), 0.99) <= LONE_PROMPT_SHARE * (target or DEFAULT_TARGET_ITL_SECONDS[name])
+    assert quantile(gaps(now), 0.99) <= SINGLE_PROMPT_SHARE * (target or DEFAULT_TARGET_ITL_SECONDS[name])
     assert now["long"][0] < before["long"][0]
 
 
@@ -203,7 +203,7 @@ def test_a_step_never_exceeds_the_strictest_target_and_urgency_is_a_share(runnin
 def test_a_late_stream_gets_no_longer_steps_until_it_has_caught_up():
     """The lag is bounded, and early tokens make up for it."""
     targets, stream = ItlTargets(EngineConfig(model="none", target_itl_standard=0.1)), sequence(5)
-    many = [sequence(5) for _ in range(MANY_PROMPTS)]
+    many = [sequence(5) for _ in range(FULL_TARGET_PROMPTS)]
 
     def longest(now: float) -> float:
         return targets.step_seconds([stream], many, TOKEN_SECONDS, now)[0]

@@ -77,7 +77,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.held == len(held)
         assert self.pool.cached == len(self.content.keys() - held.keys())
         assert self.pool.free + self.pool.cached + self.pool.held == self.pool.total
-        assert self.ever_held == set(range(self.pool.touched))
+        assert self.ever_held == set(range(self.pool.num_touched))
 
 
 TestPool = PoolMachine.TestCase

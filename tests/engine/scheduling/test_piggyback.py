@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduling.policies.carousel import RIDING_SHARE, UNEVEN
-from engine.types import Cause, Mechanism, Phase, ServiceClass
+from engine.scheduling.policies.carousel import MAX_SERVICE_GAP_TOKENS, PIGGYBACK_SHARE
+from engine.types import Phase, PreemptionMode, ServiceClass, WaitReason
 from tests.engine.scheduling.history import STEP_SECONDS, History
 
 I, S, B = ServiceClass.INTERACTIVE, ServiceClass.STANDARD, ServiceClass.BATCH  # noqa: E741
@@ -27,7 +27,7 @@ def num_generated(history: History, names: list[str]) -> list[int]:
 
 def test_bulk_rows_that_would_delay_an_interactive_request_take_turns():
     """A step may take 1.4 times as long for bulk rows. None fits, but one in sixteen is piggybacked all the same."""
-    history, names = make_bulk_load(32, stretch=1.4)
+    history, names = make_bulk_load(32, max_step_slowdown=1.4)
     interactive = history.arrive([7], 9, service_class=I)
     history.step()
     before = num_generated(history, names)
@@ -35,7 +35,7 @@ def test_bulk_rows_that_would_delay_an_interactive_request_take_turns():
         history.step()
     gained = [after - b for after, b in zip(num_generated(history, names), before, strict=True)]
     assert len(history.texts[interactive, 0]) == 5
-    assert sum(gained) == 4 * 32 // RIDING_SHARE
+    assert sum(gained) == 4 * 32 // PIGGYBACK_SHARE
     assert max(gained) == 1, "rows take turns"
     history.end()
 
@@ -50,16 +50,20 @@ def test_all_bulk_rows_decode_again_when_the_interactive_request_has_ended():
     history.step()
     assert [after - b for after, b in zip(num_generated(history, names), before, strict=True)] == [1] * 4
     statuses = [e for e in history.statuses[names[0]] if e.phase is Phase.DECODE]
-    assert [e.cause for e in statuses] == [None, Cause.BUDGET, None]
+    assert [e.cause for e in statuses] == [None, WaitReason.BUDGET, None]
     history.end()
 
 
 @pytest.mark.parametrize(
-    ("row_seconds", "stretch"), [(0.0, 1.0), (STEP_SECONDS, float("inf")), (STEP_SECONDS / 100, 1.4)]
+    ("row_seconds", "max_step_slowdown"), [(0.0, 1.0), (STEP_SECONDS, float("inf")), (STEP_SECONDS / 100, 1.4)]
 )
-def test_all_bulk_rows_join_if_they_are_cheap_or_the_slowdown_is_unlimited(row_seconds: float, stretch: float):
+def test_all_bulk_rows_join_if_they_are_cheap_or_the_slowdown_is_unlimited(
+    row_seconds: float, max_step_slowdown: float
+):
     """All rows are piggybacked as on a GPU, whose steps wait for weights and not for rows."""
-    history = History(slots=9, pages=64, row_seconds=row_seconds, stretch=stretch, max_num_batched_tokens=200)
+    history = History(
+        slots=9, pages=64, row_seconds=row_seconds, max_step_slowdown=max_step_slowdown, max_num_batched_tokens=200
+    )
     names = [history.arrive([number, 2], 20, service_class=B) for number in range(8)]
     history.step()
     history.arrive([7], 6, service_class=I)
@@ -81,7 +85,7 @@ def test_no_row_is_delayed_for_a_request_of_its_own_class():
 
 def test_a_long_bulk_prompt_is_computed_in_small_chunks_beside_an_interactive_request():
     """Each step piggybacks at least eight tokens."""
-    history = History(slots=2, pages=64, row_seconds=STEP_SECONDS, max_num_batched_tokens=200, stretch=1.0)
+    history = History(slots=2, pages=64, row_seconds=STEP_SECONDS, max_num_batched_tokens=200, max_step_slowdown=1.0)
     interactive = history.arrive([7], 20, service_class=I)
     history.step()
     bulk = history.arrive(list(range(40)), 2, service_class=B)
@@ -101,7 +105,9 @@ def count_piggybacked(history: History, names: list[str]) -> int:
 
 def test_an_interactive_prompt_makes_no_room_for_bulk_rows():
     """The first token would wait for them, so the number is as beside a decoding request."""
-    history = History(slots=17, pages=128, row_seconds=STEP_SECONDS / 10, max_num_batched_tokens=200, stretch=2.5)
+    history = History(
+        slots=17, pages=128, row_seconds=STEP_SECONDS / 10, max_num_batched_tokens=200, max_step_slowdown=2.5
+    )
     names = [history.arrive([number, 2], 20, service_class=B) for number in range(16)]
     history.step()
     history.step()
@@ -113,7 +119,9 @@ def test_an_interactive_prompt_makes_no_room_for_bulk_rows():
 
 def test_more_bulk_rows_join_the_nearer_a_waiting_request_is_to_being_overdue():
     """A quarter of the permitted slowdown is available at first, and all of it at the end."""
-    history = History(slots=17, pages=128, row_seconds=STEP_SECONDS / 10, max_num_batched_tokens=200, stretch=2.0)
+    history = History(
+        slots=17, pages=128, row_seconds=STEP_SECONDS / 10, max_num_batched_tokens=200, max_step_slowdown=2.0
+    )
     names = [history.arrive([number, 2], 40, service_class=B) for number in range(16)]
     history.step()
     history.step()
@@ -152,7 +160,7 @@ def test_the_urgency_of_a_class_follows_its_own_bound():
 
 def test_bulk_prompts_are_piggybacked_beside_interactive_prompts():
     """The next few tokens of bulk prompts are computed in the same step."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=200, stretch=1.0, row_seconds=STEP_SECONDS)
+    history = History(slots=3, pages=64, max_num_batched_tokens=200, max_step_slowdown=1.0, row_seconds=STEP_SECONDS)
     history.arrive([7], 30, service_class=I)
     history.step()
     bulk = history.arrive(list(range(48)), 2, service_class=B)
@@ -176,7 +184,7 @@ def test_bulk_work_alone_decodes_and_prefills_in_one_step():
 def tokens_beside_interactive(interactive_tokens: int, waited: float) -> int:
     """Return the tokens of an overdue bulk prompt in a step of 24, of which eight may be piggybacked. An interactive
     prompt needs `theirs`, and the wait is `waited` times its bound."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=25, stretch=9.0, row_seconds=STEP_SECONDS)
+    history = History(slots=3, pages=64, max_num_batched_tokens=25, max_step_slowdown=9.0, row_seconds=STEP_SECONDS)
     history.arrive([7], 40, service_class=I)
     old = history.arrive(list(range(50)), 2, service_class=B)
     history.step()
@@ -205,7 +213,7 @@ def test_the_more_overdue_a_prompt_is_the_more_tokens_it_gets(interactive_tokens
 
 def test_tokens_of_an_overdue_prompt_count_as_piggybacked_once():
     """The overdue prompt uses the twelve piggybacked tokens; another one gets the minimum only."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=40, stretch=13.0, row_seconds=STEP_SECONDS)
+    history = History(slots=3, pages=64, max_num_batched_tokens=40, max_step_slowdown=13.0, row_seconds=STEP_SECONDS)
     history.arrive([7], 40, service_class=I)
     history.arrive(list(range(50)), 2, service_class=B)
     history.step()
@@ -232,7 +240,7 @@ def test_an_overdue_prompt_is_not_limited_beside_its_own_class():
 
 def test_bulk_prompts_are_piggybacked_beside_an_overdue_request_of_a_higher_class():
     """Twelve tokens of bulk prompts may be piggybacked, independent of a prompt that is not."""
-    history = History(slots=3, pages=64, max_num_batched_tokens=40, stretch=13.0, row_seconds=STEP_SECONDS)
+    history = History(slots=3, pages=64, max_num_batched_tokens=40, max_step_slowdown=13.0, row_seconds=STEP_SECONDS)
     history.arrive([7], 40, service_class=S)
     history.step()
     history.arrive(list(range(60)), 2, service_class=S)
@@ -288,7 +296,7 @@ def test_a_resumed_sequence_reuses_cached_pages_and_copies_only_the_rest():
     name = history.arrive(list(range(12)), 8)
     for _ in range(3):
         history.step()
-    history.pause(0, Mechanism.SWAP)
+    history.pause(0, PreemptionMode.SWAP)
     batches = []
     launch = history.engine._runner.launch
     history.engine._runner.launch = lambda batch: batches.append(batch) or launch(batch)
@@ -307,7 +315,7 @@ def test_a_shortage_of_memory_evicts_the_tail_of_a_preempted_sequence():
         history.step()
     interactive = history.arrive(list(range(50, 60)), 2, service_class=I)
     history.step()
-    assert history.statuses[bulk][-1].mechanism is Mechanism.PARTIAL
+    assert history.statuses[bulk][-1].mechanism is PreemptionMode.PARTIAL
     while (interactive, 0) not in history.ends:
         history.step()
     before = history.scheduler.load().counters.recomputed_tokens
@@ -370,7 +378,7 @@ def test_requests_of_a_tenant_with_more_service_are_preempted_first():
     while [s.request.tenant for s in history.scheduler.running] != ["idle", "greedy", "modest"]:
         history.step()
     greedy = history.scheduler.running[1]
-    greedy.account.charge(4 * UNEVEN)
+    greedy.account.charge(4 * MAX_SERVICE_GAP_TOKENS)
     history.arrive([7], 2, service_class=I)
     history.step()
     assert modest in {s.request.id for s in history.scheduler.running}
@@ -384,7 +392,7 @@ def test_a_request_resumed_while_its_chunk_is_in_flight_publishes_no_unwritten_p
     history.arrive(prompt, 3)
     for _ in range(4):
         history.step()
-    history.pause(0, Mechanism.RECOMPUTE)
+    history.pause(0, PreemptionMode.RECOMPUTE)
     history.arrive([50, 51, 52, 53, 54], 3, service_class=I)
     history.step()
     history.arrive(prompt[:5], 3)
@@ -393,13 +401,13 @@ def test_a_request_resumed_while_its_chunk_is_in_flight_publishes_no_unwritten_p
 
 def test_a_request_delayed_at_the_end_of_its_prompt_reports_the_decode_phase():
     """Otherwise its time would be recorded as prefill to the end."""
-    history = History(slots=8, pages=64, row_seconds=STEP_SECONDS, runs_ahead=True, stretch=1.0)
+    history = History(slots=8, pages=64, row_seconds=STEP_SECONDS, runs_ahead=True, max_step_slowdown=1.0)
     history.arrive([1], 50, service_class=I)
     history.step()
     names = [history.arrive([2, 3, 4, number], 40, service_class=B) for number in range(4)]
     history.end()
     for name in names:
-        totals = history.audits[name].totals(history.now)
+        totals = history.audits[name].totals_ms(history.now)
         assert totals[Phase.DECODE] > 10 * totals[Phase.PREFILL]
 
 
@@ -414,8 +422,8 @@ def test_undelivered_tokens_are_not_counted():
 
 def test_unlimited_slowdown_works_with_a_negative_intercept_of_the_fit():
     """Many rows cost more than proportionally, and the fitted line predicts no time for a few."""
-    history = History(slots=8, pages=64, stretch=float("inf"), row_seconds=0.001)
-    pace = history.scheduler.policy.pace
+    history = History(slots=8, pages=64, max_step_slowdown=float("inf"), row_seconds=0.001)
+    pace = history.scheduler.policy.step_time_model
     pace._base = -0.1
     assert pace.step_seconds(1) == 0.0
     history.arrive([1], 9, service_class=I)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from app.streams.timeline import Audit, Intake
+from app.streams.timeline import IntakeTimeline, RequestTimeline
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import RequestRefused
@@ -23,9 +23,9 @@ from engine.scheduling.sequence import State
 from engine.types import (
     EndEvent,
     FinishReason,
-    Mechanism,
     ModelInfo,
     Phase,
+    PreemptionMode,
     Request,
     SamplingParams,
     ServiceClass,
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[tuple[str, int], str] = {}
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.aborted: set[tuple[str, int]] = set()
-        self.audits: dict[str, Audit] = {}
+        self.audits: dict[str, RequestTimeline] = {}
         self.last_phase: dict[tuple[str, int], Phase] = {}
         self.requests: dict[str, Request] = {}
         self.serial = 0
@@ -128,7 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(prompt) + max_tokens > self.engine.info.num_pages * PAGE_SIZE
             return
         self.requests[request.id] = request
-        self.audits[request.id] = Audit(n, Intake(self.now), self.now)
+        self.audits[request.id] = RequestTimeline(n, IntakeTimeline(self.now), self.now)
         for choice in range(n):
             self.expected[request.id, choice] = text_alone(prompt, choice, max_tokens, stop)
 
@@ -142,9 +142,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def pause(self, data):
         sequence = data.draw(st.sampled_from(self.engine.scheduler.running))
-        swap_fits = len(sequence.page_table) <= self.engine.scheduler.memory.host.available
-        mechanism = data.draw(st.sampled_from(list(Mechanism))) if swap_fits else Mechanism.RECOMPUTE
-        self.engine.scheduler.pause(sequence, self.now, mechanism=mechanism)
+        swap_fits = len(sequence.page_table) <= self.engine.scheduler.kv_manager.host.available
+        mechanism = data.draw(st.sampled_from(list(PreemptionMode))) if swap_fits else PreemptionMode.RECOMPUTE
+        self.engine.scheduler.preempt(sequence, self.now, mechanism=mechanism)
 
     @precondition(lambda self: self.engine.scheduler.requests)
     @rule(data=st.data())
@@ -164,10 +164,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in self.requests.values():
             keys = [(request.id, choice) for choice in range(request.n)]
             if left := [key for key in keys if key not in self.ended]:
-                self.engine.submit(replace(request, said={key[1]: tuple(self.texts[key]) for key in left}))
+                self.engine.submit(replace(request, output_so_far={key[1]: tuple(self.texts[key]) for key in left}))
 
     def _end(self, request_id, choice):
-        self.audits[request_id].take(StatusEvent(request_id, choice, Phase.ENDED, at=self.now))
+        self.audits[request_id].add(StatusEvent(request_id, choice, Phase.ENDED, monotonic_time=self.now))
         self.ended[request_id, choice] = FinishReason.ABORT
 
     @rule(seconds=st.sampled_from([5.0, 50.0]))
@@ -180,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if isinstance(event, StatusEvent):
                 key = (event.request_id, event.choice)
                 assert key not in self.ended, "nothing follows a terminal event"
-                self.audits[event.request_id].take(event)
+                self.audits[event.request_id].add(event)
                 self.last_phase[key] = event.phase
             if isinstance(event, (TokenEvent, EndEvent)):
                 key = (event.request_id, event.choice)
@@ -197,10 +197,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             check_integrity(self.engine.scheduler)
             paused = sum(
-                s.state is State.PAUSED for choices in self.engine.scheduler.requests.values() for s in choices
+                s.state is State.PREEMPTED for choices in self.engine.scheduler.requests.values() for s in choices
             )
             assert sum(self.engine.scheduler.load().paused) == paused
-            pool = self.engine.scheduler.memory.pool
+            pool = self.engine.scheduler.kv_manager.pool
             assert pool.free + pool.cached + pool.held == pool.total
 
     def teardown(self):
@@ -227,8 +227,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 assert self.texts[key] == expected, key
         check_integrity(self.engine.scheduler)
-        assert self.engine.scheduler.memory.pool.held == 0
-        assert self.engine.scheduler.memory.host.used == 0
+        assert self.engine.scheduler.kv_manager.pool.held == 0
+        assert self.engine.scheduler.kv_manager.host.used == 0
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.scheduling.costs import Costs
 from engine.scheduling.policies import make_policy
-from engine.scheduling.policy import LEAST_PROMPT_TOKENS, MOST_SECONDS
-from engine.scheduling.step_time_model import Pace
+from engine.scheduling.policy import MAX_STEP_SECONDS, MIN_PROMPT_TOKENS
+from engine.scheduling.step_time_model import StepTimeModel
 
 
 def costs(decode: float, row: float) -> Costs:
@@ -21,13 +21,13 @@ def costs(decode: float, row: float) -> Costs:
 
 def test_the_estimate_starts_with_startup_measurements():
     """The estimate starts with the cost of a step with one row and of each further row."""
-    pace = Pace(costs(0.010, 0.002))
+    pace = StepTimeModel(costs(0.010, 0.002))
     assert [pace.step_seconds(rows) for rows in (1, 2, 8)] == pytest.approx([0.010, 0.012, 0.024])
 
 
 def test_later_steps_correct_a_wrong_first_estimate():
     """At startup the machine was half as fast, and rows seemed free."""
-    pace, rng = Pace(costs(0.004, 0.0)), random.Random(1)
+    pace, rng = StepTimeModel(costs(0.004, 0.0)), random.Random(1)
     for _ in range(1500):
         rows = rng.randint(1, 8)
         pace.observe(rows, 0, (0.0018 + 0.0003 * rows) * rng.uniform(0.9, 1.2))
@@ -37,7 +37,7 @@ def test_later_steps_correct_a_wrong_first_estimate():
 
 def test_steps_with_few_prompt_tokens_also_teach_the_cost_of_rows():
     """If every step has prompt tokens there are no others to learn from; token costs are not attributed to rows."""
-    pace, rng = Pace(costs(0.004, 0.0)), random.Random(5)
+    pace, rng = StepTimeModel(costs(0.004, 0.0)), random.Random(5)
     for _ in range(3000):
         rows, tokens = rng.randint(1, 40), rng.randint(1, 30)
         pace.observe(rows, tokens, 0.003 + 0.0003 * rows + 0.0001 * tokens)
@@ -49,7 +49,7 @@ def test_steps_with_few_prompt_tokens_also_teach_the_cost_of_rows():
 def test_the_single_row_time_anchors_the_fit_if_row_counts_hardly_differ():
     """Contexts grow meanwhile, which is not a cost of rows; steps of a few rows are still estimated well."""
     for drift in (-1, 1):
-        pace = Pace(costs(0.001, 0.00002))
+        pace = StepTimeModel(costs(0.001, 0.00002))
         for step in range(2000):
             phase = step % 100 / 100
             pace.observe(256 + drift * round(phase), 0, 0.0055 + 0.0005 * phase)
@@ -59,7 +59,7 @@ def test_the_single_row_time_anchors_the_fit_if_row_counts_hardly_differ():
 
 def test_a_delayed_step_is_ignored():
     """A step without duration, as in a test, is ignored too."""
-    pace = Pace(costs(0.010, 0.001))
+    pace = StepTimeModel(costs(0.010, 0.001))
     for seconds in (1.0, 0.0, -1.0):
         pace.observe(3, 0, seconds)
     assert pace.step_seconds(3) == pytest.approx(0.012)
@@ -67,7 +67,7 @@ def test_a_delayed_step_is_ignored():
 
 def test_the_cost_of_a_row_is_kept_if_all_steps_have_equal_rows():
     """Row costs cannot be derived from such steps; the step time can."""
-    pace = Pace(costs(0.010, 0.001))
+    pace = StepTimeModel(costs(0.010, 0.001))
     for _ in range(5000):
         pace.observe(8, 0, 0.034)
     assert pace.row_seconds > 0
@@ -76,7 +76,7 @@ def test_the_cost_of_a_row_is_kept_if_all_steps_have_equal_rows():
 
 def test_a_prompt_token_costs_the_time_that_steps_take_beyond_their_rows():
     """The machine was busy when its prefill speed was measured."""
-    pace = Pace(costs(0.002, 0.0001))
+    pace = StepTimeModel(costs(0.002, 0.0001))
     rng = random.Random(2)
     for _ in range(400):
         rows, tokens = rng.randint(0, 8), rng.randint(8, 128)
@@ -87,11 +87,11 @@ def test_a_prompt_token_costs_the_time_that_steps_take_beyond_their_rows():
 def test_the_step_time_limit_follows_measured_decode_steps():
     """The limit is three decode steps, and it admits more prompt tokens when a token turns out to be cheap."""
     policy = make_policy(EngineConfig(model="none").validate(), costs(0.020, 0.0))
-    assert policy.step_seconds == MOST_SECONDS
-    assert policy.prompt_tokens(1) == LEAST_PROMPT_TOKENS
+    assert policy.step_seconds == MAX_STEP_SECONDS
+    assert policy.prompt_tokens(1) == MIN_PROMPT_TOKENS
     for _ in range(3000):
-        policy.pace.observe(1, 0, 0.005)
-        policy.pace.observe(1, 100, 0.020)
+        policy.step_time_model.observe(1, 0, 0.005)
+        policy.step_time_model.observe(1, 100, 0.020)
     assert policy.step_seconds == pytest.approx(0.015, rel=0.05)
     assert policy.prompt_tokens(1) == pytest.approx(100, abs=5)
 
@@ -109,7 +109,7 @@ def test_prompts_beside_decode_rows_fit_into_a_recording():
     costs = Costs(1e4, 100_000.0, 0.005, 0.0, recorded_tokens=600)
     policy = make_policy(EngineConfig(model="none").validate(), costs)
     assert [policy.prompt_tokens(rows) for rows in (1, 100)] == [599, 500]
-    assert [policy.prompt_tokens(rows, riding=50) for rows in (0, 100)] == [550, 450]
+    assert [policy.prompt_tokens(rows, piggyback_rows=50) for rows in (0, 100)] == [550, 450]
     assert policy.prompt_tokens(0) == 2048
     configured = make_policy(EngineConfig(model="none", max_num_batched_tokens=1000).validate(), costs)
     assert configured.prompt_tokens(100) == 900
@@ -117,56 +117,56 @@ def test_prompts_beside_decode_rows_fit_into_a_recording():
 
 def test_noise_of_other_processes_does_not_increase_the_estimate():
     """A third of the steps takes twice as long; a step that is implausibly short is ignored."""
-    pace, rng = Pace(costs(0.008, 0.0)), random.Random(3)
+    pace, rng = StepTimeModel(costs(0.008, 0.0)), random.Random(3)
     for _ in range(1000):
         pace.observe(1, 0, 0.004 * rng.choice((1.0, 1.0, 2.0)))
         pace.observe(1, 0, 0.0005)
-    assert pace.lone_seconds == pytest.approx(0.004, rel=0.15)
+    assert pace.single_row_seconds == pytest.approx(0.004, rel=0.15)
 
 
 def test_one_fast_step_does_not_lower_the_single_row_time_permanently():
     """Later steps correct the estimate."""
-    pace = Pace(costs(0.005, 0.0))
+    pace = StepTimeModel(costs(0.005, 0.0))
     pace.observe(1, 0, 0.003)
-    assert pace.lone_seconds < 0.005
+    assert pace.single_row_seconds < 0.005
     for _ in range(500):
         pace.observe(1, 0, 0.005)
-    assert pace.lone_seconds == pytest.approx(0.005, rel=0.01)
+    assert pace.single_row_seconds == pytest.approx(0.005, rel=0.01)
 
 
 def test_steps_of_many_rows_correct_the_single_row_time_too():
     """The correction is as exact as the row cost, although half of the steps are disturbed and take longer."""
-    pace, rng = Pace(costs(0.005, 0.0002)), random.Random(4)
+    pace, rng = StepTimeModel(costs(0.005, 0.0002)), random.Random(4)
     for _ in range(600):
         rows = rng.randint(1, 32)
         pace.observe(rows, 0, 0.0048 + 0.0002 * rows)
     for _ in range(10):
         pace.observe(1, 0, 0.003)
-    assert pace.lone_seconds < 0.0035
+    assert pace.single_row_seconds < 0.0035
     for _ in range(300):
         rows = rng.randint(16, 32)
         pace.observe(rows, 0, (0.0048 + 0.0002 * rows) * rng.choice((1.0, 1.1)))
-    assert pace.lone_seconds == pytest.approx(0.005, rel=0.1)
+    assert pace.single_row_seconds == pytest.approx(0.005, rel=0.1)
 
 
 def test_steps_of_constant_rows_only_bound_the_single_row_time():
     """A line through them can reach one row with any slope."""
-    pace = Pace(costs(0.005, 0.0002))
+    pace = StepTimeModel(costs(0.005, 0.0002))
     for _ in range(5000):
         pace.observe(32, 0, 0.012)
     pace.observe(1, 0, 0.003)
-    before = pace.lone_seconds
+    before = pace.single_row_seconds
     for _ in range(500):
         pace.observe(32, 0, 0.012)
-    assert pace.lone_seconds == before
+    assert pace.single_row_seconds == before
 
 
 def test_a_step_of_many_rows_bounds_the_single_row_time():
     """Without single-row steps this bound is the only information."""
-    pace = Pace(costs(0.020, 0.0))
+    pace = StepTimeModel(costs(0.020, 0.0))
     for _ in range(100):
         pace.observe(8, 0, 0.010)
-    assert pace.lone_seconds == pytest.approx(0.010, rel=0.01)
+    assert pace.single_row_seconds == pytest.approx(0.010, rel=0.01)
 
 
 @given(
@@ -175,7 +175,7 @@ def test_a_step_of_many_rows_bounds_the_single_row_time():
 )
 def test_no_estimated_cost_is_ever_negative(steps, decode):
     """This holds for any observations."""
-    pace = Pace(costs(decode, decode / 10))
+    pace = StepTimeModel(costs(decode, decode / 10))
     for rows, tokens, seconds in steps:
         pace.observe(rows, tokens, seconds)
         assert pace.row_seconds >= 0
@@ -185,7 +185,7 @@ def test_no_estimated_cost_is_ever_negative(steps, decode):
 
 def test_a_machine_that_became_much_slower_is_accepted_after_a_while():
     """For example after a migration, every step takes far longer than estimated, permanently."""
-    pace = Pace(costs(0.002, 0.0002))
+    pace = StepTimeModel(costs(0.002, 0.0002))
 
     def seconds(rows: int, tokens: int) -> float:
         return 6 * (0.0018 + 0.0002 * rows + 1e-3 * tokens)
