@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from app import __version__
 from app.cli.bench.options import Options, check
 from app.cli.bench.options import add_arguments as add_bench_arguments
 from app.settings import Settings, SettingsError, add_arguments, reread_tenants, resolve
+from app.text.model_folder import download_model
 from engine.errors import ConfigError
 from engine.log_queue import start_logging
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _usage(options)
         if options.command == "keys":
             return _keys(options)
-        settings = resolve(vars(options), download=_download)
+        settings = resolve(vars(options), download=download_model)
         return _serve(settings, vars(options))
     except (SettingsError, ConfigError) as error:
         print(f"carousel: {error}", file=sys.stderr)
@@ -166,19 +166,6 @@ def _open_standard_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
-
-
-def _download(name: str) -> Path:
-    """Download a model from the Hugging Face hub, with the hub's progress bars. Raises `SettingsError`."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SettingsError(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None
 
 
 if __name__ == "__main__":

@@ -51,6 +51,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("carousel.server")
 
 
+def create_service(settings: Settings, client: EngineClient, text: TextModel) -> Service:
+    """Return the parts that routes share, also used without HTTP by `app.llm`. Raises `SettingsError`."""
+    return Service(
+        settings=settings,
+        client=client,
+        text=text,
+        registry=StreamRegistry(ttl=settings.resume_ttl),
+        metrics=Metrics(client, settings),
+        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic, settings.max_queue_share),
+        energy=Energy(),
+        metering=_metering(settings),
+        started=int(time.time()),  # wall clock, because it is shown to clients
+    )
+
+
 def create_app(
     settings: Settings,
     client: EngineClient,
@@ -63,18 +78,7 @@ def create_app(
 
     logs, connections: their counters appear in /metrics.
     """
-    service = Service(
-        settings=settings,
-        client=client,
-        text=text,
-        registry=StreamRegistry(ttl=settings.resume_ttl),
-        metrics=Metrics(client, settings),
-        admission=Admission(settings.max_queue, settings.max_queue_tokens, time.monotonic, settings.max_queue_share),
-        energy=Energy(),
-        metering=_metering(settings),
-        started=int(time.time()),  # wall clock, because it is shown to clients
-    )
-
+    service = create_service(settings, client, text)
     _collect(service, logs, connections or ConnectionLimits())
     lag = LoopLag(service.metrics.registry, settings.model_name)
 

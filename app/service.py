@@ -258,7 +258,7 @@ class Service:
         *,
         max_tokens: int,
         logprobs: int | None,
-        encoder: Encoder,
+        encoder: Encoder | None,
         tenant: Tenant,
         service_class: ServiceClass,
         intake: IntakeTimeline,

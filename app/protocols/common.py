@@ -199,7 +199,11 @@ Schema = TypeVar("Schema", bound=Strict)
 
 def parse(schema: type[Schema], body: bytes) -> Schema:
     """Return `body` as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
-    fields = decode_json(body)
+    return validate(schema, decode_json(body))
+
+
+def validate(schema: type[Schema], fields: Any) -> Schema:
+    """Return decoded JSON as `schema`. Raises `ApiError` (400) that names the first field that is wrong."""
     try:
         requested = schema.model_validate(fields)
     except ValidationError as error:

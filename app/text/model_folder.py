@@ -35,5 +35,18 @@ def find_folder(model: str, download: Callable[[str], Path] | None) -> Path:
     return folder
 
 
+def download_model(name: str) -> Path:
+    """Download a model from the Hugging Face hub, with the hub's progress bars. Raises `ModelNotFound`."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelNotFound(f"model {name!r}: no such folder, and it cannot be fetched from the hub: {first}") from None
+
+
 def _is_gguf(file: Path) -> bool:
     return file.suffix.lower() == ".gguf"

@@ -53,6 +53,12 @@ def test_barging_in_cancels_the_first_answer_and_gets_the_second(server: Server)
     assert printed.index("[cancelled]") < printed.index("1, 2, 3, 4, 5")
 
 
+def test_the_python_api_completes_and_streams():
+    """Without a server, on the bundled model."""
+    printed = run("python_api.py")
+    assert printed.count("> ") == 2 and printed.rstrip().endswith("2 texts")
+
+
 @pytest.fixture
 def example_site() -> Iterator[str]:
     """Yield the origin at which the folder of examples is served."""
