@@ -20,6 +20,13 @@ FORBIDDEN = {
 }
 
 
+# Rooms of app/ (docs/architecture.md), each of which imports only those before it.
+ROOMS = (
+    "errors", "resources", "child_environment", "streams", "admission", "text", "options", "settings", "engine_client",
+    "generation", "observe", "http", "protocols", "service", "routes", "server", "cli", "llm", "__main__",
+)  # fmt: skip
+
+
 def imports(file: Path) -> set[str]:
     """Return every module that an import statement of `file` names, including the names imported from it."""
     found: set[str] = set()
@@ -76,3 +83,16 @@ def test_no_modules_import_each_other():
     while leaves := {name for name, imported in left.items() if not imported}:
         left = {name: imported - leaves for name, imported in left.items() if name not in leaves}
     assert left == {}, "these import each other, or modules that do"
+
+
+def test_rooms_import_only_earlier_rooms():
+    """Every file of app/ belongs to a room of the list."""
+    wrong = []
+    for file in (ROOT / "app").rglob("*.py"):
+        room = file.relative_to(ROOT / "app").with_suffix("").parts[0]
+        if room == "__init__":
+            continue
+        imported = {name.split(".")[1] for name in imports(file) if name.startswith("app.")}
+        later = imported & set(ROOMS[ROOMS.index(room) + 1 :])
+        wrong += [f"{file.relative_to(ROOT)} imports {name}" for name in later]
+    assert wrong == []
