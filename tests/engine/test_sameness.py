@@ -233,7 +233,7 @@ def test_fused_steps_generate_the_same_texts(
             for sequence in list(engine.scheduler.running):
                 engine.scheduler.preempt(sequence, 0.0)
 
-    simple = [one for one in stream_requests if not one.sampling.penalises]
+    simple = [one for one in stream_requests if not one.sampling.has_penalties]
     texts = run(engine, simple, preempt_all)
     assert texts == {key: solo[key] for key in texts} and len(texts) == len(simple) > STREAMS // 2
 
