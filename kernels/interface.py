@@ -4,8 +4,9 @@ Letters in shapes: T tokens, H hidden size, Hq query heads, Hkv key/value heads,
 a page, B decode rows, C prefill chunks, P width of a page table, R rows of logits, V vocabulary.
 
 The cache of one layer is two tensors [N, Hkv, S, D] with equal strides and contiguous pages (`kernels.paging`), in the
-activations' dtype or in another one for which `Kernels.keeps` returns True. Parameters named `slots` with shape [T]
-hold positions in the cache, `page * S + offset`. In `gather_slots` and `sample_slots`, a slot is a batch slot.
+activations' dtype or in another one for which `Kernels.supports_kv_dtype` returns True. Parameters named `slots` with
+shape [T] hold positions in the cache, `page * S + offset`. In `gather_slots` and `sample_slots`, a slot is a batch
+slot.
 """
 
 from __future__ import annotations

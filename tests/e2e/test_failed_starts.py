@@ -18,7 +18,7 @@ PROGRAM = """
 import subprocess, sys
 import app.engine_client.engine_process, app.engine_client.restart_policy
 from app.__main__ import main
-app.engine_client.restart_policy.BACKOFF = 0.01
+app.engine_client.restart_policy.INITIAL_BACKOFF_SECONDS = 0.01
 spawn, spawned = app.engine_client.engine_process._spawn, []
 def spawn_once(*arguments):
     spawned.append(1)

@@ -29,11 +29,11 @@
    prompts of a class share its tokens by their tenants' turns; a tenant's prompts are read in the order of priority,
    deadline and shortest remaining prefill, with ageing.
 8. While a higher class is served, lower classes piggyback as far as they do not make a step too long, by the learnt
-   cost of a row (`engine.scheduling.step_time_model`). The limit is `config.stretch` times the duration for the higher
-   classes' decode rows if a sequence is overdue or about to be, `PATIENT_SHARE` of that extra time if no sequence has
-   waited, and no more in a step that also reads a higher-class prompt. At least one row in `PIGGYBACK_SHARE`
-   piggybacks, in turn, and so do a few prompt tokens of lower classes. If extra rows are free, all of them join; with
-   `max_step_slowdown=inf` every token of every row joins.
+   cost of a row (`engine.scheduling.step_time_model`). The limit is `config.max_step_slowdown` times the duration for
+   the higher classes' decode rows if a sequence is overdue or about to be, `PATIENT_SHARE` of that extra time if no
+   sequence has waited, and no more in a step that also reads a higher-class prompt. At least one row in
+   `PIGGYBACK_SHARE` piggybacks, in turn, and so do a few prompt tokens of lower classes. If extra rows are free, all of
+   them join; with `max_step_slowdown=inf` every token of every row joins.
 """
 
 from __future__ import annotations
