@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from app.admission.tenants import ANONYMOUS
 from app.cli.serve import load_text
-from app.engine_client.client import EngineClient
+from app.engine_client.client import EngineClient, EngineUnavailable
 from app.errors import ApiError
 from app.protocols.common import validate
 from app.protocols.completions import CompletionRequest
@@ -37,6 +37,7 @@ from engine.types import ServiceClass
 T = TypeVar("T")
 Params = Mapping[str, Any]  # fields of a completion request
 UNSUPPORTED = ("prompt", "stream", "stream_options", "n", "logprobs")  # of these fields
+PROMPTS_PER_SLOT = 4  # of one `generate` in flight; further ones would fill the bounded queue and be refused
 
 
 class LLM:
@@ -67,13 +68,13 @@ class LLM:
     def close(self) -> None:
         """Stop the engine; running requests fail. Further calls do nothing."""
         if self._thread.is_alive():
-            self._run(self._client.stop())
+            self._run(self._stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
     def generate(self, prompts: str | Sequence[str], params: Params | None = None) -> list[str]:
-        """Return the completion of each prompt, in order. All are queued at once. Raises `ApiError`."""
+        """Return the completion of each prompt, in order. Any number may be given. Raises `ApiError`."""
         return self._run(self._generate(prompts, params))
 
     def stream(self, prompt: str, params: Params | None = None) -> Iterator[str]:
@@ -85,6 +86,9 @@ class LLM:
                 async for piece in self._stream(prompt, params):
                     pieces.put(piece)
                 pieces.put(None)
+            except asyncio.CancelledError:
+                pieces.put(EngineUnavailable("the model is closed"))
+                raise
             except Exception as error:
                 pieces.put(error)
 
@@ -111,8 +115,11 @@ class LLM:
             pieces.close()  # type: ignore[attr-defined]
 
     async def _generate(self, prompts: str | Sequence[str], params: Params | None) -> list[str]:
+        places = asyncio.Semaphore(PROMPTS_PER_SLOT * self._client.config.max_num_seqs)
+
         async def complete(prompt: str) -> str:
-            return "".join([piece async for piece in self._stream(prompt, params)])
+            async with places:
+                return "".join([piece async for piece in self._stream(prompt, params)])
 
         every = [prompts] if isinstance(prompts, str) else prompts
         tasks = [asyncio.create_task(complete(prompt)) for prompt in every]
@@ -158,6 +165,13 @@ class LLM:
         finally:
             log.unfollow(changed.set)
             generation.on_reader_left()
+
+    async def _stop(self) -> None:
+        await self._client.stop()
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

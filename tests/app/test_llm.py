@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from app.engine_client.client import EngineUnavailable
 from app.errors import ApiError
 from app.llm import LLM
 from app.settings import SettingsError
@@ -41,6 +42,22 @@ def test_a_closed_stream_frees_its_slot(llm: LLM):
     pieces.close()
     assert llm.generate(PROMPTS[:1], PARAMS)[0]
     assert llm._client.in_flight == 0
+
+
+def test_more_prompts_than_the_queue_takes_are_all_completed(llm: LLM):
+    """The bounded queue of the service refuses none of them."""
+    assert len(llm.generate(["Hello!"] * 1100, {"max_tokens": 1})) == 1100
+
+
+def test_closing_ends_a_stream_that_is_read_elsewhere():
+    """Its reader gets an error instead of waiting forever."""
+    running = LLM(max_num_seqs=2, kernels="torch")
+    pieces = running.stream(PROMPTS[1], {"max_tokens": 900, "ignore_eos": True})
+    assert next(pieces)
+    running.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        for _ in pieces:
+            pass
 
 
 async def test_asyncio_programs_get_the_same_texts(llm: LLM):
