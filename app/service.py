@@ -279,7 +279,7 @@ class Service:
             intake=intake,
             deadline_ms=fields.deadline_ms,
             names=names,
-            goes_on=continues_prompt,
+            continues_prompt=continues_prompt,
             grace=grace,
         )
 
@@ -296,7 +296,7 @@ class Service:
         names: Mapping[str, str] = NO_NAMES,
         priority: int = 0,
         n: int = 1,
-        goes_on: bool = False,
+        continues_prompt: bool = False,
         grace: float = 0.0,
         deadline_ms: int | None = None,
         stream_id: str | None = None,
@@ -304,8 +304,8 @@ class Service:
         """Queue a request and register its stream, under `stream_id` if the client already has it. Its deadline counts
         from its arrival.
 
-        goes_on: the answer continues the text of the prompt. names: the protocol's names of engine parameters that are
-        named differently. Raises `ApiError`.
+        continues_prompt: the answer continues the text of the prompt. names: the protocol's names of engine parameters
+        that are named differently. Raises `ApiError`.
         """
         self.admit(tenant, service_class, len(prompt), n)
         stream_id = stream_id or new_stream_id()
@@ -338,7 +338,7 @@ class Service:
             encoder,
             self.client,
             intake,
-            continues_prompt=goes_on,
+            continues_prompt=continues_prompt,
             grace=min(grace, MAX_RESUME_SECONDS),
             on_start=self._started,
             on_end=self._ended,

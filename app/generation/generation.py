@@ -91,9 +91,9 @@ class Generation:
         on_end: Callable[[Generation], None] = lambda generation: None,
         on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
     ) -> None:
-        """goes_on: the answer continues the text of the prompt. on_token is called with the seconds since the previous
-        token of its choice, if there was one, and, for the first token of the request, the seconds since the whole
-        request had arrived.
+        """continues_prompt: the answer continues the text of the prompt. on_token is called with the seconds since the
+        previous token of its choice, if there was one, and, for the first token of the request, the seconds since the
+        whole request had arrived.
         """
         self.request = request
         self.log = log

@@ -33,26 +33,26 @@ class PageSwapper:
     def swap_out(self, pairs: Pairs) -> None:
         """Copy (device page, host page) pairs to host memory.
 
-        On a GPU this only begins the copy. Until it has ended, only `back` may read the host pages.
+        On a GPU this only begins the copy. Until it has ended, only `swap_in` may read the host pages.
         """
         if self._staging is not None:
-            self._staging.out(pairs)
+            self._staging.swap_out(pairs)
             return
         for page, host_page in pairs:
             self._cache.host[host_page].copy_(self._cache.data[page])
 
     def swap_in(self, pairs: Pairs) -> None:
-        """Begin to copy (host page, device page) pairs back. No step may touch either page before `land`."""
+        """Begin to copy (host page, device page) pairs back. No step may touch either page before `finish`."""
         self._is_swapping_in = True
         if self._staging is not None:
-            self._staging.back(pairs)
+            self._staging.swap_in(pairs)
             return
         for host_page, page in pairs:
             self._cache.data[page].copy_(self._cache.host[host_page])
 
     @property
     def is_swapping_in(self) -> bool:
-        """Return whether pages are being swapped in and `land` must be called."""
+        """Return whether pages are being swapped in and `finish` must be called."""
         return self._is_swapping_in
 
     def finish(self) -> None:
@@ -75,7 +75,7 @@ class _Staging:
         self._next = 0
         self._last_swap_in: torch.cuda.Event | None = None  # last incoming copy
 
-    def out(self, pairs: Pairs) -> None:
+    def swap_out(self, pairs: Pairs) -> None:
         """Gather pages and begin to copy them to the host, piece by piece."""
         size = len(self._halves[0])
         for start in range(0, len(pairs), size):
@@ -93,7 +93,7 @@ class _Staging:
         self._copies[self._next] = self._stream.record_event()
         self._next = 1 - self._next
 
-    def back(self, pairs: Pairs) -> None:
+    def swap_in(self, pairs: Pairs) -> None:
         """Begin to copy pages into place."""
         with self._copy_stream():
             for host_page, page in pairs:
