@@ -89,8 +89,8 @@ class Engine:
     def step(self, on_admission: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Schedule and launch a step, and commit one: the same step, or the previous one if the runner runs ahead.
 
-        Returns the events in order. `tell` receives the events so far if the step admits sequences. If the process dies
-        in this step, the receiver then knows which requests were in it.
+        Returns the events in order. `on_admission` receives the events so far if the step admits sequences. If the
+        process dies in this step, the receiver then knows which requests were in it.
         """
         began = self._clock()
         batch = self.scheduler.schedule(began)

@@ -33,7 +33,8 @@ class LaunchLead:
     def observe(self, *, is_recorded: bool, estimated: float, device_was_idle: bool) -> None:
         """Adapt the lead after a launch.
 
-        `device_was_idle`: the device had completed the previous step, of this kind and estimated at `foreseen` seconds.
+        `device_was_idle`: the device had completed the previous step, of this kind and estimated at `estimated`
+        seconds.
         """
         seconds = self._seconds[is_recorded]
         grown = min(GROWTH_FACTOR * seconds, max(seconds, estimated)) if device_was_idle else SHRINK_FACTOR * seconds

@@ -163,7 +163,7 @@ def _weigh_kernel(
     min_p,  # [slots] float32
     maxima,  # [R, groups] float32
     tallies,  # [R, SEARCHES, STEPS, BINS] int64: weight of each bin's columns, bins of large values first
-    found,  # [R, SEARCHES, STEPS - 1, 2] int64: results of `narrowed` after the first steps
+    found,  # [R, SEARCHES, STEPS - 1, 2] int64: results of `search_state` after the first steps
     V,
     groups,
     blocks,

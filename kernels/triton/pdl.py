@@ -43,7 +43,7 @@ def supports_pdl(device: torch.device) -> bool:
 
 
 def uses_pdl(device: torch.device) -> bool:
-    """Return whether the device supports early launch and `SWITCH` permits it."""
+    """Return whether the device supports early launch and `PDL_SWITCH` permits it."""
     return PDL_SWITCH.is_on and supports_pdl(device)
 
 

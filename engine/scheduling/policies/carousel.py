@@ -7,8 +7,8 @@
    goes first (`engine.scheduling.fairness`). A tenant's own sequences go by priority, then deadline, then arrival.
 3. The victim is of the lowest class. Within it, these are avoided in this order: the oldest sequence (against livelock
    under memory pressure); sequences that resumed from a preemption and have not run their minimum share; sequences of
-   tenants that are not `UNEVEN` ahead in service of another running tenant. Among the rest the victim is the sequence
-   whose preemption costs the least machine time per page needed; then the latest.
+   tenants that are not `MAX_SERVICE_GAP_TOKENS` ahead in service of another running tenant. Among the rest the victim
+   is the sequence whose preemption costs the least machine time per page needed; then the latest.
 4. If memory runs short while a running sequence grows, the same order picks the victim among all running sequences that
    are not of a higher class. The victim may be the growing sequence itself.
 5. A victim's pages are either copied to host memory, or dropped with the exception of pages that the prefix cache
