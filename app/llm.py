@@ -156,7 +156,8 @@ class LLM:
                 while not reader.is_done:
                     for item in reader.read():
                         if isinstance(item, LogEntry) and isinstance(item.record, Delta):
-                            yield item.record.text
+                            if text := item.record.text:  # empty while a character or a stop string is incomplete
+                                yield text
                         elif isinstance(item, LogEntry) and isinstance(item.record, Failure):
                             raise ApiError(500, item.record.message, param=item.record.param, code=item.record.code)
                     if not reader.is_done:

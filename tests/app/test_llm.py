@@ -30,9 +30,9 @@ def test_prompts_give_the_same_texts_together_and_alone(llm: LLM):
 
 
 def test_a_stream_gives_the_text_in_pieces(llm: LLM):
-    """Their concatenation is the whole text."""
+    """No piece is empty, and their concatenation is the whole text."""
     pieces = list(llm.stream(PROMPTS[1], PARAMS))
-    assert len(pieces) > 3 and "".join(pieces) == llm.generate(PROMPTS[1], PARAMS)[0]
+    assert len(pieces) > 3 and all(pieces) and "".join(pieces) == llm.generate(PROMPTS[1], PARAMS)[0]
 
 
 def test_a_closed_stream_frees_its_slot(llm: LLM):
