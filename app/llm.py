@@ -6,9 +6,11 @@
         texts = llm.generate(["Once upon a time", "The capital of France is"], {"max_tokens": 40, "temperature": 0})
         for piece in llm.stream("Count from 1 to 5:", {"max_tokens": 20}):
             print(piece, end="", flush=True)
+        [answer] = llm.chat([{"role": "user", "content": "Hello!"}])
 
-`agenerate` and `astream` are the same for asyncio programs. Parameters are the fields of `/v1/completions`
-(`app.protocols.completions`), with the same defaults and checks; options are those of `carousel serve`.
+`agenerate`, `achat` and `astream` are the same for asyncio programs. Parameters are the fields of `/v1/completions`
+and, for conversations, of `/v1/chat/completions`, with the same defaults and checks; options are those of
+`carousel serve`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from app.admission.tenants import ANONYMOUS
 from app.cli.serve import load_text
 from app.engine_client.client import EngineClient, EngineUnavailable
 from app.errors import ApiError
+from app.generation.request import GenerationRequest
+from app.protocols.chat import ChatRequest
 from app.protocols.common import validate
 from app.protocols.completions import CompletionRequest
 from app.server import create_service
@@ -32,11 +36,11 @@ from app.settings import Settings, resolve
 from app.streams.stream_log import Delta, Failure, LogEntry, Reader
 from app.streams.timeline import IntakeTimeline
 from app.text.model_folder import download_model
-from engine.types import ServiceClass
 
 T = TypeVar("T")
-Params = Mapping[str, Any]  # fields of a completion request
-UNSUPPORTED = ("prompt", "stream", "stream_options", "n", "logprobs")  # of these fields
+Params = Mapping[str, Any]  # fields of a request
+Conversation = Sequence[Mapping[str, Any]]  # messages with `role` and `content`
+UNSUPPORTED = ("prompt", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs")  # of these fields
 PROMPTS_PER_SLOT = 4  # of one `generate` in flight; further ones would fill the bounded queue and be refused
 
 
@@ -75,10 +79,17 @@ class LLM:
 
     def generate(self, prompts: str | Sequence[str], params: Params | None = None) -> list[str]:
         """Return the completion of each prompt, in order. Any number may be given. Raises `ApiError`."""
-        return self._run(self._generate(prompts, params))
+        return self._run(self._generate(_as_list(prompts, str), params))
 
-    def stream(self, prompt: str, params: Params | None = None) -> Iterator[str]:
-        """Yield the completion in pieces, as it is generated. Closing the iterator cancels it. Raises `ApiError`."""
+    def chat(self, conversations: Conversation | Sequence[Conversation], params: Params | None = None) -> list[str]:
+        """Return the answer to each conversation, in order, without its reasoning. Raises `ApiError`."""
+        return self._run(self._generate(_as_list(conversations, Mapping), params))
+
+    def stream(self, prompt: str | Conversation, params: Params | None = None) -> Iterator[str]:
+        """Yield a completion, or the answer to a conversation, in pieces as it is generated. Raises `ApiError`.
+
+        Closing the iterator cancels it.
+        """
         pieces: SimpleQueue[str | BaseException | None] = SimpleQueue()
 
         async def forward() -> None:
@@ -103,9 +114,15 @@ class LLM:
 
     async def agenerate(self, prompts: str | Sequence[str], params: Params | None = None) -> list[str]:
         """Do as `generate`, for asyncio programs."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._generate(prompts, params), self._loop))
+        return await self._run_async(self._generate(_as_list(prompts, str), params))
 
-    async def astream(self, prompt: str, params: Params | None = None) -> AsyncIterator[str]:
+    async def achat(
+        self, conversations: Conversation | Sequence[Conversation], params: Params | None = None
+    ) -> list[str]:
+        """Do as `chat`, for asyncio programs."""
+        return await self._run_async(self._generate(_as_list(conversations, Mapping), params))
+
+    async def astream(self, prompt: str | Conversation, params: Params | None = None) -> AsyncIterator[str]:
         """Do as `stream`, for asyncio programs."""
         pieces = self.stream(prompt, params)
         try:
@@ -114,41 +131,24 @@ class LLM:
         finally:
             pieces.close()  # type: ignore[attr-defined]
 
-    async def _generate(self, prompts: str | Sequence[str], params: Params | None) -> list[str]:
+    async def _generate(self, prompts: Sequence[str | Conversation], params: Params | None) -> list[str]:
         places = asyncio.Semaphore(PROMPTS_PER_SLOT * self._client.config.max_num_seqs)
 
-        async def complete(prompt: str) -> str:
+        async def complete(prompt: str | Conversation) -> str:
             async with places:
                 return "".join([piece async for piece in self._stream(prompt, params)])
 
-        every = [prompts] if isinstance(prompts, str) else prompts
-        tasks = [asyncio.create_task(complete(prompt)) for prompt in every]
+        tasks = [asyncio.create_task(complete(prompt)) for prompt in prompts]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()  # if one failed, the others are of no use
 
-    async def _stream(self, prompt: str, params: Params | None) -> AsyncIterator[str]:
+    async def _stream(self, prompt: str | Conversation, params: Params | None) -> AsyncIterator[str]:
         intake = IntakeTimeline(time.monotonic(), "")
         intake.body_received(time.monotonic())
-        for name in UNSUPPORTED:
-            if (params or {}).get(name) is not None:
-                raise ApiError(400, f"unsupported parameter: {name}", param=name, code="unsupported_parameter")
-        request = validate(CompletionRequest, {"prompt": prompt, **(params or {})})
-        service_class = request.requested_class or ServiceClass.STANDARD
-        ids = await self._service.encode(prompt, service_class, add_special_tokens=True, intake=intake)
-        generation = self._service.generate(
-            ids,
-            request,
-            max_tokens=request.token_limit(self._service.token_limit(None, len(ids))),
-            logprobs=None,
-            encoder=None,
-            tenant=ANONYMOUS,
-            service_class=service_class,
-            intake=intake,
-            continues_prompt=True,
-        )
+        generation = await self._service.generate(_request(prompt, params or {}), ANONYMOUS, intake)
         log, changed = generation.log, asyncio.Event()
         log.follow(changed.set)
         try:
@@ -174,8 +174,29 @@ class LLM:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
+    async def _run_async(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _as_list(given: Any, single: type) -> list[Any]:
+    """Return the prompts or conversations in `given`, which may be one. single: type of a prompt or of a message."""
+    if isinstance(given, single):
+        return [given]
+    every = list(given)
+    return [every] if single is Mapping and every and isinstance(every[0], Mapping) else every
+
+
+def _request(prompt: str | Conversation, params: Params) -> GenerationRequest:
+    """Return the request for a prompt or a conversation. Raises `ApiError` for a parameter that is not supported."""
+    for name in UNSUPPORTED:
+        if params.get(name) is not None:
+            raise ApiError(400, f"unsupported parameter: {name}", param=name, code="unsupported_parameter")
+    if isinstance(prompt, str):
+        return validate(CompletionRequest, {"prompt": prompt, **params}).generation_request()
+    return validate(ChatRequest, {"messages": [dict(message) for message in prompt], **params}).generation_request()
 
 
 async def _make_client(settings: Settings) -> EngineClient:

@@ -22,7 +22,7 @@ from app.admission.addresses import client_network
 from app.admission.connection_limits import ConnectionLimits
 from app.admission.queues import Admission
 from app.engine_client.client import EngineClient
-from app.errors import ApiError, KeyRefused, error_body
+from app.errors import ApiError, KeyRefused
 from app.generation.registry import StreamRegistry
 from app.http.assets import Assets
 from app.http.root_path import RootPathMiddleware
@@ -39,6 +39,7 @@ from app.observe.energy import Energy
 from app.observe.loop_lag import LoopLag
 from app.observe.metrics import Metrics
 from app.observe.request_log import REQUEST_ID, RequestLog
+from app.protocols.error_format import error_format
 from app.routes import chat, completions, live, ops, pages, realtime, requests, streams
 from app.service import Service
 from app.settings import Settings
@@ -176,7 +177,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
     if isinstance(error, KeyRefused) and error.was_given:
         service: Service = request.app.state.service
         await asyncio.sleep(service.refused_keys.count(client_network(request.scope.get("client"))))
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+    return _refusal(request, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -187,7 +188,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         # A path without a method is a WebSocket's; a POST may have been meant for a path with /v1.
         if request.url.path.startswith("/v1/") or request.scope.get("method") == "POST":
             message += "; use /v1/chat/completions, /v1/completions or /v1/realtime"
-    return JSONResponse(error_body(error.status_code, message), status_code=error.status_code, headers=error.headers)
+    return _refusal(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
 
 async def _client_disconnected(_: Request, error: Exception) -> Response:
@@ -200,4 +201,9 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     log.error("request %s failed", request_id, extra={"fields": {"request_id": request_id}})
     message = f"Internal server error; see the server log for request ID {request_id}."
     headers = {"Connection": "close", "X-Request-Id": request_id}  # after an exception uvicorn closes the connection
-    return JSONResponse(error_body(500, message, code="internal_error"), status_code=500, headers=headers)
+    return _refusal(request, ApiError(500, message, code="internal_error", headers=headers))
+
+
+def _refusal(request: Request, error: ApiError) -> Response:
+    """Return an error in the format of the protocol that the request's path belongs to."""
+    return JSONResponse(error_format(request.url.path)(error), status_code=error.status, headers=error.headers)

@@ -23,7 +23,7 @@ FORBIDDEN = {
 # Rooms of app/ (docs/architecture.md), each of which imports only those before it.
 ROOMS = (
     "errors", "resources", "child_environment", "streams", "admission", "text", "options", "settings", "engine_client",
-    "generation", "observe", "http", "protocols", "service", "routes", "server", "cli", "llm", "__main__",
+    "generation", "observe", "http", "protocols", "prompts", "service", "routes", "server", "cli", "llm", "__main__",
 )  # fmt: skip
 
 

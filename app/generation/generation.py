@@ -1,7 +1,7 @@
-"""Generation: one request on its way through the server, from engine events to log records.
+"""Generation: lifecycle of one request in the server, from its first engine event to its last log record.
 
-Owns the detokenization and stop strings of each choice, token counts, and the decision when a request without readers
-is abandoned. Independent of protocols.
+Owns timers, the end of the request, and the decision when a request without readers is abandoned. Text comes from
+`app.generation.choice`. Independent of protocols.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from app.engine_client.client import EngineClient
+from app.generation.choice import ChoiceOutput
 from app.streams.status import status_view
-from app.streams.stream_log import ChoiceFinished, ChoiceStarted, Delta, Encoder, Failure, StreamLog, TokenInfo, Usage
+from app.streams.stream_log import ChoiceFinished, ChoiceStarted, Encoder, Failure, StreamLog, Usage
 from app.streams.timeline import IntakeTimeline, RequestTimeline
 from app.text.detokenizer import Detokenizer, StopMatcher
+from app.text.output_parser import OutputParser
 from app.text.text_model import TextModel
 from engine.request_logging import log_request
 from engine.types import EndEvent, Event, FinishReason, Phase, Request, StatusEvent, TokenEvent
@@ -25,23 +27,6 @@ log = logging.getLogger("carousel.generation")
 
 ABANDONED_CODE = "abandoned"  # error code of an answer whose last reader has left
 DEADLINE_GRACE_SECONDS = 0.25  # seconds after a deadline by which a running engine has ended the request
-
-
-@dataclass(slots=True)
-class _Choice:
-    detokenizer: Detokenizer
-    stops: StopMatcher
-    stops_from: int  # number of tokens before which no stop string may end
-    opened: bool = False
-    finished: bool = False
-    status: StatusEvent | None = None
-    infos: list[TokenInfo] = field(default_factory=list)  # of tokens whose text is still held back
-    tokens: int = 0  # number of tokens whose text is still held back
-    generated: int = 0  # tokens so far
-    shown: int = 0  # characters appended to the log
-    characters: int = 0  # characters so far, including held-back ones; counted only with log-probabilities
-    first_token: float | None = None  # arrival, in monotonic seconds
-    last_token: float | None = None
 
 
 @dataclass(slots=True)
@@ -65,7 +50,6 @@ class Generation:
         "_on_end",
         "_on_start",
         "_on_token",
-        "_text",
         "audit",
         "cached_tokens",
         "encoder",
@@ -85,15 +69,16 @@ class Generation:
         client: EngineClient,
         intake: IntakeTimeline,
         *,
+        parser: Callable[[], OutputParser | None] = lambda: None,
         continues_prompt: bool = False,
         grace: float = 0.0,
         on_start: Callable[[Generation], None] = lambda generation: None,
         on_end: Callable[[Generation], None] = lambda generation: None,
         on_token: Callable[[float | None, float | None], None] = lambda gap, waited: None,
     ) -> None:
-        """continues_prompt: the answer continues the text of the prompt. on_token is called with the seconds since the
-        previous token of its choice, if there was one, and, for the first token of the request, the seconds since the
-        whole request had arrived.
+        """parser: returns the output parser of a choice; None if all text is content. continues_prompt: the answer
+        continues the text of the prompt. on_token is called with the seconds since the previous token of its choice, if
+        there was one, and, for the first token of the request, the seconds since the whole request had arrived.
         """
         self.request = request
         self.log = log
@@ -102,11 +87,12 @@ class Generation:
         self.timing = Timing(intake.received_at, time.monotonic())
         self.audit = RequestTimeline(request.n, intake, self.timing.submitted)
         self.cached_tokens = 0
-        self._text = text
         self._client = client
-        stops_from = request.sampling.min_tokens  # as in vLLM
         before = request.prompt if continues_prompt else ()
-        self._choices = [_Choice(Detokenizer(text, before), StopMatcher(stops), stops_from) for _ in range(request.n)]
+        self._choices = [
+            ChoiceOutput(index, Detokenizer(text, before), StopMatcher(stops), parser(), request.sampling.min_tokens)
+            for index in range(request.n)
+        ]
         self._on_start = on_start
         self._on_end = on_end
         self._on_token = on_token
@@ -149,13 +135,15 @@ class Generation:
     def _take(self, event: Event) -> None:
         match event:
             case TokenEvent():
-                self._take_token(event)
+                choice = self._choices[event.choice]
+                if not choice.is_finished:  # else a stop string was found; the engine's abort and this token crossed
+                    self._take_token(choice, event)
             case StatusEvent():
                 self._take_status(event)
-            case EndEvent(_, choice, finish, message, code, param):
+            case EndEvent(_, index, finish, message, code, param):
                 if finish is FinishReason.ERROR:
                     is_single_choice = code == "not_a_number"  # the only error that concerns a single choice
-                    if is_single_choice and self._choices[choice].finished:
+                    if is_single_choice and self._choices[index].is_finished:
                         return  # a stop string was found; the engine's event and this abort crossed
                     log_request(
                         log, logging.ERROR if is_single_choice else logging.INFO, self.request, "%s (%s)", message, code
@@ -163,7 +151,7 @@ class Generation:
                     self._client.abort(self.request.id)  # ends the other choices
                     self._close(Failure(message, code, param))
                 else:
-                    self._finish(choice, "abort")
+                    self._abort(self._choices[index])
 
     def _take_status(self, event: StatusEvent) -> None:
         self.audit.add(event)
@@ -178,16 +166,16 @@ class Generation:
 
     def _publish_status(self) -> None:
         """Publish the status of the first unfinished choice, because further choices wait for the first."""
-        status = next(choice.status for choice in self._choices if not choice.finished)
+        status = next(choice.status for choice in self._choices if not choice.is_finished)
         if status is not None and (self.log.status is None or status_view(status) != status_view(self.log.status)):
             self.log.status = status
 
     def cancel(self) -> None:
         """Stop now: slot and pages are free before the engine's next step."""
         self._client.abort(self.request.id)
-        for choice in range(len(self._choices)):
+        for choice in self._choices:
             if not self.log.is_closed:
-                self._finish(choice, "abort")
+                self._abort(choice)
         self.log.notify()
 
     def fail(self, message: str, code: str, param: str | None = None) -> None:
@@ -231,34 +219,18 @@ class Generation:
         """
         self.fail("The answer was given up before it was complete, because no client was reading it.", ABANDONED_CODE)
 
-    def _take_token(self, event: TokenEvent) -> None:
-        choice = self._choices[event.choice]
-        if choice.finished:
-            return  # a stop string was found; the engine's abort and this token crossed
-        choice.generated += 1
+    def _take_token(self, choice: ChoiceOutput, event: TokenEvent) -> None:
         self._clock_token(choice)
-        self._open(event.choice, choice)
-        choice.tokens += 1
-        ended_by_token = event.finish is FinishReason.STOP
-        text = "" if ended_by_token else choice.detokenizer.push(event.token_id)
-        if event.finish is not None:
-            text += choice.detokenizer.flush()
-        if event.logprob is not None:
-            choice.infos.append(TokenInfo(event.token_id, event.logprob, event.top, choice.characters))
-            choice.characters += len(text)
-        shown, stop = choice.stops.push(text, counts=choice.generated >= choice.stops_from)
-        if stop is None and event.finish is not None:
-            shown += choice.stops.flush()
-        if shown or stop is not None or event.finish is not None:
-            self._append_text(event.choice, choice, shown, is_whole=stop is None and event.finish is not None)
-        if stop is not None:
+        self._open(choice)
+        delta = choice.push(event)
+        if delta is not None:
+            self.log.append(delta)
+        if choice.is_finished:
             if event.finish is None:
                 self._client.abort(self.request.id, event.choice)
-            self._finish(event.choice, "stop", stop)
-        elif event.finish is not None:
-            self._finish(event.choice, event.finish.value)
+            self._on_choice_finished(choice)
 
-    def _clock_token(self, choice: _Choice) -> None:
+    def _clock_token(self, choice: ChoiceOutput) -> None:
         now = time.monotonic()
         gap = waited = None
         if choice.last_token is not None:
@@ -271,32 +243,23 @@ class Generation:
         choice.last_token = now
         self._on_token(gap, waited)
 
-    def _open(self, index: int, choice: _Choice) -> None:
-        if not choice.opened:
-            choice.opened = True
-            self.log.append(ChoiceStarted(index))
+    def _open(self, choice: ChoiceOutput) -> None:
+        if not choice.is_started:
+            choice.is_started = True
+            self.log.append(ChoiceStarted(choice.index))
 
-    def _append_text(self, index: int, choice: _Choice, text: str, *, is_whole: bool = False) -> None:
-        """Append a piece of text with the log-probabilities of the tokens that begin in it. With `is_whole`, which
-        completes the answer, append those of all remaining tokens. Those of text after a stop string are never written.
-        """
-        choice.shown += len(text)
-        infos = choice.infos
-        begun = len(infos) if is_whole else sum(info.offset < choice.shown for info in infos)
-        self.log.append(Delta(index, text, choice.tokens, tuple(infos[:begun])))
-        del infos[:begun]
-        choice.tokens = 0
-
-    def _finish(self, index: int, reason: str, stop: str | None = None) -> None:
-        choice = self._choices[index]
-        if choice.finished:
+    def _abort(self, choice: ChoiceOutput) -> None:
+        if choice.is_finished:
             return
-        choice.finished = True
-        self._open(index, choice)
-        if reason == "abort" and (held := choice.stops.flush()):
-            self._append_text(index, choice, held)  # generated text that only might have begun a stop string
-        self.log.append(ChoiceFinished(index, reason, stop))
-        if all(c.finished for c in self._choices):
+        self._open(choice)
+        if (held := choice.abort()) is not None:
+            self.log.append(held)
+        self._on_choice_finished(choice)
+
+    def _on_choice_finished(self, choice: ChoiceOutput) -> None:
+        assert choice.finish_reason is not None
+        self.log.append(ChoiceFinished(choice.index, choice.finish_reason, choice.stop_string))
+        if all(choice.is_finished for choice in self._choices):
             now = time.monotonic()
             self.audit.close(now, is_read=self.log.readers > 0)
             spent = self.audit.totals_ms(now)

@@ -31,13 +31,17 @@ PING = PING_SECONDS, b": ping\n\n"
 _LINE_BREAKS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def block(log: StreamLog, seq: int, data: bytes) -> bytes:
-    """Return one event: `id:` is the position to resume from, `data:` is one line of JSON."""
-    return b"id: %s.%d\ndata: %s\n\n" % (log.cursor_start, seq, _one_line(data))
+def block(log: StreamLog, seq: int, data: bytes, event: bytes = b"") -> bytes:
+    """Return one event: `id:` is the position to resume from, `data:` is one line of JSON. event: its type, for
+    protocols that name it in an `event:` line.
+    """
+    return b"id: %s.%d\n%s" % (log.cursor_start, seq, plain_block(data, event))
 
 
-def plain_block(data: bytes) -> bytes:
-    """Return one event for a reader that will not resume: only `data:`."""
+def plain_block(data: bytes, event: bytes = b"") -> bytes:
+    """Return one event for a reader that will not resume: as `block`, without `id:`."""
+    if event:
+        return b"event: %s\ndata: %s\n\n" % (event, _one_line(data))
     return b"data: %s\n\n" % _one_line(data)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from app.errors import NON_RETRYABLE_CODES, ApiError, error_body, failure_status
+from app.generation.request import AnswerHead
 from app.http import sse
 from app.streams.stream_log import (
     ChoiceFinished,
@@ -22,7 +23,6 @@ from app.streams.stream_log import (
     TokenInfo,
     Usage,
 )
-from app.text.text_model import TextModel
 from engine.types import StatusEvent
 
 _encode = msgspec.json.Encoder().encode
@@ -33,6 +33,7 @@ class ChoiceText:
     """Output of one choice."""
 
     text: str = ""
+    reasoning: str = ""
     infos: list[TokenInfo] = field(default_factory=list)
     finish: str = "stop"
 
@@ -69,18 +70,16 @@ class TokenCounter:
 class OpenAIEncoder(ABC):
     """Encoder of a log in one protocol. A record gives the same bytes whenever it is read."""
 
-    __slots__ = ("_chunk_start", "_counted", "_is_plain", "_model", "_reports", "_tier", "text")
+    __slots__ = ("_chunk_start", "_counted", "_head", "_is_plain", "_reports")
 
     prefix: str  # of the answer's id
     chunk_object: str
     body_object: str
 
-    def __init__(self, model: str, tier: str, text: TextModel, reports: UsageReports) -> None:
-        self._model = model
-        self._tier = tier
+    def __init__(self, head: AnswerHead, reports: UsageReports) -> None:
+        self._head = head
         self._reports = reports
         self._is_plain = False
-        self.text = text
         self._counted: TokenCounter | None = None
         self._chunk_start: tuple[StreamLog, bytes] | None = None  # beginning of each chunk of a log
 
@@ -123,8 +122,9 @@ class OpenAIEncoder(ABC):
         totals: dict[str, Any] = {}
         for record in log.records:
             match record:
-                case Delta(choice, text, _, infos):
+                case Delta(choice, text, _, infos, reasoning):
                     choices[choice].text += text
+                    choices[choice].reasoning += reasoning
                     choices[choice].infos += infos
                 case ChoiceFinished(choice, reason, _):
                     choices[choice].finish = _finish_reason(reason)
@@ -137,7 +137,7 @@ class OpenAIEncoder(ABC):
                 case ChoiceStarted():
                     pass
         return {
-            **self._head(log, self.body_object),
+            **self._fields(log, self.body_object),
             "choices": [
                 {"index": index, **self.choice_body(content), "finish_reason": content.finish}
                 for index, content in enumerate(choices)
@@ -148,7 +148,7 @@ class OpenAIEncoder(ABC):
     def _record(self, log: StreamLog, item: LogEntry) -> bytes:
         match item.record:
             case Delta() as delta:  # the common case
-                has_content = delta.text or delta.infos
+                has_content = delta.text or delta.reasoning or delta.infos
                 return self._chunk(log, item.seq, delta.choice, self.delta(delta)) if has_content else b""
             case ChoiceStarted(choice):
                 opening = self.start()
@@ -161,7 +161,7 @@ class OpenAIEncoder(ABC):
             case Usage() as record:
                 block = b""
                 if self._reports.at_end:
-                    chunk = {**self._head(log, self.chunk_object), "choices": [], "usage": usage(record)}
+                    chunk = {**self._fields(log, self.chunk_object), "choices": [], "usage": usage(record)}
                     block = self._block(log, item.seq, msgspec.json.encode(chunk))
                 return block + self._block(log, item.seq, sse.DONE)
 
@@ -170,7 +170,7 @@ class OpenAIEncoder(ABC):
     ) -> bytes:
         # Most of a chunk is the same in all chunks of an answer, so only the rest is encoded.
         if self._chunk_start is None or self._chunk_start[0] is not log:
-            self._chunk_start = (log, msgspec.json.encode(self._head(log, self.chunk_object))[:-1])
+            self._chunk_start = (log, msgspec.json.encode(self._fields(log, self.chunk_object))[:-1])
         data = b'%s,"choices":[{"index":%d,%s,"finish_reason":%s}]%s}' % (
             self._chunk_start[1],
             choice,
@@ -192,13 +192,13 @@ class OpenAIEncoder(ABC):
             {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
         )
 
-    def _head(self, log: StreamLog, kind: str) -> dict[str, Any]:
+    def _fields(self, log: StreamLog, kind: str) -> dict[str, Any]:
         return {
             "id": f"{self.prefix}{log.id}",
             "object": kind,
             "created": int(log.created),
-            "model": self._model,
-            "service_tier": self._tier,
+            "model": self._head.model,
+            "service_tier": self._head.tier,
         }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.errors import ApiError
+from app.generation.request import ChatPrompt, GenerationRequest, Turns
 from app.protocols.answers import ChoiceText, OpenAIEncoder
 from app.protocols.common import (
     MAX_CONTENT_PARTS,
@@ -106,20 +107,26 @@ class ChatRequest(SamplingFields):
             raise ApiError(400, fault, param="continue_final_message", code="invalid_value")
 
     @property
-    def token_limit(self) -> int | None:
-        """Return the maximum number of tokens to generate; None: as many as fit."""
-        return self.max_completion_tokens or self.max_tokens
+    def prompt(self) -> ChatPrompt:
+        """Return the conversation for the chat template."""
+        return ChatPrompt(
+            turns=turns(self.messages),
+            variables=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+        )
 
-    @property
-    def parameter_names(self) -> dict[str, str]:
-        """Return this protocol's names of engine parameters that are named differently."""
+    def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
+        """Return the request. Without a limit the answer may have as many tokens as fit."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"prompt": "messages", "max_tokens": limit}
-
-    @property
-    def turns(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates read them."""
-        return turns(self.messages)
+        return self.request(
+            self.prompt,
+            ChatEncoder,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            names={"prompt": "messages", "max_tokens": limit},
+            resume_seconds=resume_seconds,
+        )
 
 
 def check_parts(messages: Sequence[Message]) -> None:
@@ -134,7 +141,7 @@ def check_parts(messages: Sequence[Message]) -> None:
         )
 
 
-def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
+def turns(messages: Iterable[Message]) -> Turns:
     """Return messages as chat templates read them. `developer` is OpenAI's newer name of `system`."""
     return [
         {"role": "system" if m.role == "developer" else m.role, "content": m.text}
@@ -143,7 +150,7 @@ def turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
     ]
 
 
-class ChatFormat(OpenAIEncoder):
+class ChatEncoder(OpenAIEncoder):
     """Encoder of chat completions."""
 
     __slots__ = ()
@@ -156,13 +163,18 @@ class ChatFormat(OpenAIEncoder):
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def delta(self, delta: Delta) -> dict[str, Any]:
-        return {"delta": {"content": delta.text}, "logprobs": self._logprobs(delta.infos)}
+        content = {"content": delta.text}
+        if delta.reasoning:
+            content = {"reasoning_content": delta.reasoning} | (content if delta.text else {})
+        return {"delta": content, "logprobs": self._logprobs(delta.infos)}
 
     def finished(self) -> dict[str, Any]:
         return {"delta": {}, "logprobs": None}
 
     def choice_body(self, content: ChoiceText) -> dict[str, Any]:
         message = {"role": "assistant", "content": content.text, "refusal": None}
+        if content.reasoning:
+            message["reasoning_content"] = content.reasoning
         return {"message": message, "logprobs": self._logprobs(content.infos)}
 
     def _logprobs(self, infos: Sequence[TokenInfo]) -> dict[str, Any] | None:
@@ -170,7 +182,7 @@ class ChatFormat(OpenAIEncoder):
             return None
 
         def entry(token_id: int, logprob: float) -> dict[str, Any]:
-            raw = self.text.token_bytes(token_id)
+            raw = self._head.text.token_bytes(token_id)
             return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
         content = [

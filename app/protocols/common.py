@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -11,8 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from app.admission.tenants import TIERS
 from app.errors import ApiError
+from app.generation.request import AnswerHead, ChatPrompt, GenerationRequest
 from app.http.json_body import decode_json
-from app.protocols.answers import UsageReports
+from app.protocols.answers import OpenAIEncoder, UsageReports
 from engine.types import SamplingParams, ServiceClass
 
 MAX_STOP_LENGTH = 1024  # characters
@@ -95,7 +96,17 @@ class StreamOptions(Strict):
     include_obfuscation: FalseOnly | None = None
 
 
-class SamplingFields(Strict):
+class TextRequest(Strict):
+    """Body of a request that is answered with text."""
+
+    stream: bool | None = None
+
+    def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
+        """Return the request for the service. resume_seconds: time for which it continues without a reader."""
+        raise NotImplementedError
+
+
+class SamplingFields(TextRequest):
     """Sampling and scheduling fields of `/v1/completions` and `/v1/chat/completions`."""
 
     model: str | None = None
@@ -113,7 +124,6 @@ class SamplingFields(Strict):
     stop_token_ids: TokenIds | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=16)
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
@@ -130,11 +140,6 @@ class SamplingFields(Strict):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream: true", param="stream_options", code="invalid_value")
 
-    def usage_reports(self, prompt_tokens: int) -> UsageReports:
-        """Return the usage information that the stream is to contain."""
-        requested = self.stream_options or StreamOptions()
-        return UsageReports(bool(requested.include_usage), prompt_tokens if requested.continuous_usage_stats else None)
-
     @property
     def stops(self) -> tuple[str, ...]:
         """Return the stop strings."""
@@ -147,47 +152,66 @@ class SamplingFields(Strict):
         """Return the class that `service_tier` selects; None leaves it to the tenant's limits."""
         return None if self.service_tier in (None, "auto") else TIERS[self.service_tier]
 
-    def sampling(
-        self, max_tokens: int, eos: frozenset[int], logprobs: int | None, defaults: dict[str, float]
-    ) -> SamplingParams:
-        """Return the engine's sampling parameters. Missing values come from `defaults`, the checkpoint's
-        recommendations, else from the protocol. Without a seed, a random one is drawn.
-        """
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Return the engine's sampling parameters that are set. Raises `ApiError` for a wrong `logit_bias`."""
+        values = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            values["top_k"] = max(0, self.top_k)
+        if self.seed is not None:
+            values["seed"] = self.seed % 2**64
+        if self.logit_bias is not None:
+            values["logit_bias"] = _bias(self.logit_bias)
+        return values
 
-        values = effective_defaults(defaults)
+    def request(
+        self,
+        prompt: ChatPrompt | str | list[int],
+        encoder: type[OpenAIEncoder],
+        *,
+        max_tokens: int | None,
+        default_max_tokens: int | None = None,
+        logprobs: int | None,
+        names: Mapping[str, str] | None = None,
+        resume_seconds: float,
+    ) -> GenerationRequest:
+        """Return the request with this protocol's prompt, limits and encoder. names: see `GenerationRequest`."""
+        reports = self.stream_options or StreamOptions()
 
-        def value(name: str) -> float:
-            requested: float | None = getattr(self, name)
-            return values[name] if requested is None else requested
+        def encoder_for(head: AnswerHead) -> OpenAIEncoder:
+            prompt_tokens = head.prompt_tokens if reports.continuous_usage_stats else None
+            return encoder(head, UsageReports(bool(reports.include_usage), prompt_tokens))
 
-        stop_ids = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos)
-        return SamplingParams(
+        return GenerationRequest(
+            prompt=prompt,
+            sampling=self.sampling | {"logprobs": logprobs},
             max_tokens=max_tokens,
-            min_tokens=self.min_tokens or 0,
-            temperature=value("temperature"),
-            top_k=max(0, int(value("top_k"))),
-            top_p=value("top_p"),
-            min_p=value("min_p"),
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            repetition_penalty=value("repetition_penalty"),
-            logit_bias=_bias(self.logit_bias),
-            stop_token_ids=tuple(sorted(stop_ids)),
-            has_stop_strings=bool(self.stops),
-            seed=secrets.randbits(64) if self.seed is None else self.seed % 2**64,
-            logprobs=logprobs,
+            default_max_tokens=default_max_tokens,
+            stop=self.stops,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            n=self.n or 1,
+            model=self.model,
+            service_class=self.requested_class,
+            priority=self.priority or 0,
+            deadline_ms=self.deadline_ms,
+            resume_seconds=resume_seconds,
+            parameter_names=names or {},
+            encoder=encoder_for,
         )
 
 
-def effective_defaults(recommended: dict[str, float]) -> dict[str, float]:
-    """Return the sampling parameters of a request that sets none: the checkpoint's, else the protocol's."""
-    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    return neutral | recommended
+# The engine's parameters that the schema has under the same name and with the same meaning.
+SAMPLING_NAMES = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in SamplingFields.model_fields and name != "stop_token_ids"
+)
 
 
-def _bias(bias: dict[str, float] | None) -> dict[int, float]:
+def _bias(bias: dict[str, float]) -> dict[int, float]:
     result: dict[int, float] = {}
-    for key, value in (bias or {}).items():
+    for key, value in bias.items():
         if not (key.isascii() and key.isdigit() and len(key) < 12):
             raise ApiError(400, f"logit_bias: {key[:80]!r} is not a token id", param="logit_bias", code="invalid_value")
         result[int(key)] = value

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from app.errors import ApiError
+from app.generation.request import GenerationRequest
 from app.protocols.answers import ChoiceText, OpenAIEncoder
 from app.protocols.common import MAX_CONTENT_PARTS, FalseOnly, SamplingFields, TokenIds, only_value
 from app.streams.stream_log import Delta, TokenInfo
@@ -36,12 +37,6 @@ class CompletionRequest(SamplingFields):
         if isinstance(self.prompt, list) and len(self.prompt) > 1 and not isinstance(self.prompt[0], int):
             raise ApiError(400, "prompt must be a single prompt per request", param="prompt", code="unsupported_value")
 
-    def token_limit(self, room: int) -> int:
-        """Return the maximum number of tokens to generate: without `max_tokens` the protocol's 16, or `min_tokens` if
-        larger, and at most `room`.
-        """
-        return self.max_tokens or min(max(DEFAULT_MAX_TOKENS, self.min_tokens or 0), room)
-
     @property
     def single_prompt(self) -> str | list[int]:
         """Return the prompt without the list that may enclose it."""
@@ -49,8 +44,19 @@ class CompletionRequest(SamplingFields):
             return self.prompt[0]
         return self.prompt
 
+    def generation_request(self, resume_seconds: float = 0.0) -> GenerationRequest:
+        """Return the request. Without `max_tokens` it has the protocol's default limit."""
+        return self.request(
+            self.single_prompt,
+            CompletionEncoder,
+            max_tokens=self.max_tokens,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            logprobs=self.logprobs,
+            resume_seconds=resume_seconds,
+        )
 
-class CompletionFormat(OpenAIEncoder):
+
+class CompletionEncoder(OpenAIEncoder):
     """Encoder of text completions."""
 
     __slots__ = ()
@@ -94,7 +100,7 @@ class CompletionFormat(OpenAIEncoder):
         """
         names: dict[str, int] = {}
         for token_id in token_ids:
-            raw = self.text.token_bytes(token_id)
+            raw = self._head.text.token_bytes(token_id)
             escaped = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
             try:
                 candidates = (raw.decode(), escaped)

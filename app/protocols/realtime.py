@@ -8,10 +8,13 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from app.errors import ApiError
+from app.generation.request import ChatPrompt, GenerationRequest, Turns
 from app.http.json_body import check_structure, decode_json
 from app.protocols.common import MAX_CONTENT_PARTS, DeadlineMs, Metadata, Strict, refusal
+from engine.types import ServiceClass
 
 MAX_ITEMS = 1024  # of a conversation
+SAMPLING_NAMES = ("temperature", "top_p", "seed")
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
 Modalities = Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)]
 
@@ -125,6 +128,30 @@ class ResponseCancel(_Event):
 
     type: Literal["response.cancel"]
     response_id: str | None = None
+
+
+def token_limit(response: ResponseFields, session: SessionFields) -> int | None:
+    """Return the maximum number of tokens of a response; None: as many as fit."""
+    limit = response.max_output_tokens or session.max_output_tokens
+    return None if limit == "inf" else limit
+
+
+def generation_request(
+    turns: Turns, response: ResponseFields, session: SessionFields, service_class: ServiceClass, stream_id: str
+) -> GenerationRequest:
+    """Return the request for a response. Its fields replace those of the session."""
+    requested = {name: getattr(response, name) for name in SAMPLING_NAMES}
+    defaults = {name: getattr(session, name) for name in SAMPLING_NAMES}
+    sampling = {name: defaults[name] if value is None else value for name, value in requested.items()}
+    return GenerationRequest(
+        prompt=ChatPrompt(turns=turns),
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        max_tokens=token_limit(response, session),
+        service_class=service_class,
+        deadline_ms=response.deadline_ms,
+        stream_id=stream_id,
+        parameter_names={"prompt": "conversation", "max_tokens": "response.max_output_tokens"},
+    )
 
 
 ClientEvent = SessionUpdate | ItemCreate | ItemRetrieve | ItemDelete | ResponseCreate | ResponseCancel

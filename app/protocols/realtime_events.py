@@ -6,12 +6,13 @@ Independent of sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from app.errors import ApiError
 from app.generation.generation import Generation
 from app.protocols.realtime import ResponseFields
 from app.streams.status import status_view
@@ -124,22 +125,32 @@ class ResponseEncoder:
 
     def encode(self, log: StreamLog, items: list[Item]) -> list[bytes]:
         """Return the messages of `items`; items without content have none."""
-        return [message for item in items if (message := self._message(item)) is not None]
+        return [message for item in items for message in self._messages(item)]
 
-    def _message(self, item: Item) -> bytes | None:
+    def _messages(self, item: Item) -> Iterable[bytes]:
         response = self._response
         if not isinstance(item, LogEntry):
             status = {"type": "carousel.status", "event_id": self._event_id(), "response_id": response.id}
-            return encode(status | status_view(item))
+            return (encode(status | status_view(item)),)
         match item.record:
-            case Delta(_, text) if text:
+            case Delta(_, text, _, _, reasoning):
                 response.item.text += text
-                start = b'{"type":"response.output_text.delta","event_id":"'
-                return b"%s%s%s%s}" % (start, self._event_id().encode(), self._delta, encode(text))
+                pieces = (b"carousel.reasoning.delta", reasoning), (b"response.output_text.delta", text)
+                return [self._text_event(kind, piece) for kind, piece in pieces if piece]
             case ChoiceFinished(_, reason, _):
                 response.finish = reason
             case Usage() as usage:
                 response.usage = usage
             case Failure() as failure:
                 response.failure = failure
-        return None
+        return ()
+
+    def _text_event(self, kind: bytes, text: str) -> bytes:
+        start = b'{"type":"%s","event_id":"%s' % (kind, self._event_id().encode())
+        return b"%s%s%s}" % (start, self._delta, encode(text))
+
+
+def error_body(error: ApiError, event_id: str | None) -> dict[str, Any]:
+    """Return the content of an `error` event. event_id: that of the refused client event."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {"type": kind, "code": error.code, "message": str(error), "param": error.param, "event_id": event_id}

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from app.admission.tenants import TIER_OF_CLASS, Tenant
 from app.engine_client.client import EngineState
 from app.errors import error_body
+from app.generation.request import ChatPrompt
 from app.http.disconnect import run_unless_disconnected
 from app.http.security import authenticate_metrics, authenticate_operator, read_json_body
 from app.protocols.chat import turns
@@ -58,13 +59,13 @@ async def tokenize(request: Request) -> Response:
     """POST /tokenize: return the token ids of a text or a conversation (vLLM's shape)."""
     authenticate_request(request)
     service = get_service(request)
-    asked = await service.parse(TokenizeRequest, await read_json_body(request, service.settings))
+    asked = await service.prompts.parse(TokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
     if asked.messages is not None:
-        text, special = await service.render_chat(turns(asked.messages)), False
+        text, special = await service.prompts.render(ChatPrompt(turns=turns(asked.messages))), False
     else:
         text, special = asked.prompt or "", asked.add_special_tokens is not False
-    ids = await run_unless_disconnected(request.receive, service.tokenize(text, add_special_tokens=special))
+    ids = await run_unless_disconnected(request.receive, service.prompts.tokenize(text, add_special_tokens=special))
     return await json_response(
         {"count": len(ids), "max_model_len": service.info.max_model_len, "tokens": ids}, len(ids)
     )
@@ -74,9 +75,9 @@ async def detokenize(request: Request) -> Response:
     """POST /detokenize: return the text of token ids."""
     authenticate_request(request)
     service = get_service(request)
-    asked = await service.parse(DetokenizeRequest, await read_json_body(request, service.settings))
+    asked = await service.prompts.parse(DetokenizeRequest, await read_json_body(request, service.settings))
     service.check_model(asked.model)
-    text = await run_unless_disconnected(request.receive, service.detokenize(asked.tokens))
+    text = await run_unless_disconnected(request.receive, service.prompts.detokenize(asked.tokens))
     return await json_response({"prompt": text}, len(asked.tokens))
 
 

@@ -7,8 +7,8 @@ from starlette.responses import FileResponse, Response
 from starlette.templating import Jinja2Templates
 
 from app import __version__
+from app.generation.request import effective_defaults
 from app.http.assets import bundled, version
-from app.protocols.common import effective_defaults
 from app.resources import static_dir, templates_dir
 from app.routes import get_service
 from app.service import MAX_RESUME_SECONDS

@@ -17,7 +17,6 @@ from typing import Any
 from app.admission.cell_rate import CellRate
 from app.admission.tenants import Tenant
 from app.errors import ApiError
-from app.generation.generation import Generation
 from app.http.json_body import MAX_INLINE_BYTES
 from app.protocols.conversation import Conversation
 from app.protocols.realtime import (
@@ -32,14 +31,15 @@ from app.protocols.realtime import (
     ResponseFields,
     SessionFields,
     SessionUpdate,
+    generation_request,
     parse_event,
     parse_long_event,
+    token_limit,
 )
-from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder, encode
+from app.protocols.realtime_events import ConversationItem, RealtimeResponse, ResponseEncoder, encode, error_body
 from app.service import Service, new_stream_id
 from app.streams.tail import stream_chunks
 from app.streams.timeline import IntakeTimeline
-from engine.types import SamplingParams
 
 MAX_RESPONSES = 8  # in progress at once, out-of-band ones included
 MAX_EVENTS_PER_SECOND = 100  # of one socket, after a burst of `MAX_BURST`
@@ -85,7 +85,7 @@ class Session:
             if len(text) <= MAX_INLINE_BYTES:
                 event = parse_event(text)
             else:
-                event = await self.service.body_queue.run(
+                event = await self.service.prompts.body_queue.run(
                     lambda: parse_long_event(text), self.tenant.highest_class, size=len(text)
                 )
         except EventRefused as refused:
@@ -154,19 +154,19 @@ class Session:
                 400, f"at most {MAX_RESPONSES} responses may be in progress at once", code="too_many_responses"
             )
         stream_id = new_stream_id()  # its timeline is found by the response's id
-        limit = asked.max_output_tokens or self._fields.max_output_tokens
         response = RealtimeResponse(
             f"resp_{stream_id}",
             ConversationItem(_new_id("item"), "assistant", "", "in_progress"),
             asked,
-            None if limit == "inf" else limit,
+            token_limit(asked, self._fields),
         )
-        turns = self._turns(asked)
+        wanted = generation_request(self._turns(asked), asked, self._fields, self.tenant.highest_class, stream_id)
         if in_conversation:
             self._writing = response.id
         self._responses[response.id] = response
         try:
-            response.generation = await self._start(response, turns, stream_id)
+            intake = IntakeTimeline(time.monotonic(), self.request_id)
+            response.generation = await self.service.generate(wanted, self.tenant, intake)
         except ApiError:
             self._remove(response)
             raise
@@ -192,38 +192,6 @@ class Session:
             raise ApiError(400, "there is no message to answer: create an item first", code="empty_conversation")
         return turns
 
-    async def _start(self, response: RealtimeResponse, turns: list[dict[str, str]], stream_id: str) -> Generation:
-        asked, intake = response.fields, IntakeTimeline(time.monotonic(), self.request_id)
-        service_class = self.service.admit(self.tenant, self.tenant.highest_class)
-        names = {"prompt": "conversation", "max_tokens": "response.max_output_tokens"}
-        text = await self.service.render_chat(turns)
-        prompt = await self.service.encode(text, service_class, add_special_tokens=False, intake=intake, names=names)
-        defaults = self.service.text.sampling_defaults
-        temperature = asked.temperature if asked.temperature is not None else self._fields.temperature
-        seed = asked.seed if asked.seed is not None else self._fields.seed
-        sampling = SamplingParams(
-            max_tokens=self.service.token_limit(response.limit, len(prompt)),
-            temperature=defaults.get("temperature", 1.0) if temperature is None else temperature,
-            top_p=asked.top_p or self._fields.top_p or defaults.get("top_p", 1.0),
-            top_k=int(defaults.get("top_k", 0)),
-            min_p=defaults.get("min_p", 0.0),
-            repetition_penalty=defaults.get("repetition_penalty", 1.0),
-            stop_token_ids=tuple(sorted(self.service.text.eos_token_ids)),
-            seed=secrets.randbits(64) if seed is None else seed,
-        )
-        return self.service.start(
-            prompt,
-            sampling,
-            service_class=service_class,
-            stops=(),
-            encoder=None,  # no server-sent events
-            tenant=self.tenant,
-            intake=intake,
-            deadline_ms=asked.deadline_ms,
-            stream_id=stream_id,
-            names=names,
-        )
-
     def _cancel(self, response_id: str | None) -> None:
         """Interrupt a response: the engine frees slot and pages before its next step, and `response.done` follows."""
         response = self._responses.get(response_id or self._writing or "")
@@ -247,8 +215,8 @@ class Session:
         assert generation is not None
         at = response.location
         try:
-            telling = ResponseEncoder(response, self._event_id)
-            async with aclosing(stream_chunks(generation.log, 0, telling, self)) as reading:
+            encoder = ResponseEncoder(response, self._event_id)
+            async with aclosing(stream_chunks(generation.log, 0, encoder, self)) as reading:
                 async for messages in reading:
                     for message in messages:
                         await self.send(message)
@@ -289,9 +257,7 @@ class Session:
         }
 
     async def _refuse(self, error: ApiError, event_id: str | None) -> None:
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        body = {"type": kind, "code": error.code, "message": str(error), "param": error.param, "event_id": event_id}
-        await self._emit("error", error=body)
+        await self._emit("error", error=error_body(error, event_id))
 
     async def _emit(self, kind: str, **content: Any) -> None:
         message = encode({"type": kind, "event_id": self._event_id(), **content})

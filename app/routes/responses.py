@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+import time
+from collections.abc import AsyncGenerator
 
 import msgspec
 from starlette.requests import Request
@@ -13,14 +13,18 @@ from starlette.responses import Response
 from app.errors import ApiError
 from app.generation.generation import Generation
 from app.http import sse
-from app.http.disconnect import cancel_on_disconnect
+from app.http.disconnect import cancel_on_disconnect, run_unless_disconnected
+from app.http.security import read_json_body
 from app.http.sse import EventStream
-from app.protocols.answers import OpenAIEncoder
+from app.observe.request_log import client_request_id
+from app.protocols.common import TextRequest
+from app.routes import authenticate_request, get_service
 from app.streams.stream_log import Encoder, Failure, StreamLog
 from app.streams.tail import MAX_RECORDS_PER_TURN, stream_chunks
+from app.streams.timeline import IntakeTimeline
 
 
-def resume_grace(request: Request) -> float:
+def resume_seconds(request: Request) -> float:
     """Return the seconds for which an answer continues without a reader (`X-Carousel-Resume`). Raises `ApiError`."""
     value = request.headers.get("x-carousel-resume")
     if value is None:
@@ -34,9 +38,21 @@ def resume_grace(request: Request) -> float:
     return float(value)
 
 
-def encoder_for(request: Request, answer: OpenAIEncoder) -> OpenAIEncoder:
-    """Return the format for a client: with ids and status only if it has announced that it may resume."""
-    return answer if "x-carousel-resume" in request.headers else answer.without_resume_fields()
+async def answer(request: Request, schema: type[TextRequest]) -> Response:
+    """Answer a request of a text protocol, streamed or whole."""
+    intake = IntakeTimeline(time.monotonic(), client_request_id(request.scope["headers"]) or "")
+    service, tenant = get_service(request), authenticate_request(request)
+    body = await read_json_body(request, service.settings)
+    intake.body_received(time.monotonic())
+    asked = await service.prompts.parse(schema, body, intake)
+    wanted = asked.generation_request(resume_seconds(request))
+    generation = await run_unless_disconnected(request.receive, service.generate(wanted, tenant, intake))
+    encoder = generation.encoder
+    assert encoder is not None  # every text protocol has one
+    if not asked.stream:
+        return await _respond_whole(request, generation, encoder)
+    may_resume = "x-carousel-resume" in request.headers  # others get neither ids nor status
+    return stream(generation, encoder=encoder if may_resume else encoder.without_resume_fields())
 
 
 def stream(generation: Generation, after: int = 0, encoder: Encoder | None = None) -> Response:
@@ -63,10 +79,8 @@ async def _end_mark(log: StreamLog) -> AsyncGenerator[bytes]:
     yield sse.block(log, len(log.records), sse.DONE)
 
 
-async def respond_whole(request: Request, generation: Generation, body: Callable[[], dict[str, Any]]) -> Response:
-    """Wait for the end and return `body()`, which raises `ApiError` for a failed answer. If the client disconnects
-    meanwhile, its slot is freed.
-    """
+async def _respond_whole(request: Request, generation: Generation, encoder: Encoder) -> Response:
+    """Wait for the end and return the answer's body. If the client disconnects meanwhile, its slot is freed."""
     log = generation.log
     try:
         async with cancel_on_disconnect(request.receive):
@@ -76,11 +90,15 @@ async def respond_whole(request: Request, generation: Generation, body: Callable
         generation.on_reader_left()
     if has_left:
         return Response(status_code=499)  # the client is gone
+
+    def body() -> bytes:
+        return msgspec.json.encode(encoder.body(log, generation.request.n))
+
     try:
         if len(log.records) <= MAX_RECORDS_PER_TURN:
-            content = msgspec.json.encode(body())
+            content = body()
         else:
-            content = await asyncio.to_thread(lambda: msgspec.json.encode(body()))
+            content = await asyncio.to_thread(body)
     except ApiError as error:
         error.headers |= _headers(log)  # so that the request's timeline can be found
         raise

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -36,14 +36,15 @@ class TokenInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """Text of one choice. `tokens` is the number of its tokens; `infos` is empty unless log-probabilities were
-    requested.
+    """Text of one choice: first `reasoning`, then the content `text`. `tokens` is the number of its tokens; `infos` is
+    empty unless log-probabilities were requested.
     """
 
     choice: int
     text: str
     tokens: int
     infos: tuple[TokenInfo, ...] = ()
+    reasoning: str = ""
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True):
@@ -89,6 +90,14 @@ class Encoder(Protocol):
 
     def encode(self, log: StreamLog, items: list[Item]) -> bytes:
         """Return the bytes for `items`; possibly empty."""
+        ...
+
+    def without_resume_fields(self) -> Self:
+        """Return a copy for a reader that will not resume: without ids and status."""
+        ...
+
+    def body(self, log: StreamLog, n: int) -> dict[str, Any]:
+        """Return the body of an answer with `n` choices that is not streamed. Raises `ApiError` if it failed."""
         ...
 
 

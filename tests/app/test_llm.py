@@ -67,6 +67,24 @@ async def test_asyncio_programs_get_the_same_texts(llm: LLM):
     assert "".join(pieces) == llm.generate(PROMPTS[0], PARAMS)[0]
 
 
+MESSAGES = [{"role": "user", "content": "Hello!"}]
+
+
+async def test_conversations_are_answered_with_the_chat_template(llm: LLM):
+    """One or several, whole, streamed and in asyncio programs, with the same texts."""
+    [answer] = llm.chat(MESSAGES, PARAMS)
+    assert answer and answer != llm.generate("Hello!", PARAMS)[0]
+    assert llm.chat([MESSAGES, MESSAGES], PARAMS) == [answer, answer]
+    assert "".join(llm.stream(MESSAGES, PARAMS)) == answer
+    assert await llm.achat(MESSAGES, PARAMS) == [answer]
+
+
+def test_a_wrong_message_is_refused_by_name(llm: LLM):
+    """As over HTTP."""
+    with pytest.raises(ApiError, match=r"messages\.0\.role"):
+        llm.chat([{"role": "nobody", "content": "Hello!"}])
+
+
 @pytest.mark.parametrize("params", [{"n": 2}, {"temperature": 3}, {"stream": True}, {"best": 1}])
 def test_a_parameter_that_cannot_be_honoured_is_refused_by_name(llm: LLM, params: dict):
     """As over HTTP."""

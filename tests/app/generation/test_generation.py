@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
+from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
-from app.protocols.completions import CompletionFormat
+from app.protocols.completions import CompletionEncoder
 from app.streams.stream_log import Delta, StreamLog
 from app.streams.timeline import IntakeTimeline
 from app.text.text_model import TextModel
@@ -21,7 +22,7 @@ from tests.app.text_models import MODEL, PIECES
 def answer(text: TextModel, ids: list[int], *, stop: tuple[str, ...] = (), min_tokens: int = 0) -> dict:
     """Return the choice of a completion that generates `ids`, each with a log-probability and no alternatives."""
     log = StreamLog("r", "e", "")
-    encoder = CompletionFormat("m", "default", text, UsageReports())
+    encoder = CompletionEncoder(AnswerHead("m", "default", text, 1), UsageReports())
     sampling = SamplingParams(max_tokens=len(ids), min_tokens=min_tokens, logprobs=0)
     client = EngineClient(EngineConfig(model="none"))
     generation = Generation(
@@ -93,7 +94,7 @@ def test_min_tokens_compares_with_the_end_of_a_stop_string(min_tokens: int, stop
 
 def test_alternatives_with_the_same_text_keep_a_name_each():
     """The name is the text, the bytes in OpenAI's notation, or the id."""
-    encoder = CompletionFormat("m", "default", PIECES, UsageReports())
+    encoder = CompletionEncoder(AnswerHead("m", "default", PIECES, 1), UsageReports())
     ids = [PIECES.tokenizer.token_to_id(token) for token in ("s", "<0x73>", "<0xE3>", "<0x80>", "▁the")]
     all_ids = [*ids, *(PIECES.tokenizer.get_vocab_size() + i for i in (0, 1))]
     assert encoder._names(all_ids) == dict(
@@ -108,7 +109,7 @@ def test_alternatives_with_the_same_text_keep_a_name_each():
 def test_as_many_alternatives_are_named_as_requested():
     """The answer has five alternatives of incomplete bytes, and the token itself by the same name."""
     log = StreamLog("r", "e", "")
-    encoder = CompletionFormat("m", "default", MODEL, UsageReports())
+    encoder = CompletionEncoder(AnswerHead("m", "default", MODEL, 1), UsageReports())
     bytes_of = [MODEL.tokenizer.token_to_id(char) for char in "ðŁâãä"]
     top = tuple(Alternative(token_id, -1.0 - rank) for rank, token_id in enumerate(bytes_of))
     client = EngineClient(EngineConfig(model="none"))

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.generation.request import AnswerHead
 from app.http import sse
 from app.protocols.answers import UsageReports
-from app.protocols.chat import ChatFormat
+from app.protocols.chat import ChatEncoder
 from app.routes import responses
 from app.streams.stream_log import Delta, StreamLog, Usage
 from app.streams.tail import DIRECT_WRITE
@@ -34,7 +35,7 @@ class FakeGeneration:
 
     def __init__(self) -> None:
         self.log = StreamLog("s", "e", "")
-        self.encoder = ChatFormat("m", "default", byte_level(), UsageReports())
+        self.encoder = ChatEncoder(AnswerHead("m", "default", byte_level(), 1), UsageReports())
         self.left = 0
 
     def on_reader_left(self) -> None:
@@ -214,8 +215,16 @@ async def test_a_record_that_cannot_be_encoded_ends_only_its_own_stream(monkeypa
     answer, socket = FakeGeneration(), Socket()
     serving = asyncio.create_task(socket.serve(answer))
     await asyncio.sleep(0.01)
-    monkeypatch.setattr(ChatFormat, "encode", fail)
+    monkeypatch.setattr(ChatEncoder, "encode", fail)
     answer.append_deltas(1)
     with pytest.raises(ValueError, match="no words"):
         await asyncio.wait_for(serving, 10)
     assert answer.left == 1
+
+
+def test_a_protocol_may_name_its_events():
+    """The type is in an `event:` line before the data, with and without an id."""
+    log = StreamLog("s", "e", "")
+    assert sse.plain_block(b"{}", b"ping") == b"event: ping\ndata: {}\n\n"
+    assert sse.block(log, 3, b"{}", b"ping") == b"id: s.e.3\nevent: ping\ndata: {}\n\n"
+    assert sse.block(log, 3, b"{}") == b"id: s.e.3\ndata: {}\n\n"

@@ -52,7 +52,7 @@ def test_a_conversation_may_be_given_without_a_generation_prompt(http, monkeypat
     """The default of the template's flag is true."""
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'hell' if add_generation_prompt }}"
     service = http.app.state.service
-    monkeypatch.setattr(service, "text", TextModel(service.text.tokenizer, template, {}, frozenset()))
+    monkeypatch.setattr(service.prompts, "text", TextModel(service.text.tokenizer, template, {}, frozenset()))
     flags = ({}, {"add_generation_prompt": True}, {"add_generation_prompt": False})
     counts = [ask(http, QUESTION, **flag)["usage"]["prompt_tokens"] for flag in flags]
     assert counts[0] == counts[1] == counts[2] + 1

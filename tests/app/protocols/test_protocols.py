@@ -83,6 +83,6 @@ def test_a_list_that_is_too_long_is_reported_as_too_long():
 def test_the_name_of_a_message_reaches_the_template():
     """A template gets the name of a message if there is one; AutoGen gives every message a name."""
     messages = [MESSAGE | {"name": "anna"}, MESSAGE | {"name": None}, MESSAGE]
-    turns = parse(ChatRequest, json.dumps({"messages": messages}).encode()).turns
+    turns = parse(ChatRequest, json.dumps({"messages": messages}).encode()).prompt.turns
     template = ChatTemplate("{% for m in messages %}{{ m.name | default('nobody') }} {% endfor %}", {})
     assert template.render(turns) == "anna nobody nobody "

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
 from app.generation.registry import MIN_STREAM_SIZE, StreamRegistry, stream_size
+from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
-from app.protocols.chat import ChatFormat
+from app.protocols.chat import ChatEncoder
 from app.streams.stream_log import (
     ChoiceFinished,
     Cursor,
@@ -204,7 +205,7 @@ def test_text_held_back_for_a_stop_string_is_emitted_on_cancellation():
         text,
         (" dog and cat",),
         log,
-        ChatFormat("m", "default", text, UsageReports()),
+        ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         client,
         IntakeTimeline(0.0),
     )
@@ -227,7 +228,7 @@ def test_gaps_between_tokens_are_measured_per_choice(monkeypatch):
         text,
         (),
         StreamLog("r", "e", ""),
-        ChatFormat("m", "default", text, UsageReports()),
+        ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         EngineClient(EngineConfig(model="none")),
         IntakeTimeline(0.0),
         on_token=lambda gap, waited: gaps.append(gap),
@@ -250,7 +251,7 @@ def test_the_status_of_a_request_is_that_of_its_first_unfinished_choice():
         text,
         (),
         log,
-        ChatFormat("m", "default", text, UsageReports()),
+        ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
         EngineClient(EngineConfig(model="none")),
         IntakeTimeline(0.0),
     )
@@ -283,7 +284,7 @@ def test_a_nan_ends_the_request_and_is_logged(caplog: pytest.LogCaptureFixture):
             text,
             (" stop",),
             log,
-            ChatFormat("m", "default", text, UsageReports()),
+            ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports()),
             EngineClient(EngineConfig(model="none")),
             IntakeTimeline(0.0),
         )

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from app.cli.explain import timeline_lines
 from app.engine_client.client import EngineClient
 from app.generation.generation import Generation
+from app.generation.request import AnswerHead
 from app.protocols.answers import UsageReports
-from app.protocols.chat import ChatFormat
+from app.protocols.chat import ChatEncoder
 from app.streams.stream_log import StreamLog
 from app.streams.timeline import DELIVERY, INTAKE, IntakeTimeline, RequestTimeline
 from engine.types import (
@@ -129,7 +130,7 @@ async def test_the_intervals_of_a_thousand_requests_sum_to_their_wall_time():
             )
             intake = IntakeTimeline(time.monotonic())
             began[request.id] = intake.arrived_at
-            encoder = ChatFormat("m", "default", text, UsageReports())
+            encoder = ChatEncoder(AnswerHead("m", "default", text, 1), UsageReports())
             log = StreamLog(request.id, "e", "")
             generation = Generation(request, text, (), log, encoder, client, intake, on_end=end)
             generations.append(generation)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-from app.protocols.common import SamplingFields
+from app.protocols.completions import CompletionRequest
 from app.text.chat_template import InvalidTemplate, MessagesRefused
 from app.text.checkpoint_files import TokenizerError
 from app.text.text_model import TextModel
+from engine.types import SamplingParams
 from tests.app.text_models import MODEL, PIECES, byte_level
 
 
@@ -134,19 +135,24 @@ def test_a_model_without_a_template_refers_to_completions():
         TextModel(MODEL.tokenizer, None, {}, frozenset()).render_chat([])
 
 
+def sampling(fields: dict, eos: frozenset[int], recommended: dict[str, float]) -> SamplingParams:
+    """Return the engine's parameters of a completion request."""
+    return CompletionRequest(prompt="x", **fields).generation_request().sampling_params(5, eos, recommended)
+
+
 def test_sampling_defaults_of_the_checkpoint_apply_to_missing_parameters(tmp_path: Path):
     """generation_config.json is honoured, and parameters of the request override it."""
     MODEL.tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": [1, 2]}')
     text = TextModel.load(tmp_path)
     assert text.eos_token_ids == {1, 2}
-    defaults = SamplingFields().sampling(5, text.eos_token_ids, None, text.sampling_defaults)
+    defaults = sampling({}, text.eos_token_ids, text.sampling_defaults)
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 20, 1.0)
-    explicit = SamplingFields(temperature=0.0, top_k=0).sampling(5, text.eos_token_ids, None, text.sampling_defaults)
+    explicit = sampling({"temperature": 0.0, "top_k": 0}, text.eos_token_ids, text.sampling_defaults)
     assert (explicit.temperature, explicit.top_k) == (0.0, 0)
 
 
 @pytest.mark.parametrize(("stop", "has_some"), [(None, False), ([], False), ("\n", True), (["a", "b"], True)])
 def test_the_engine_receives_whether_there_are_stop_strings(stop: str | list[str] | None, has_some: bool):
     """The engine never sees the strings, and without an EOS id it would take the longest answer for the shortest."""
-    assert SamplingFields(stop=stop, ignore_eos=True).sampling(5, frozenset([1]), None, {}).has_stop_strings is has_some
+    assert sampling({"stop": stop, "ignore_eos": True}, frozenset([1]), {}).has_stop_strings is has_some

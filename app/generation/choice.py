@@ -1,0 +1,115 @@
+"""ChoiceOutput: the tokens of one choice on their way to text."""
+
+from __future__ import annotations
+
+from app.streams.stream_log import Delta, TokenInfo
+from app.text.detokenizer import Detokenizer, StopMatcher
+from app.text.output_parser import OutputParser, ParsedText
+from engine.types import FinishReason, StatusEvent, TokenEvent
+
+
+class ChoiceOutput:
+    """Token pipeline of one choice: detokenizer, stop strings, output parser.
+
+    Holds back text that may still become part of a character, a stop string or a tag, and counts the tokens whose text
+    is held back. Log-probabilities of a token go with the piece of text in which it begins.
+    """
+
+    __slots__ = (
+        "_characters",
+        "_detokenizer",
+        "_infos",
+        "_min_tokens",
+        "_parser",
+        "_shown",
+        "_stops",
+        "_tokens",
+        "finish_reason",
+        "first_token",
+        "generated",
+        "index",
+        "is_started",
+        "last_token",
+        "status",
+        "stop_string",
+    )
+
+    def __init__(
+        self, index: int, detokenizer: Detokenizer, stops: StopMatcher, parser: OutputParser | None, min_tokens: int
+    ) -> None:
+        """min_tokens: number of tokens before which no stop string may end (as in vLLM)."""
+        self.index = index
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._parser = parser
+        self._min_tokens = min_tokens
+        self._infos: list[TokenInfo] = []  # of tokens whose text is still held back
+        self._tokens = 0  # number of tokens whose text is still held back
+        self._shown = 0  # characters that the stop strings have let through
+        self._characters = 0  # characters so far, including held-back ones; counted only with log-probabilities
+        self.generated = 0  # tokens so far
+        self.first_token: float | None = None  # arrival, in monotonic seconds
+        self.last_token: float | None = None
+        self.status: StatusEvent | None = None
+        self.is_started = False  # its first record is written
+        self.finish_reason: str | None = None  # None while it may continue
+        self.stop_string: str | None = None  # the stop string that ended it
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether its last token has arrived or it was aborted."""
+        return self.finish_reason is not None
+
+    def push(self, event: TokenEvent) -> Delta | None:
+        """Return the text that a token completes, if any. Sets `finish_reason` if it is the last token."""
+        self.generated += 1
+        self._tokens += 1
+        finish = event.finish
+        text = "" if finish is FinishReason.STOP else self._detokenizer.push(event.token_id)
+        if finish is not None:
+            text += self._detokenizer.flush()
+        if event.logprob is not None:
+            self._infos.append(TokenInfo(event.token_id, event.logprob, event.top, self._characters))
+            self._characters += len(text)
+        shown, stop = self._stops.push(text, counts=self.generated >= self._min_tokens)
+        if stop is not None:
+            self.finish_reason, self.stop_string = "stop", stop
+        elif finish is not None:
+            shown += self._stops.flush()
+            self.finish_reason = finish.value
+        elif not shown:
+            return None
+        return self._delta(event.token_id, shown, is_whole=stop is None and finish is not None)
+
+    def abort(self) -> Delta | None:
+        """End the choice. Return text that was held back because it might have begun a stop string or a tag, if any."""
+        self.finish_reason = "abort"
+        delta = self._delta(-1, self._stops.flush(), is_whole=False)
+        return delta if delta is not None and (delta.text or delta.reasoning) else None
+
+    def _delta(self, token_id: int, text: str, *, is_whole: bool) -> Delta | None:
+        """Return a piece of text with the log-probabilities of the tokens that begin in it. With `is_whole`, which
+        completes the answer, return those of all remaining tokens. Those of text after a stop string are never
+        returned.
+        """
+        self._shown += len(text)
+        reasoning = ""
+        if self._parser is not None:
+            text, reasoning = self._parse(self._parser, token_id, text)
+            if not (text or reasoning or self.finish_reason):
+                return None
+        infos = self._infos
+        begun = len(infos) if is_whole else sum(info.offset < self._shown for info in infos)
+        delta = Delta(self.index, text, self._tokens, tuple(infos[:begun]), reasoning)
+        del infos[:begun]
+        self._tokens = 0
+        return delta
+
+    def _parse(self, parser: OutputParser, token_id: int, text: str) -> ParsedText:
+        parsed = parser.push(token_id, text)
+        if self.finish_reason is not None:
+            rest = parser.flush()
+            return ParsedText(parsed.content + rest.content, parsed.reasoning + rest.reasoning)
+        if parser.is_finished:
+            self._parser = None
+        return parsed

@@ -1,0 +1,108 @@
+"""GenerationRequest: one request for text in terms of the engine, as every protocol builds it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.streams.stream_log import Encoder
+from app.text.output_parser import OutputParser, parser_of_answer, parser_of_continuation
+from app.text.text_model import TextModel
+from engine.types import SamplingParams, ServiceClass
+
+Turns = list[dict[str, Any]]  # of a conversation, as chat templates read them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Conversation that the chat template renders.
+
+    variables: further variables of the template. continue_final_message: the answer continues the last message.
+    """
+
+    turns: Turns
+    variables: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def parser(self, rendered: str) -> OutputParser | None:
+        """Return a parser for one answer. rendered: the conversation as the template has rendered it."""
+        if self.continue_final_message:
+            return parser_of_continuation(self.turns[-1]["content"])
+        return parser_of_answer(rendered if self.add_generation_prompt else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """Properties of an answer that are known when it is queued, for its encoder."""
+
+    model: str
+    tier: str
+    text: TextModel
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Prompt and parameters of one request, independent of its protocol.
+
+    prompt: a conversation, a text, or token ids. sampling: the fields of `SamplingParams` that the client has set; the
+    checkpoint's recommendations replace missing ones. max_tokens: None for `default_max_tokens`, or if that is None
+    too, as many as fit. service_class: None for the highest up to standard that the tenant may use. deadline_ms: from
+    arrival to the last token; None for the tenant's default. resume_seconds: time for which the answer continues
+    without a reader. parameter_names: the protocol's names of engine parameters that it names differently.
+    encoder: constructor of the encoder for readers that resume the stream; None if it cannot be resumed.
+    """
+
+    prompt: ChatPrompt | str | Sequence[int]
+    sampling: Mapping[str, Any]
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    model: str | None = None
+    service_class: ServiceClass | None = None
+    priority: int = 0
+    deadline_ms: int | None = None
+    stream_id: str | None = None
+    resume_seconds: float = 0.0
+    parameter_names: Mapping[str, str] = field(default_factory=dict)
+    encoder: Callable[[AnswerHead], Encoder] | None = None
+
+    @property
+    def continues_prompt(self) -> bool:
+        """Return whether the answer continues the prompt's text, instead of being a message of its own."""
+        return not isinstance(self.prompt, ChatPrompt) or self.prompt.continue_final_message
+
+    def token_limit(self, room: int) -> int:
+        """Return the maximum number of tokens to generate, given the number that context and KV cache have left."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        if self.default_max_tokens is None:
+            return room
+        return min(max(self.default_max_tokens, int(self.sampling.get("min_tokens", 0))), room)
+
+    def sampling_params(self, room: int, eos: frozenset[int], recommended: Mapping[str, float]) -> SamplingParams:
+        """Return the engine's sampling parameters. Without a seed, a random one is drawn.
+
+        room: see `token_limit`. eos: end-of-text ids. recommended: values of the checkpoint for fields that the client
+        has not set.
+        """
+        stop_ids = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos)
+        values = {"seed": secrets.randbits(64)} | effective_defaults(recommended) | dict(self.sampling)
+        return SamplingParams(
+            **values,
+            max_tokens=self.token_limit(room),
+            stop_token_ids=tuple(sorted(stop_ids)),
+            has_stop_strings=bool(self.stop),
+        )
+
+
+def effective_defaults(recommended: Mapping[str, float]) -> dict[str, float]:
+    """Return the sampling parameters of a request that sets none: the checkpoint's, else neutral ones."""
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    return neutral | dict(recommended)

@@ -1,0 +1,149 @@
+"""Prompts: bodies, conversations and texts of requests, on their way to token ids.
+
+Short ones are handled on the event loop, long ones in bounded queues of threads, so that no client holds up others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from app.admission.thread_queue import ThreadQueue
+from app.errors import ApiError
+from app.generation.request import ChatPrompt, GenerationRequest
+from app.http.json_body import MAX_INLINE_BYTES, check_structure
+from app.protocols.common import Schema, parse
+from app.streams.timeline import IntakeTimeline
+from app.text.chat_template import MessagesRefused, ReservedVariable
+from app.text.output_parser import OutputParser
+from app.text.text_model import TextModel
+from app.text.tokenize_queue import TokenizeQueue
+from engine.errors import ContextExceeded, RequestRefused
+from engine.host import num_cores
+from engine.types import ModelInfo, ServiceClass
+
+MAX_INLINE_TURNS = 64  # of a conversation that is rendered on the event loop; a template takes about 20 us per turn
+CHARACTERS_PER_TOKEN = 16  # characters per token of the context in the longest text that /tokenize accepts
+CPU_SHARE = min(0.5, 0.05 * num_cores())  # share of a core for large bodies, and for texts of /tokenize and /detokenize
+READ_SECONDS_PER_BYTE = 2.5e-9  # CPU time of reading a body on the event loop
+
+
+def with_names(error: RequestRefused, names: Mapping[str, str]) -> ApiError:
+    """Return an engine's refusal with the protocol's parameter names."""
+    message = str(error)
+    if "max_tokens" in names:
+        message = message.replace("max_tokens", names["max_tokens"])
+    return ApiError(400, message, param=names.get(error.param or "", error.param), code=error.code)
+
+
+@dataclass
+class Prompts:
+    """Decoding, rendering and tokenization for one model. model: returns the loaded one, or raises `ApiError`."""
+
+    text: TextModel
+    model: Callable[[], ModelInfo]
+    tokenize_queue: TokenizeQueue = field(init=False)
+    # Decoding and rendering of large bodies.
+    body_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
+    # /tokenize and /detokenize, on which no answer depends.
+    tokenizer_queue: ThreadQueue = field(default_factory=lambda: ThreadQueue(1, max_cpu_share=CPU_SHARE))
+
+    def __post_init__(self) -> None:
+        self.tokenize_queue = TokenizeQueue(self.text)
+
+    async def prepare(
+        self, request: GenerationRequest, service_class: ServiceClass, intake: IntakeTimeline
+    ) -> tuple[list[int], Callable[[], OutputParser | None]]:
+        """Return the token ids of a request's prompt, and a constructor of its choices' output parsers. Raises
+        `ApiError`.
+        """
+        prompt = request.prompt
+        if isinstance(prompt, ChatPrompt):
+            text = await self.render(prompt)
+            ids = await self._encode(text, service_class, False, intake, request.parameter_names)
+            return ids, partial(prompt.parser, text)
+        if isinstance(prompt, str):
+            prompt = await self._encode(prompt, service_class, True, intake, request.parameter_names)
+        return list(prompt), lambda: None
+
+    async def parse(self, schema: type[Schema], body: bytes, intake: IntakeTimeline | None = None) -> Schema:
+        """Return `body` as `schema`. Raises `ApiError` (400) that names the first wrong field."""
+        if len(body) <= MAX_INLINE_BYTES:
+            return parse(schema, body)
+
+        def work() -> Schema:
+            check_structure(body)
+            return parse(schema, body)
+
+        return await self.body_queue.run(
+            work, size=len(body), cpu_seconds_spent=READ_SECONDS_PER_BYTE * len(body), intake=intake
+        )
+
+    async def render(self, chat: ChatPrompt) -> str:
+        """Return the rendered text of a conversation. Raises `ApiError` if the template refuses it."""
+        size = sum(len(turn["content"]) for turn in chat.turns)
+        is_short = len(chat.turns) <= MAX_INLINE_TURNS and size <= MAX_INLINE_BYTES
+
+        def work() -> str:
+            return self.text.render_chat(
+                chat.turns,
+                chat.variables,
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+            )
+
+        try:
+            return work() if is_short else await self.body_queue.run(work, size=size)
+        except ReservedVariable as error:
+            name = "chat_template_kwargs"
+            raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
+        except MessagesRefused as error:
+            raise ApiError(400, f"messages: {error}", param="messages", code="template_refused") from None
+
+    async def _encode(
+        self,
+        text: str,
+        service_class: ServiceClass,
+        add_special_tokens: bool,
+        intake: IntakeTimeline,
+        names: Mapping[str, str],
+    ) -> list[int]:
+        """Return the token ids of a prompt, tokenized in turn. Raises `ApiError` if it is far too long."""
+        most = self.model().max_model_len
+        try:
+            return await self.tokenize_queue.encode(
+                text, service_class, add_special_tokens=add_special_tokens, max_tokens=most, intake=intake
+            )
+        except ContextExceeded as error:
+            raise with_names(error, names) from None
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text on which no answer depends. Raises `ApiError` (400) if it is longer than
+        `CHARACTERS_PER_TOKEN` times the context.
+        """
+        most = CHARACTERS_PER_TOKEN * self.model().max_model_len
+        if len(text) > most:
+            raise ApiError(
+                400,
+                f"the text has {len(text):,} characters; at most {most:,} are tokenized at once, "
+                f"{CHARACTERS_PER_TOKEN} for each token of the context",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return await self.tokenizer_queue.run(
+            lambda: self.tokenize_queue.encode_inline(text, add_special_tokens), size=len(text)
+        )
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Return the text of `token_ids`. Raises `ApiError` (400) for one that is not in the vocabulary."""
+        vocab_size = self.model().vocab_size
+
+        def work() -> str:
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    message = f"tokens: {token_id} is not a token id"
+                    raise ApiError(400, message, param="tokens", code="invalid_value")
+            return self.text.decode(token_ids, skip_special_tokens=False)
+
+        return await self.tokenizer_queue.run(work, size=16 * len(token_ids))

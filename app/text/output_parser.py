@@ -1,0 +1,124 @@
+"""Separation of generated text into content and reasoning."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, Protocol
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+
+class ParsedText(NamedTuple):
+    """Text that can be shown. In the order of generation, the reasoning comes before the content."""
+
+    content: str
+    reasoning: str
+
+
+class _Stage(enum.Enum):
+    BEGINNING = enum.auto()  # an opening tag may come
+    REASONING = enum.auto()
+    GAP = enum.auto()  # white space after the closing tag
+    CONTENT = enum.auto()
+
+
+class OutputParser(Protocol):
+    """Incremental parser of one choice's text, after detokenization and stop strings."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether all further text is content, so that it need not be parsed."""
+
+    def push(self, token_id: int, text: str) -> ParsedText:
+        """Return the text that can be shown now.
+
+        text: the next piece, in which `token_id` is the newest token; possibly empty.
+        """
+
+    def flush(self) -> ParsedText:
+        """Return held-back text at the end."""
+
+
+class ThinkTagParser:
+    """Parser for models that write their reasoning in `<think>` tags before the answer (DeepSeek-R1, Qwen3).
+
+    Only a block at the beginning counts, so that an answer may mention the tags. White space around the block and at
+    the beginning of the reasoning belongs to neither part. Text that may be the beginning of a tag is held back.
+    """
+
+    __slots__ = ("_begins_reasoning", "_held", "_is_open", "_stage")
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        """is_open: the prompt ends with an opening tag, so that the text begins as reasoning; some models repeat it."""
+        self._stage = _Stage.BEGINNING
+        self._is_open = is_open
+        self._held = ""
+        self._begins_reasoning = True  # no reasoning was returned yet
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the block has ended, or there is none."""
+        return self._stage is _Stage.CONTENT
+
+    def push(self, token_id: int, text: str) -> ParsedText:
+        """Return the text that can be shown now; `token_id` is ignored."""
+        self._held += text
+        if self._stage is _Stage.BEGINNING:
+            begun = self._held.lstrip()
+            if begun.startswith(OPEN):
+                self._held = begun[len(OPEN) :]
+                self._stage = _Stage.REASONING
+            elif not OPEN.startswith(begun):
+                self._stage = _Stage.REASONING if self._is_open else _Stage.CONTENT
+        reasoning = self._take_reasoning() if self._stage is _Stage.REASONING else ""
+        if self._stage is _Stage.GAP:
+            self._held = self._held.lstrip()
+            if self._held:
+                self._stage = _Stage.CONTENT
+        return ParsedText(self._take_held() if self._stage is _Stage.CONTENT else "", reasoning)
+
+    def flush(self) -> ParsedText:
+        """Return held-back text at the end."""
+        held, is_beginning = self._take_held(), self._stage is _Stage.BEGINNING
+        is_reasoning = self._is_open if is_beginning else self._stage is _Stage.REASONING
+        return ParsedText("", held) if is_reasoning else ParsedText(held, "")
+
+    def _take_reasoning(self) -> str:
+        """Return the reasoning in the held text, and enter the next stage at a closing tag."""
+        if self._begins_reasoning:
+            self._held = self._held.lstrip()
+        end = self._held.find(CLOSE)
+        if end >= 0:
+            reasoning, self._held = self._held[:end], self._held[end + len(CLOSE) :]
+            self._stage = _Stage.GAP
+        else:
+            shown = len(self._held) - _overlap(self._held)
+            reasoning, self._held = self._held[:shown], self._held[shown:]
+        self._begins_reasoning = self._begins_reasoning and not reasoning
+        return reasoning
+
+    def _take_held(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def parser_of_answer(prompt: str) -> ThinkTagParser:
+    """Return the parser for an answer to a rendered prompt, which some templates end with an opening tag."""
+    return ThinkTagParser(is_open=prompt.rstrip().endswith(OPEN))
+
+
+def parser_of_continuation(message: str) -> ThinkTagParser | None:
+    """Return the parser for the continuation of an assistant's message; None if the rest of it is content."""
+    begun = message.lstrip()
+    if not begun:
+        return ThinkTagParser()
+    return ThinkTagParser(is_open=True) if begun.startswith(OPEN) and CLOSE not in begun else None
+
+
+def _overlap(text: str) -> int:
+    """Return the length of the longest end of `text` that may begin a closing tag."""
+    for length in range(min(len(CLOSE) - 1, len(text)), 0, -1):
+        if CLOSE.startswith(text[-length:]):
+            return length
+    return 0

@@ -1,0 +1,32 @@
+"""Error bodies: each path answers in the format of its protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.errors import ApiError
+from app.protocols import error_format
+from tests.app.routes.test_http import CHAT, make, ready
+
+
+def other_format(error: ApiError) -> dict:
+    return {"type": "error", "error": {"type": f"status_{error.status}", "message": str(error)}}
+
+
+@pytest.fixture
+def other_protocol(monkeypatch):
+    """Register the chat route's path for another protocol."""
+    monkeypatch.setattr(error_format, "FORMATS", {CHAT: other_format})
+
+
+def test_every_refusal_of_a_path_has_the_format_of_its_protocol(other_protocol, monkeypatch):
+    """Wrong fields, a wrong method and internal errors; another path keeps its own format."""
+    with make() as client:
+        ready(client)
+        wrong = client.post(CHAT, json={"messages": []})
+        assert wrong.json()["error"].keys() == {"type", "message"} and wrong.json()["error"]["type"] == "status_400"
+        assert client.get(CHAT).json()["error"]["type"] == "status_405"
+        assert client.post("/v1/completions", json={}).json()["error"]["type"] == "invalid_request_error"
+        monkeypatch.setattr(client.app.state.service, "generate", None)
+        failed = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}]})
+        assert (failed.status_code, failed.json()["error"]["type"]) == (500, "status_500")

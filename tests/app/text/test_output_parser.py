@@ -1,0 +1,87 @@
+"""Separation of content and reasoning: whole texts, any split, and what is held back."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.text.output_parser import CLOSE, OPEN, ThinkTagParser, parser_of_answer, parser_of_continuation
+
+
+def parse(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
+    """Return content and reasoning of a text that arrives in pieces."""
+    parser = ThinkTagParser(is_open=is_open)
+    parsed = [*(parser.push(7, piece) for piece in pieces), parser.flush()]
+    return "".join(p.content for p in parsed), "".join(p.reasoning for p in parsed)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "content", "reasoning"),
+    [
+        ("Hello.", False, "Hello.", ""),
+        (" \n Hello.", False, " \n Hello.", ""),
+        ("", False, "", ""),
+        ("<think>\nHm, 2 < 3?\n</think>\n\nYes, <b>it</b> is.", False, "Yes, <b>it</b> is.", "Hm, 2 < 3?\n"),
+        ("\n<think>\n\n</think>\n\nYes.", False, "Yes.", ""),
+        ("<think>Cut off </thi", False, "", "Cut off </thi"),
+        ("<think>a</think>  ", False, "", "a"),
+        ("<thin", False, "<thin", ""),
+        ("<table> of </think> and <think>", False, "<table> of </think> and <think>", ""),
+        ("<think>a</think>b<think>c</think>", False, "b<think>c</think>", "a"),
+        ("Hm.</think>Yes.", True, "Yes.", "Hm."),
+        ("<think>a</think>b", True, "b", "a"),
+        ("<thi", True, "", "<thi"),
+    ],
+)
+def test_a_text_has_the_same_parts_whole_and_character_by_character(
+    text: str, is_open: bool, content: str, reasoning: str
+):
+    """Only a block at the beginning is reasoning, and no tag is shown."""
+    assert parse([text], is_open=is_open) == parse(list(text), is_open=is_open) == (content, reasoning)
+
+
+FRAGMENTS = st.sampled_from([OPEN, CLOSE, "<", "think>", "</thi", " ", "\n", "a", "é"])
+
+
+@given(st.lists(FRAGMENTS, max_size=12), st.lists(st.integers(0, 60), max_size=6), st.booleans())
+def test_no_split_changes_the_parts_and_no_text_is_lost(fragments: list[str], cuts: list[int], is_open: bool):
+    """Only tags and white space around them are dropped."""
+    text = "".join(fragments)
+    edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(edges)]
+    content, reasoning = parse([text], is_open=is_open)
+    assert parse(pieces, is_open=is_open) == (content, reasoning)
+    kept = "".join((reasoning + content).split())
+    begins_with_tag = text.lstrip().startswith(OPEN)
+    if is_open or begins_with_tag:
+        without_tags = text.replace(OPEN, "", 1) if begins_with_tag else text
+        assert kept == "".join(without_tags.replace(CLOSE, "", 1).split())
+    else:
+        assert content == text
+
+
+def test_text_after_the_block_is_never_held_back():
+    """The pipeline can then bypass the parser."""
+    parser = ThinkTagParser()
+    assert parser.push(1, "<think>a</think>") == ("", "a") and not parser.is_finished
+    assert parser.push(2, "\nb") == ("b", "") and parser.is_finished
+    assert parser.push(3, "<think>") == ("<think>", "")
+
+
+@pytest.mark.parametrize(("prompt", "is_reasoning"), [("[assistant]<think>\n", True), ("[assistant]", False)])
+def test_an_answer_continues_the_tag_at_the_end_of_its_prompt(prompt: str, is_reasoning: bool):
+    """Some templates open the block themselves (DeepSeek-R1)."""
+    assert parser_of_answer(prompt).push(1, "Hm.") == (("", "Hm.") if is_reasoning else ("Hm.", ""))
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [("<think>Hm", ("", "x")), ("", ("x", "")), ("<think>Hm</think>Yes", None), ("Yes", None)],
+)
+def test_a_continued_message_keeps_its_stage(message: str, parts: tuple[str, str] | None):
+    """An open block is continued, and no new one begins in a message that has content."""
+    parser = parser_of_continuation(message)
+    assert parts is None if parser is None else parser.push(1, "x") == parts
