@@ -11,25 +11,26 @@ from app.cli.bench.client import ServerUnreachable, Target, request_json
 from app.settings import SettingsError
 
 BAR_CHARACTERS = 40  # width of the bars
+# The pages use the same texts (static/js/labels.js).
 CAUSE_TEXTS = {
     "step": "waiting for the next step",
-    "prompt": "the first choice computed the shared prompt",
-    "order": "other requests came first",
-    "slots": "every slot was occupied",
-    "pages": "its KV memory was occupied",
-    "budget": "running answers kept their pace first",
-    "fairness": "its tenant had had more than others of its class",
-    "deadline": "an earlier deadline went first",
-    "batch": "the batch was not complete",
-    "restart": "the engine had died and another one was starting",
-    "body": "the request had not fully arrived",
-    "texts": "long texts of other requests were tokenized first",
-    "reader": "the answer was complete, but its client had not read it all",
+    "prompt": "prompt computed by the first choice",
+    "order": "other requests first",
+    "slots": "all slots occupied",
+    "pages": "KV cache full",
+    "budget": "token budget of the step used up",
+    "fairness": "another tenant's turn",
+    "deadline": "earlier deadline of another request",
+    "batch": "batch not complete",
+    "restart": "engine restarted",
+    "body": "request body incomplete",
+    "texts": "long texts of other requests tokenized first",
+    "reader": "complete, not yet read by the client",
 }
 MECHANISM_TEXTS = {
-    "swap": "its pages kept in host memory",
-    "partial": "its pages kept while memory allowed",
-    "recompute": "to be computed again",
+    "swap": "pages kept in host memory",
+    "partial": "pages kept while memory lasts",
+    "recompute": "to be recomputed",
 }
 
 

@@ -84,7 +84,7 @@ class LiveFeed:
 
     def _take(self, snapshot: Snapshot, load: EngineLoad) -> None:
         now = asyncio.get_running_loop().time()
-        view = _view(snapshot, load, now, self._before) | {"felt": self._recent.view()}
+        view = _view(snapshot, load, now, self._before) | {"latency": self._recent.view()}
         self._before, self._phase = (now, load), EngineState.READY
         self._publish(b"data: %s\n\n" % msgspec.json.encode(view))
 

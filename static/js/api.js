@@ -38,7 +38,7 @@ export function setApiKey(key) {
 }
 
 // Statuses that a proxy returns if its upstream does not respond (52x: Cloudflare).
-const AWAY = new Set([502, 503, 504, 520, 521, 522, 523, 524]);
+const UNREACHABLE_STATUSES = new Set([502, 503, 504, 520, 521, 522, 523, 524]);
 
 /**
  * Returns a successful response. Throws ApiError if the server refused the request, TypeError (as `fetch` does) if it was not
@@ -52,7 +52,7 @@ export async function call(path, init = {}) {
   if (response.ok) return response;
   const error = await readError(response);
   if (error.status === 401) error.message = apiKey() ? "The server refused this API key." : "The server needs an API key.";
-  if (AWAY.has(error.status) && !error.body?.error && error.retryAfter === null) throw new TypeError(error.message);
+  if (UNREACHABLE_STATUSES.has(error.status) && !error.body?.error && error.retryAfter === null) throw new TypeError(error.message);
   throw error;
 }
 
@@ -66,14 +66,14 @@ export async function readError(response) {
     // A proxy may answer with its own page.
   }
   const error = body?.error ?? {};
-  const message = typeof error.message === "string" && error.message ? error.message : plainReason(response);
+  const message = typeof error.message === "string" && error.message ? error.message : statusText(response);
   return new ApiError({
     message, status: response.status, type: error.type, code: error.code, param: error.param,
     retryAfter: retryAfter(response.headers), body,
   });
 }
 
-const plainReason = (response) => `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+const statusText = (response) => `The server answered ${response.status} ${response.statusText}`.trim() + ".";
 
 /** Returns the milliseconds to wait, or null if the server named none. @param {Headers} headers */
 export function retryAfter(headers) {
@@ -106,7 +106,7 @@ export const countTokens = async (messages) =>
   (await call("/tokenize", { method: "POST", body: JSON.stringify({ messages }), headers: { "Content-Type": "application/json" } })).json();
 
 /** Returns the timeline of an answer. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
-export const accountOf = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
+export const getTimeline = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
 
 /** Stops an answer, which frees its slot at once. With `keepalive` the request survives the page. @param {string} stream */
 export const stopAnswer = (stream) =>

@@ -7,9 +7,9 @@
  *   fence: string, indent: number, inner: string }} Block
  */
 
-const LONGEST_LINE = 8_000; // a longer line is shown as plain text, in pieces of this size
-const LONGEST_TEXT = 40_000;
-const LONGEST_CODE = 200_000;
+const MAX_LINE_CHARACTERS = 8_000; // a longer line is shown as plain text, in pieces of this size
+const MAX_TEXT_CHARACTERS = 40_000;
+const MAX_CODE_CHARACTERS = 200_000;
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const INNER_FENCE = /^[ \t]{2,}(`{3,}|~{3,})/;
@@ -37,7 +37,7 @@ export class BlockSplitter {
       from = at + 1;
     }
     this.#partial += text.slice(from);
-    if (this.#partial.length > LONGEST_LINE) this.#partial = this.#spill(this.#partial, closed);
+    if (this.#partial.length > MAX_LINE_CHARACTERS) this.#partial = this.#spill(this.#partial, closed);
     return closed;
   }
 
@@ -66,7 +66,7 @@ export class BlockSplitter {
       if (line) closed.push(newBlock("plain", { source: line, cut: true }));
       return;
     }
-    if (line.length > LONGEST_LINE) {
+    if (line.length > MAX_LINE_CHARACTERS) {
       const rest = this.#spill(line, closed);
       this.#inLongLine = false;
       if (this.#open?.kind === "code") this.#open.source += `${rest}\n`;
@@ -80,7 +80,7 @@ export class BlockSplitter {
   #codeLine(open, line, closed) {
     if (closes(open, line)) return this.#close(closed);
     open.source += `${dedent(line, open.indent)}\n`;
-    if (open.source.length > LONGEST_CODE) this.#continue(closed);
+    if (open.source.length > MAX_CODE_CHARACTERS) this.#continue(closed);
   }
 
   #textLine(line, closed) {
@@ -119,21 +119,21 @@ export class BlockSplitter {
     open.source += `${line}\n`;
     open.list ||= LIST_ITEM.test(line);
     open.blank = false;
-    if (open.source.length > LONGEST_TEXT) this.#close(closed);
+    if (open.source.length > MAX_TEXT_CHARACTERS) this.#close(closed);
   }
 
   /** Emits an overlong line in pieces and returns the rest of it. */
   #spill(line, closed) {
     if (this.#open?.kind === "code") {
       this.#open.source += line;
-      if (this.#open.source.length > LONGEST_CODE) this.#continue(closed);
+      if (this.#open.source.length > MAX_CODE_CHARACTERS) this.#continue(closed);
       return "";
     }
     this.#close(closed);
     this.#inLongLine = true;
     let from = 0;
-    for (; line.length - from > LONGEST_LINE; from += LONGEST_LINE) {
-      closed.push(newBlock("plain", { source: line.slice(from, from + LONGEST_LINE), cut: true }));
+    for (; line.length - from > MAX_LINE_CHARACTERS; from += MAX_LINE_CHARACTERS) {
+      closed.push(newBlock("plain", { source: line.slice(from, from + MAX_LINE_CHARACTERS), cut: true }));
     }
     return line.slice(from);
   }

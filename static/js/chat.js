@@ -1,6 +1,6 @@
 // Actions on the open conversation: open, send, regenerate, edit, stop, remove.
 import { stopAnswer } from "./api.js";
-import { firstThatFits } from "./context.js";
+import { firstMessageThatFits } from "./context.js";
 import { MODEL, SYSTEM_PROMPT } from "./env.js";
 import { toast } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
@@ -8,11 +8,11 @@ import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
 
 /** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
-const FROM_HERE = {
+const CONTINUED_FIELDS = {
   state: "streaming", error: null, finish: undefined, usage: undefined, stream: null, last: null, resumed: false,
   firstAt: undefined, lastAt: undefined, pieces: 0, pausedMs: 0,
 };
-const COMPARE = 12_000; // ms to undo a regeneration: answers can be compared only when the new one has grown
+const UNDO_MS = 12_000; // ms to undo a regeneration: answers can be compared only when the new one has grown
 
 export class Chat {
   #models = [MODEL];
@@ -20,12 +20,12 @@ export class Chat {
   tier = "priority";
 
   /**
-   * @param {{ store: import("./store.js").Store, runs: import("./answers.js").Runs, thread: import("./thread.js").Thread,
+   * @param {{ store: import("./store.js").Store, answers: import("./answers.js").Answers, thread: import("./thread.js").Thread,
    *   composer: import("./composer.js").Composer, queue: import("./queue.js").Queue, show: () => void }} parts
    */
-  constructor({ store, runs, thread, composer, queue, show }) {
+  constructor({ store, answers, thread, composer, queue, show }) {
     this.store = store;
-    this.runs = runs;
+    this.answers = answers;
     this.thread = thread;
     this.composer = composer;
     this.queued = queue;
@@ -57,19 +57,19 @@ export class Chat {
     this.composer.open(this.current.messages.length ? this.current.id : "new");
     this.queued.show(this.current.id);
     if (!this.isBusy) this.takeBack(this.current.id);
-    this.#inherit();
+    this.#takeOver();
     this.show();
   }
 
   /** Updates the page after another tab changed or deleted a conversation. An answer of this tab continues if it still exists. @param {string} id */
   changedElsewhere(id) {
-    this.runs.dropRemoved(id);
+    this.answers.dropRemoved(id);
     if (id !== this.current.id) return this.show();
     const conversation = this.store.get(id);
     if (!conversation) return this.#removedElsewhere();
     this.current = conversation;
     this.thread.sync(conversation.messages, conversation.first);
-    this.#inherit();
+    this.#takeOver();
     return this.show();
   }
 
@@ -79,26 +79,26 @@ export class Chat {
     toast("Another tab deleted this conversation.");
   }
 
-  #inherit() {
-    if (this.isWrittenElsewhere) this.runs.inherit(this.current, /** @type {any} */ (this.current.messages.at(-1)));
+  #takeOver() {
+    if (this.isAnsweredElsewhere) this.answers.takeOver(this.current, /** @type {any} */ (this.current.messages.at(-1)));
   }
 
   /** Whether another tab writes an answer into the open conversation; it would overwrite messages added by this tab. */
-  get isWrittenElsewhere() {
-    return this.#isForeign(this.current);
+  get isAnsweredElsewhere() {
+    return this.#hasOtherWriter(this.current);
   }
 
-  #isForeign({ id, messages }) {
-    return messages.at(-1)?.state === "streaming" && !this.runs.running.has(id);
+  #hasOtherWriter({ id, messages }) {
+    return messages.at(-1)?.state === "streaming" && !this.answers.running.has(id);
   }
 
   get isBusy() {
-    return this.runs.running.has(this.current.id) || this.isWrittenElsewhere;
+    return this.answers.running.has(this.current.id) || this.isAnsweredElsewhere;
   }
 
   /** @param {string} text @param {import("./store.js").Conversation} [conversation] */
   send(text, conversation = this.current) {
-    if (this.runs.running.has(conversation.id) || this.#isForeign(conversation)) return;
+    if (this.answers.running.has(conversation.id) || this.#hasOtherWriter(conversation)) return;
     if (!conversation.messages.length) {
       this.change((conversation) => (conversation.title = titleFrom(text)));
       this.composer.forget("new");
@@ -110,7 +110,7 @@ export class Chat {
 
   /** Queues a message until the running answer is complete; returns whether it was accepted. @param {string} text */
   queue(text) {
-    if (this.#isTaken()) return false;
+    if (this.#refuseIfTaken()) return false;
     this.queued.put(this.current.id, text);
     return true;
   }
@@ -119,12 +119,12 @@ export class Chat {
   takeBack(id) {
     const text = this.queued.take(id);
     if (!text) return;
-    if (id === this.current.id) this.composer.giveBack(text);
+    if (id === this.current.id) this.composer.prepend(text);
     else writePref(`draft.${id}`, [text, readPref(`draft.${id}`, "")].filter(Boolean).join("\n\n"));
   }
 
   /** Handles the end of an answer: after a complete one, the queued message is sent. @param {import("./store.js").Conversation} conversation @param {import("./store.js").Message} message */
-  answered(conversation, { state }) {
+  onAnswerEnd(conversation, { state }) {
     if (state !== "done") return this.takeBack(conversation.id);
     const text = this.queued.take(conversation.id);
     if (text) this.send(text, conversation);
@@ -143,30 +143,30 @@ export class Chat {
     const message = this.#add(conversation, { id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: conversation.model });
     conversation.updated = now;
     this.store.append(conversation, [...added, message]);
-    this.runs.start(conversation, message, body);
+    this.answers.start(conversation, message, body);
     if (conversation !== this.current) return;
     this.thread.follow.toEnd();
-    this.composer.catchFocus();
+    this.composer.restoreFocus();
   }
 
   /** Continues the last answer after its present text. @param {string} id */
   resume(id) {
-    if (this.#isTaken() || this.isBusy) return;
+    if (this.#refuseIfTaken() || this.isBusy) return;
     const { current } = this;
     const message = current.messages.at(-1);
     if (message?.id !== id) return;
     const body = requestFor(current, current.messages, current.model, this.tier, true);
-    Object.assign(message, { ...FROM_HERE, sentAt: Date.now(), stage: message.thinking ? "answering" : "speaking" });
+    Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now(), stage: message.thinking ? "answering" : "speaking" });
     this.store.save(current, message);
     this.thread.answer(message)?.begin();
-    this.runs.start(current, message, body);
-    this.composer.catchFocus();
+    this.answers.start(current, message, body);
+    this.composer.restoreFocus();
   }
 
   /** Repeats a request without the oldest messages, after the conversation exceeded the context. @param {string} id the failed answer */
   async leaveOut(id) {
     const { current } = this;
-    const first = await firstThatFits(current);
+    const first = await firstMessageThatFits(current);
     if (current !== this.current) return;
     if (!first) return toast("Your last message alone does not fit. Shorten it, or begin a new conversation.");
     this.change((conversation) => (conversation.first = first));
@@ -186,7 +186,7 @@ export class Chat {
   /** Deletes a message and all after it. Offers an undo if an answer's text, or more than one question or answer, was deleted. */
   #truncate(id) {
     const { current } = this;
-    this.runs.stop(current.id);
+    this.answers.stop(current.id);
     const before = [...current.messages];
     const at = before.findIndex((message) => message.id === id);
     const dropped = before.slice(at);
@@ -194,21 +194,21 @@ export class Chat {
     this.thread.show(current.messages, current.first);
     const isMore = dropped.length > (before[at].role === "user" ? 2 : 1);
     const hasText = dropped.some(({ role, content, thinking }) => role === "assistant" && (content || thinking));
-    const text = isMore ? "What came after it is gone." : "The earlier answer was replaced.";
-    if (isMore || hasText) this.#offerBack(text, current.id, before, at);
+    const text = isMore ? "The messages after it were deleted." : "The earlier answer was replaced.";
+    if (isMore || hasText) this.#offerUndo(text, current.id, before, at);
   }
 
-  #offerBack(text, id, messages, kept) {
-    toast(text, { action: "Undo", run: () => this.#bringBack(id, messages, kept), ms: COMPARE });
+  #offerUndo(text, id, messages, kept) {
+    toast(text, { action: "Undo", run: () => this.#restore(id, messages, kept), ms: UNDO_MS });
   }
 
   /** Restores `messages`, of which the first `kept` remained, unless more than one answer was added since. */
-  #bringBack(id, messages, kept) {
+  #restore(id, messages, kept) {
     const conversation = this.store.get(id);
     if (!conversation) return;
-    if (this.#isForeign(conversation)) return this.#offerBack("Another tab is writing in this conversation.", id, messages, kept);
+    if (this.#hasOtherWriter(conversation)) return this.#offerUndo("Another tab is writing in this conversation.", id, messages, kept);
     if (conversation.messages.length > kept + 2) return toast("The conversation has gone on since.");
-    this.runs.stop(id);
+    this.answers.stop(id);
     conversation.messages = messages;
     this.store.restore(conversation);
     if (id === this.current.id) this.open(id);
@@ -216,23 +216,23 @@ export class Chat {
 
   /** @param {string} id an answer */
   regenerate(id) {
-    if (this.#isTaken()) return;
+    if (this.#refuseIfTaken()) return;
     this.#truncate(id);
     this.#answer(this.current);
   }
 
   /** Replaces a question and requests a new answer; returns whether it did. @param {string} id @param {string} text */
   edit(id, text) {
-    if (this.#isTaken()) return false;
+    if (this.#refuseIfTaken()) return false;
     this.#truncate(id);
     this.send(text.trim());
-    this.composer.focusIfDesk();
+    this.composer.focusOnDesktop();
     return true;
   }
 
-  #isTaken() {
-    if (this.isWrittenElsewhere) toast("Another tab is writing in this conversation.");
-    return this.isWrittenElsewhere;
+  #refuseIfTaken() {
+    if (this.isAnsweredElsewhere) toast("Another tab is writing in this conversation.");
+    return this.isAnsweredElsewhere;
   }
 
   editLast() {
@@ -241,9 +241,9 @@ export class Chat {
   }
 
   stop() {
-    const stream = this.isWrittenElsewhere && this.current.messages.at(-1)?.stream;
+    const stream = this.isAnsweredElsewhere && this.current.messages.at(-1)?.stream;
     if (stream) stopAnswer(stream); // the tab that drives the answer learns it from the server
-    return this.runs.stop(this.current.id);
+    return this.answers.stop(this.current.id);
   }
 
   /** @param {string} model */

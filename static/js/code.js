@@ -2,7 +2,7 @@
 import { h, icon } from "./dom.js";
 import { copy } from "./notices.js";
 
-const LONGEST_COLOURED = 60_000;
+const MAX_HIGHLIGHTED_CHARACTERS = 60_000;
 
 /** @param {string} info @param {string} text @returns {HTMLElement} */
 export function codeFrame(info, text) {
@@ -26,11 +26,11 @@ export function growCode(frame, text) {
 let highlighter = /** @type {Promise<any> | null} */ (null); // loaded lazily, shared by all code blocks
 
 /** Highlights a closed block when the browser is idle. @param {HTMLElement} frame */
-export async function colour(frame) {
+export async function highlight(frame) {
   const code = /** @type {HTMLElement} */ (frame.querySelector("code"));
   const text = code.textContent ?? "";
   const lang = frame.dataset.lang ?? "";
-  if (!lang || text.length > LONGEST_COLOURED) return;
+  if (!lang || text.length > MAX_HIGHLIGHTED_CHARACTERS) return;
   try {
     highlighter ??= import("../vendor/highlight/highlight.min.js");
     const hljs = (await highlighter).default;

@@ -33,7 +33,7 @@ export class Composer {
   }
 
   /** Inserts text before the typed text. @param {string} text */
-  giveBack(text) {
+  prepend(text) {
     this.area.value = [text, this.area.value].filter(Boolean).join("\n\n");
     this.#changed();
   }
@@ -63,7 +63,7 @@ export class Composer {
   }
 
   /** Keeps the keyboard focus in the conversation when the pressed button has disappeared. */
-  catchFocus() {
+  restoreFocus() {
     const active = document.activeElement;
     if (active && active !== document.body && active.getClientRects().length) return;
     if (matchMedia("(hover: hover)").matches) this.focus();
@@ -71,7 +71,7 @@ export class Composer {
   }
 
   /** Focuses the box on a desktop only; on a phone the keyboard would cover the messages. */
-  focusIfDesk() {
+  focusOnDesktop() {
     if (matchMedia("(hover: hover)").matches) this.focus();
   }
 

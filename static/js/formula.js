@@ -3,11 +3,11 @@
 import { h } from "./dom.js";
 
 const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500, output: "htmlAndMathml" };
-const MOST_KEPT = 300;
+const MAX_CACHED = 300;
 
 let katex = /** @type {any} */ (null); // loaded lazily, shared by all formulas
 let loading = /** @type {Promise<void> | null} */ (null);
-const drawn = /** @type {Map<string, Node[]>} */ (new Map()); // cache, as a growing block is drawn repeatedly
+const cache = /** @type {Map<string, Node[]>} */ (new Map()); // a growing block is drawn repeatedly
 
 /** @param {string} tex @param {boolean} display @returns {HTMLElement} */
 export function formula(tex, display) {
@@ -40,16 +40,16 @@ function drawPending() {
 function draw(node) {
   const tex = node.dataset.tex;
   const key = `${node.className} ${tex}`;
-  let nodes = drawn.get(key);
+  let nodes = cache.get(key);
   if (!nodes) {
-    if (drawn.size > MOST_KEPT) drawn.clear();
-    drawn.set(key, (nodes = made(tex, node.classList.contains("display"))));
+    if (cache.size > MAX_CACHED) cache.clear();
+    cache.set(key, (nodes = render(tex, node.classList.contains("display"))));
   }
   node.replaceChildren(...nodes.map((one) => one.cloneNode(true)));
   return node;
 }
 
-function made(tex, displayMode) {
+function render(tex, displayMode) {
   const root = h("span");
   try {
     katex.render(tex, root, { ...OPTIONS, displayMode });

@@ -28,7 +28,7 @@ function show(error) {
   } else {
     bar.removeAttribute("value");
   }
-  byId("loading-what").textContent = loading ? [loading.what, share(loading)].filter(Boolean).join(", ") : "You can write meanwhile.";
+  byId("loading-detail").textContent = loading ? [loading.what, share(loading)].filter(Boolean).join(", ") : "You can write meanwhile.";
 }
 
 const share = ({ what, done, total }) => (what === "weights" ? `${size(done)} of ${size(total)}` : total > 1 ? `${done} of ${total}` : "");

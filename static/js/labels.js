@@ -1,19 +1,27 @@
-// Texts for the states of an answer, in one place for consistency. Pure.
+// Texts for the states of an answer and of the engine, in one place for consistency. Pure.
 
-const CAUSES = {
-  step: "for the next step",
-  prompt: "the first answer reads the question for all",
-  order: "others came first",
-  slots: "every seat is taken",
-  pages: "memory for its text is taken",
-  budget: "running answers keep their pace first",
-  fairness: "others had less so far",
-  deadline: "an earlier deadline goes first",
-  batch: "its batch is not complete",
-  restart: "the engine started again",
-  body: "it had not all arrived",
-  texts: "long texts of others came first",
-  reader: "it was complete, and waited to be read",
+/** Reasons for a wait, worded as in `carousel explain` (app/cli/explain.py). */
+export const CAUSE_TEXTS = {
+  step: "waiting for the next step",
+  prompt: "prompt computed by the first choice",
+  order: "other requests first",
+  slots: "all slots occupied",
+  pages: "KV cache full",
+  budget: "token budget of the step used up",
+  fairness: "another tenant's turn",
+  deadline: "earlier deadline of another request",
+  batch: "batch not complete",
+  restart: "engine restarted",
+  body: "request body incomplete",
+  texts: "long texts of other requests tokenized first",
+  reader: "complete, not yet read by the client",
+};
+
+/** Methods by which a paused request keeps its computed tokens, worded as in `carousel explain`. */
+export const MECHANISM_TEXTS = {
+  swap: "pages kept in host memory",
+  partial: "pages kept while memory lasts",
+  recompute: "to be recomputed",
 };
 
 /** Returns the ordinal of a number: 1 -> 1st. @param {number} n */
@@ -29,17 +37,16 @@ export function ordinal(n) {
  * @returns {{ kind: string, head: string, why: string }}
  */
 export function describe(status) {
-  if (status.cause === "restart") return { kind: "paused", head: "One moment: the engine starts again", why: "nothing of it is lost" };
+  if (status.cause === "restart") return { kind: "paused", head: "The engine is restarting", why: "no text is lost" };
   if (status.state === "queued") {
     const head = status.position === 1 ? "Next in line" : status.position ? `${ordinal(status.position)} in line` : "In line";
-    return { kind: "queued", head, why: CAUSES[status.cause ?? ""] ?? "" };
+    return { kind: "queued", head, why: CAUSE_TEXTS[status.cause ?? ""] ?? "" };
   }
   if (status.state === "paused") {
-    const whom = status.by === "interactive" ? " for someone who is waiting" : status.by ? ` for a request of class ${status.by}` : ", memory ran short";
-    const kept = status.mechanism === "recompute" ? "it goes on from the same word" : "its place is kept, it goes on from the same word";
-    return { kind: "paused", head: `Paused${whom}`, why: kept };
+    const beneficiary = status.by ? ` for a request of class ${status.by}` : ", memory ran short";
+    return { kind: "paused", head: `Paused${beneficiary}`, why: "it resumes at the same word" };
   }
-  return { kind: "running", head: "Reading your message", why: CAUSES[status.cause ?? ""] ?? "" };
+  return { kind: "running", head: "Reading your message", why: CAUSE_TEXTS[status.cause ?? ""] ?? "" };
 }
 
 /** @param {import("./store.js").Message} message @returns {string[]} time to first token, speed, time paused, tokens */
@@ -47,9 +54,9 @@ export function figures(message) {
   const parts = [];
   if (message.firstAt && message.sentAt) parts.push(`${seconds(message.firstAt - message.sentAt)} to first token`);
   const tokens = message.usage?.completion_tokens ?? message.pieces ?? 0;
-  const read = (message.lastAt ?? 0) - (message.firstAt ?? 0) - (message.pausedMs ?? 0);
+  const streamed = (message.lastAt ?? 0) - (message.firstAt ?? 0) - (message.pausedMs ?? 0);
   // After a reload part of the time passed without a reader; then only the server's decode time is known.
-  const span = message.resumed ? (message.usage?.time_ms?.decode ?? 0) : read;
+  const span = message.resumed ? (message.usage?.time_ms?.decode ?? 0) : streamed;
   if (tokens > 3 && span > 50) parts.push(`${decimal(((tokens - 1) * 1000) / span)} tokens/s`);
   if ((message.pausedMs ?? 0) > 50) parts.push(`paused ${seconds(message.pausedMs ?? 0)}`);
   if (message.usage) parts.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
@@ -58,30 +65,28 @@ export function figures(message) {
 
 const PHASES = {
   intake: "received",
-  queued: "waited",
+  queued: "queued",
   prefill: "read the prompt",
-  decode: "written",
+  decode: "wrote the answer",
   paused: "paused",
-  swapping: "brought back",
+  swapping: "swapped in",
   delivery: "delivered",
 };
 
-const KEPT = { swap: "its pages kept", partial: "its pages kept while there was memory", recompute: "to be read again" };
-
 /** Returns a phase with its duration, such as "written 1.2 s". @param {string} phase @param {number} ms */
-export const spent = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
+export const phaseDuration = (phase, ms) => `${PHASES[phase] ?? phase} ${seconds(ms)}`;
 
 /** Returns the reason for an interval of an answer's timeline; often empty.
  * @param {{ phase: string, cause?: string, by?: string | null, mechanism?: string, why?: string }} interval */
-export function because({ phase, cause, by, mechanism, why }) {
-  const reason = CAUSES[cause ?? ""] ?? "";
+export function intervalReason({ phase, cause, by, mechanism, why }) {
+  const reason = CAUSE_TEXTS[cause ?? ""] ?? "";
   if (phase !== "paused") return reason;
-  const whom = by ? `for a request of class ${by}` : "as memory ran short";
-  return `${whom}, ${KEPT[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
+  const beneficiary = by ? `for a request of class ${by}` : "as memory ran short";
+  return `${beneficiary}, ${MECHANISM_TEXTS[mechanism ?? ""] ?? mechanism}${why ? `: ${why}` : ""}`;
 }
 
 /** Returns the duration of an answer's reasoning, running or finished. @param {import("./store.js").Message} message @param {number} now */
-export function thinkingTime({ thinkingAt, thoughtMs }, now) {
+export function reasoningLabel({ thinkingAt, thoughtMs }, now) {
   if (thoughtMs !== undefined) return `Thought for ${Math.max(1, Math.round(thoughtMs / 1000))} s`;
   return thinkingAt ? `Thinking (${Math.round((now - thinkingAt) / 1000)} s)` : "Thinking";
 }

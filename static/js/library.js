@@ -5,13 +5,13 @@ import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { toast } from "./notices.js";
 import { titleFrom } from "./store.js";
 
-const FRESH = (RESUME_SECONDS + 600) * 1000; // ms after which the server has certainly dropped an abandoned answer
+const MAX_AGE_MS = (RESUME_SECONDS + 600) * 1000; // ms after which the server has certainly dropped an abandoned answer
 
 export class Library {
-  /** @param {{ store: import("./store.js").Store, runs: import("./answers.js").Runs, chat: import("./chat.js").Chat }} parts */
-  constructor({ store, runs, chat }) {
+  /** @param {{ store: import("./store.js").Store, answers: import("./answers.js").Answers, chat: import("./chat.js").Chat }} parts */
+  constructor({ store, answers, chat }) {
     this.store = store;
-    this.runs = runs;
+    this.answers = answers;
     this.chat = chat;
   }
 
@@ -25,7 +25,7 @@ export class Library {
   remove(id) {
     const conversation = this.store.get(id);
     if (!conversation) return;
-    this.runs.stop(id);
+    this.answers.stop(id);
     this.store.remove(id);
     this.chat.composer.forget(id);
     if (id === this.chat.current.id) location.hash = "#/";
@@ -45,12 +45,12 @@ export class Library {
     download(`${fileName(conversation.title)}.${form}`, text, form === "md" ? "text/markdown" : "application/json");
   }
 
-  /** Resumes answers that were in progress when the page was closed; runs before anything is shown. */
-  pickUp() {
+  /** Resumes answers that were in progress when the page was closed; answers before anything is shown. */
+  resumeSaved() {
     for (const conversation of this.store.list())
       for (const message of conversation.messages.filter(({ state }) => state === "streaming")) {
-        const isFresh = !message.stream || Date.now() - (message.lastAt ?? message.created) < FRESH;
-        if (isFresh && message === conversation.messages.at(-1)) this.runs.pickUp(conversation, message);
+        const isKept = !message.stream || Date.now() - (message.lastAt ?? message.created) < MAX_AGE_MS;
+        if (isKept && message === conversation.messages.at(-1)) this.answers.resumeSaved(conversation, message);
         else this.#interrupted(conversation, message);
       }
   }

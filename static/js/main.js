@@ -1,5 +1,5 @@
 // Entry point of the chat page: creates the parts and connects them.
-import { accountOf, listModels } from "./api.js";
+import { getTimeline, listModels } from "./api.js";
 import { setUpTheme } from "./appearance.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
@@ -10,24 +10,24 @@ import { untilReady } from "./health.js";
 import { setUpKeys } from "./keys.js";
 import { Library } from "./library.js";
 import { openMenu } from "./menu.js";
-import { announce, say, toast } from "./notices.js";
+import { announce, setStatus, toast } from "./notices.js";
 import { Queue } from "./queue.js";
-import { Runs } from "./answers.js";
+import { Answers } from "./answers.js";
 import { SettingsSheet } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
 import { Thread } from "./thread.js";
 
 const store = new Store(
-  (reason) => toast(`This browser keeps nothing: ${reason}. Conversations last until this tab closes.`, { ms: 12_000 }),
+  (reason) => toast(`This browser cannot save conversations: ${reason}. They last until this tab closes.`, { ms: 12_000 }),
   (id) => chat.changedElsewhere(id),
 );
-const runs = new Runs(store, {
-  lookAt: (message) => thread.answer(message),
+const answers = new Answers(store, {
+  viewOf: (message) => thread.answer(message),
   changed: () => show(),
   ended: (conversation, message) => ended(conversation, message),
-  said: (text, conversation) => conversation === chat.current && say(text),
-  failed: (error) => error.status === 401 && askKey(error.message),
+  announce: (text, conversation) => conversation === chat.current && setStatus(text),
+  onError: (error) => error.status === 401 && askKey(error.message),
 });
 const thread = new Thread({
   send: (text) => chat.send(text),
@@ -36,9 +36,9 @@ const thread = new Thread({
   leaveOut: (id) => chat.leaveOut(id),
   startOver: () => chat.startOver(),
   edit: (id, text) => chat.edit(id, text),
-  retryNow: () => runs.now(chat.current.id),
+  retryNow: () => answers.now(chat.current.id),
   askKey: () => askKey(),
-  account: accountOf,
+  timeline: getTimeline,
 });
 const composer = new Composer({ send: (text) => chat.send(text), queue: (text) => chat.queue(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
 const sidebar = new Sidebar({
@@ -52,14 +52,14 @@ const queue = new Queue((id) => {
   chat.takeBack(id);
   composer.focus();
 });
-const chat = new Chat({ store, runs, thread, composer, queue, show: () => show() });
-const library = new Library({ store, runs, chat });
+const chat = new Chat({ store, answers, thread, composer, queue, show: () => show() });
+const library = new Library({ store, answers, chat });
 const settings = new SettingsSheet((apply) => chat.change(apply));
 
 /** Updates everything outside the message column for the open conversation. */
 function show() {
   const { current } = chat;
-  sidebar.show(store.list(), current.id, runs.running);
+  sidebar.show(store.list(), current.id, answers.running);
   composer.setBusy(chat.isBusy);
   byId("title").textContent = current.title;
   byId("more").hidden = !current.messages.length;
@@ -70,8 +70,8 @@ function show() {
 
 /** Announces a complete answer to screen readers and sends a queued message. */
 function ended(conversation, message) {
-  if (conversation === chat.current && message.state === "done") announce(thread.answer(message)?.spoken() ?? []);
-  chat.answered(conversation, message);
+  if (conversation === chat.current && message.state === "done") announce(thread.answer(message)?.blockTexts() ?? []);
+  chat.onAnswerEnd(conversation, message);
 }
 
 let modelLengths = /** @type {Record<string, number | undefined>} */ ({});
@@ -91,7 +91,7 @@ function showModels() {
 function showContext() {
   const used = chat.current.messages.findLast((message) => message.usage)?.usage.total_tokens ?? 0;
   const share = used / (modelLengths[chat.current.model] ?? Infinity);
-  byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the model's memory used` : "";
+  byId("context-note").textContent = share > 0.6 ? `${Math.round(share * 100)} % of the context used` : "";
 }
 
 function create() {
@@ -103,7 +103,7 @@ function route() {
   if (!/^#?$|^#\//.test(location.hash)) return; // the skip link targets an element
   chat.open(/^#\/c\/(\w+)$/.exec(location.hash)?.[1]);
   sidebar.drawer(false);
-  composer.focusIfDesk();
+  composer.focusOnDesktop();
 }
 
 async function loadModels() {
@@ -149,7 +149,7 @@ addEventListener("hashchange", route);
 addEventListener("popstate", route);
 
 await store.open();
-library.pickUp();
+library.resumeSaved();
 route();
 untilReady((ready) => {
   composer.setReady(ready);

@@ -55,7 +55,7 @@ const parser = new Marked({
   },
 });
 
-let growing = false; // whether the text being parsed may still grow
+let isGrowing = false; // whether the text being parsed may still grow
 
 const mathToken = ({ raw, tex, display }) => ({ type: "math", raw, tex, display });
 
@@ -81,7 +81,7 @@ parser.use({
       start: (source) => /\$|\\[[(]/.exec(source)?.index,
       tokenizer(source, tokens) {
         const found = formulaAt(source, 0, tokens.at(-1)?.raw.at(-1) ?? "");
-        if (found === "open") return growing ? plainToken(source) : plainToken(source.slice(0, 2));
+        if (found === "open") return isGrowing ? plainToken(source) : plainToken(source.slice(0, 2));
         if (!found) return /^\\[[(]/.test(source) ? plainToken(source.slice(0, 2)) : undefined;
         return mathToken(found);
       },
@@ -94,7 +94,7 @@ const plainToken = (text) => ({ type: "text", raw: text, text });
 const codeOf = (tex, display) => `<code class="math${display ? " display" : ""}">${escape(tex)}</code>`;
 
 /** Returns whether a text could overflow the parser's stack or take very long: deep nesting, many brackets, stars or pipes. */
-function tooWild(source) {
+function isTooComplex(source) {
   if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source)) return true;
   if (/^[ \t]{60}/m.test(source)) return true;
   if (/[[\](){}*_~`<!\\&]{60}/.test(source)) return true;
@@ -111,21 +111,21 @@ export function renderPlain(source) {
 
 /** Renders one block of Markdown. @param {string} source @param {boolean} [mayGrow] the block may be unfinished @returns {DocumentFragment} */
 export function renderMarkdown(source, mayGrow = false) {
-  if (tooWild(source)) return renderPlain(source);
+  if (isTooComplex(source)) return renderPlain(source);
   let fragment;
-  growing = mayGrow;
+  isGrowing = mayGrow;
   try {
     fragment = DOMPurify.sanitize(/** @type {string} */ (parser.parse(source)), CLEAN);
   } catch {
     return renderPlain(source); // the parser's stack overflowed: show the text plain
   }
-  dress(fragment);
+  completeFragment(fragment);
   return fragment;
 }
 
 /** Completes a fragment: links open in a new tab without a referrer, lists and tables follow the direction of their text,
  *  formulas are drawn, tables and code get their frames. */
-function dress(fragment) {
+function completeFragment(fragment) {
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";

@@ -2,7 +2,7 @@
 // text. Pure.
 
 const CLOSE = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
-const LONGEST = 8000;
+const MAX_CHARACTERS = 8000;
 const ONE_LETTER = /^[A-Za-z]'*$/;
 const SIGNS = /[\\^_=+<>/|*]|\w\(.+\)|\w-\w/;
 const WORDS = /[A-Za-z]{3,}\s+(?:\S+\s+)*?[A-Za-z]{3,}/;
@@ -17,7 +17,7 @@ export function formulaAt(text, at, before = text[at - 1] ?? "") {
   const close = CLOSE[mark];
   if (!close) return text[at] === "$" ? singleDollar(text, at, before) : null;
   const end = endOf(text, at + 2, close);
-  if (end < 0) return text.length - at > LONGEST || /\n[ \t]*\n/.test(text.slice(at)) ? null : "open";
+  if (end < 0) return text.length - at > MAX_CHARACTERS || /\n[ \t]*\n/.test(text.slice(at)) ? null : "open";
   const tex = text.slice(at + 2, end).trim();
   if (!tex || /\n[ \t]*\n/.test(tex)) return null; // a formula contains no empty line
   return { raw: text.slice(at, end + 2), tex, display: mark !== "\\(" };

@@ -1,14 +1,14 @@
 // DOM of one answer: reasoning, text, waiting line, errors with their actions, tools and figures.
-import { AccountView } from "./account.js";
+import { TimelineView } from "./timeline.js";
 import { h, icon, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { MarkdownStream } from "./render.js";
 import { WaitLine } from "./waiting.js";
-import { ending, figures, isUnfinished, thinkingTime } from "./labels.js";
+import { ending, figures, isUnfinished, reasoningLabel } from "./labels.js";
 
 /**
  * @typedef {{ regenerate(id: string): void, resume(id: string): void, edit(id: string, text: string): boolean, retryNow(id: string): void,
- *   leaveOut(id: string): void, startOver(): void, askKey(): void, account(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
+ *   leaveOut(id: string): void, startOver(): void, askKey(): void, timeline(stream: string): Promise<{ choices: { intervals: any[] }[] }> }} Actions
  * @typedef {import("./store.js").Message} Message
  */
 
@@ -24,7 +24,7 @@ export class AnswerView {
     this.actions = actions;
     this.summary = h("summary");
     this.thinking = h("div", { class: "prose" });
-    this.thoughts = h("details", { class: "thoughts", hidden: true }, this.summary, this.thinking);
+    this.reasoning = h("details", { class: "reasoning", hidden: true }, this.summary, this.thinking);
     this.body = h("div", { class: "body prose" });
     this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
@@ -34,14 +34,14 @@ export class AnswerView {
       iconButton("copy", "Copy answer", ({ currentTarget }) => copy(this.message.content, currentTarget)),
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
       this.figures, this.resume);
-    this.account = new AccountView((stream) => this.actions.account(stream));
+    this.timeline = new TimelineView((stream) => this.actions.timeline(stream));
     this.node = h("article", { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
-      this.thoughts, this.body, this.wait.node, this.trouble, this.tools, this.account.node);
+      this.reasoning, this.body, this.wait.node, this.trouble, this.tools, this.timeline.node);
     this.node.addEventListener("contentvisibilityautostatechange", ({ skipped }) => skipped || this.draw());
     this.begin();
   }
 
-  /** Shows the deferred text; also called when the answer comes near the viewport. */
+  /** Shows the deferred text; also called when the answer isLive near the viewport. */
   draw() {
     if (this.#isDrawn) return;
     this.#isDrawn = true;
@@ -55,7 +55,7 @@ export class AnswerView {
     this.#thinking?.finish();
     this.body.replaceChildren();
     this.thinking.replaceChildren();
-    this.thoughts.hidden = true;
+    this.reasoning.hidden = true;
     this.trouble.hidden = true;
     this.#text = new MarkdownStream(this.body);
     this.#thinking = new MarkdownStream(this.thinking);
@@ -70,8 +70,8 @@ export class AnswerView {
   /** @param {string} text */
   write(text) {
     if (this.wait.isShown) this.#clearWait();
-    if (this.#text?.isEmpty) this.thoughts.open = false;
-    this.#showThoughts();
+    if (this.#text?.isEmpty) this.reasoning.open = false;
+    this.#showSummary();
     this.trouble.hidden = true;
     this.#text?.write(text);
     this.#showFigures();
@@ -83,8 +83,8 @@ export class AnswerView {
     if (message.id !== before.id || !message.content.startsWith(before.content)) return false;
     this.message = message;
     if (before.state !== "streaming") return message.state === before.state;
-    const thought = message.thinking?.slice(before.thinking?.length ?? 0);
-    if (thought) this.think(thought);
+    const added = message.thinking?.slice(before.thinking?.length ?? 0);
+    if (added) this.think(added);
     if (message.content.length > before.content.length) this.write(message.content.slice(before.content.length));
     if (message.state !== "streaming") this.settle();
     return true;
@@ -93,12 +93,12 @@ export class AnswerView {
   /** Appends reasoning, which is unfolded while it arrives and folded when the answer begins. @param {string} text */
   think(text) {
     const { message } = this;
-    const comes = message.state === "streaming" && !message.content;
-    if (this.thoughts.hidden) this.thoughts.open = comes;
-    this.thoughts.hidden = false;
+    const isLive = message.state === "streaming" && !message.content;
+    if (this.reasoning.hidden) this.reasoning.open = isLive;
+    this.reasoning.hidden = false;
     this.#thinking?.write(text);
-    this.#showThoughts();
-    if (comes) this.wait.thinking(message);
+    this.#showSummary();
+    if (isLive) this.wait.thinking(message);
   }
 
   /** Shows the reason for a wait. @param {{ state: string, position?: number, cause?: string, by?: string, mechanism?: string }} status */
@@ -131,15 +131,15 @@ export class AnswerView {
     this.#setLive(false);
     this.#text?.finish();
     this.#thinking?.finish();
-    this.#showThoughts();
+    this.#showSummary();
     const { error, state } = this.message;
     this.trouble.hidden = state !== "error" || !error;
-    if (state === "error" && error) this.#showTrouble(error);
+    if (state === "error" && error) this.#showError(error);
     this.#showFigures();
   }
 
   /** Returns the text of each block, for screen readers. @returns {string[]} */
-  spoken() {
+  blockTexts() {
     return [...this.body.children].map((block) => {
       const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
       for (const math of copied.querySelectorAll(".math")) math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
@@ -147,9 +147,9 @@ export class AnswerView {
     }).filter(Boolean);
   }
 
-  #showThoughts() {
+  #showSummary() {
     const { message } = this;
-    this.summary.textContent = message.state === "streaming" && !message.content ? "Thoughts" : thinkingTime(message, 0).replace(/^Thinking.*/, "Thoughts");
+    this.summary.textContent = message.state === "streaming" && !message.content ? "Reasoning" : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
   }
 
   #wait(show) {
@@ -171,27 +171,27 @@ export class AnswerView {
     this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
   }
 
-  #showTrouble(error) {
+  #showError(error) {
     const { id } = this.message;
     const button = (label, run) => h("button", { class: "button small", type: "button", onclick: () => run() }, label);
     const again = isUnfinished(this.message)
       ? button("Continue", () => this.actions.resume(id))
       : button("Try again", () => this.actions.regenerate(id));
     // A retry of a conversation that exceeds the context would fail again.
-    const ways = error.code === "context_length_exceeded"
+    const buttons = error.code === "context_length_exceeded"
       ? [button("Leave out the oldest messages", () => this.actions.leaveOut(id)), button("New conversation", () => this.actions.startOver())]
       : [error.status === 401 && button("Enter key", () => this.actions.askKey()), again];
     const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
     this.trouble.replaceChildren(icon("warn"),
       h("div", { class: "trouble-text" }, error.message, code && h("span", { class: "trouble-code" }, code)),
-      h("div", { class: "trouble-tools" }, ...ways));
+      h("div", { class: "trouble-tools" }, ...buttons));
   }
 
   #showFigures() {
-    const parts = figures(this.message).map((text, i) => h("span", { class: i && / tokens?$/.test(text) ? "wordy" : null }, text));
+    const parts = figures(this.message).map((text, i) => h("span", { class: i && / tokens?$/.test(text) ? "secondary" : null }, text));
     const end = ending(this.message);
     if (end) parts.push(h("span", { class: "note" }, end));
     this.figures.replaceChildren(...parts);
-    this.account.show(this.message);
+    this.timeline.show(this.message);
   }
 }

@@ -2,16 +2,16 @@
 import { byId, h, icon } from "./dom.js";
 
 /** Announces a change of state to screen readers, never single tokens. @param {string} text */
-export function say(text) {
+export function setStatus(text) {
   const status = byId("status");
   if (status && status.textContent !== text) status.textContent = text;
 }
 
-const LONGEST_SPOKEN = 6000; // characters
+const MAX_ANNOUNCED_CHARACTERS = 6000; // characters
 
 /** Announces an answer to screen readers, block by block. @param {string[]} blocks */
 export function announce(blocks) {
-  let left = LONGEST_SPOKEN;
+  let left = MAX_ANNOUNCED_CHARACTERS;
   const read = blocks.filter((block) => (left -= block.length) > 0);
   if (read.length < blocks.length) read.push("The rest of the answer is in the conversation.");
   byId("spoken").replaceChildren(...read.map((block) => h("p", {}, block)));
@@ -29,7 +29,7 @@ export function toast(text, { action, run, ms = 6000 } = {}) {
   byId("toasts").append(node);
   while (byId("toasts").children.length > 3) byId("toasts").firstElementChild.remove();
   setTimeout(close, ms);
-  say(text);
+  setStatus(text);
 }
 
 /** @param {string} text @param {HTMLElement} button the pressed button: for a moment its icon is a tick, and its label, if any, "Copied" */
@@ -37,9 +37,9 @@ export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    if (!copyByHand(text)) return toast("This browser does not let the page copy.");
+    if (!copyBySelection(text)) return toast("This browser does not let the page copy.");
   }
-  say("Copied");
+  setStatus("Copied");
   if ("copied" in button.dataset) return;
   const before = [...button.childNodes];
   button.dataset.copied = "";
@@ -51,7 +51,7 @@ export async function copy(text, button) {
 }
 
 /** Copies without the clipboard API, which exists on secure origins only; a server in a local network often uses plain http. */
-function copyByHand(text) {
+function copyBySelection(text) {
   const area = h("textarea", { class: "sr-only", "aria-hidden": "true" });
   area.value = text;
   document.body.append(area);

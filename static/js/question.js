@@ -3,7 +3,7 @@ import { h, iconButton } from "./dom.js";
 import { copy } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
 
-const LONG = 3000; // characters beyond which a bubble scrolls
+const SCROLL_CHARACTERS = 3000; // characters beyond which a bubble scrolls
 
 /**
  * @typedef {import("./store.js").Message} Message
@@ -31,9 +31,9 @@ export class UserView {
 
   show() {
     const { content } = this.message;
-    const scrolls = content.length > LONG ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
+    const scrolls = content.length > SCROLL_CHARACTERS ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
     this.node.replaceChildren(
-      h("div", { class: `bubble${content.length > LONG ? " long" : ""}`, dir: "auto", ...scrolls }, content),
+      h("div", { class: `bubble${content.length > SCROLL_CHARACTERS ? " long" : ""}`, dir: "auto", ...scrolls }, content),
       h("div", { class: "tools" },
         iconButton("edit", "Edit and send again", () => this.edit()),
         iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget))));

@@ -9,18 +9,18 @@ const CLOSE = "</think>";
  * @param {string} text next piece of the stream
  * @returns {{ text: string, thinking: string }} parts of it, and of the held text, that can be shown now
  */
-export function sort(message, text) {
+export function separate(message, text) {
   let rest = (message.held ?? "") + text;
   let thinking = "";
   message.held = "";
   if (!message.stage) {
-    const begun = rest.trimStart();
-    if (begun.length < OPEN.length && OPEN.startsWith(begun)) {
+    const start = rest.trimStart();
+    if (start.length < OPEN.length && OPEN.startsWith(start)) {
       message.held = rest;
       return { text: "", thinking };
     }
-    message.stage = begun.startsWith(OPEN) ? "thinking" : "speaking";
-    if (message.stage === "thinking") rest = begun.slice(OPEN.length);
+    message.stage = start.startsWith(OPEN) ? "thinking" : "speaking";
+    if (message.stage === "thinking") rest = start.slice(OPEN.length);
   }
   if (message.stage === "thinking") {
     const end = rest.indexOf(CLOSE);
@@ -39,7 +39,7 @@ export function sort(message, text) {
 }
 
 /** Returns the held text at the end of the stream, as it was not a tag after all. @param {import("./store.js").Message} message */
-export function leftOver(message) {
+export function flush(message) {
   const held = message.held ?? "";
   delete message.held;
   return message.stage === "thinking" ? { text: "", thinking: held } : { text: held, thinking: "" };

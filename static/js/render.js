@@ -1,9 +1,9 @@
 // DOM of a Markdown text that may still grow: closed blocks are built once and never changed, the last one is patched in
 // place. Reading, selecting and scrolling in finished blocks is not disturbed.
 import { BlockSplitter } from "./blocks.js";
-import { codeFrame, colour, growCode } from "./code.js";
+import { codeFrame, highlight, growCode } from "./code.js";
 import { h } from "./dom.js";
-import { heal } from "./repair_markdown.js";
+import { repairMarkdown } from "./repair_markdown.js";
 import { renderMarkdown, renderPlain } from "./markdown.js";
 
 export class MarkdownStream {
@@ -74,9 +74,9 @@ export class MarkdownStream {
     if (!this.#live) this.root.append((this.#live = h("div", { class: "block" })));
     this.#live.classList.toggle("cut", block.cut);
     if (block.kind === "code") return drawCode(this.#live, block, closed);
-    const fragment = block.kind === "plain" ? renderPlain(block.source) : renderMarkdown(closed ? block.source : heal(block.source), !closed);
+    const fragment = block.kind === "plain" ? renderPlain(block.source) : renderMarkdown(closed ? block.source : repairMarkdown(block.source), !closed);
     patch(this.#live, fragment);
-    if (closed) for (const frame of this.#live.querySelectorAll(".code")) colour(/** @type {HTMLElement} */ (frame));
+    if (closed) for (const frame of this.#live.querySelectorAll(".code")) highlight(/** @type {HTMLElement} */ (frame));
   }
 }
 
@@ -85,7 +85,7 @@ function drawCode(root, block, closed) {
   let frame = /** @type {HTMLElement | null} */ (root.firstElementChild);
   if (!frame?.classList.contains("code")) root.replaceChildren((frame = codeFrame(block.info, "")));
   growCode(frame, text);
-  if (closed) colour(frame);
+  if (closed) highlight(frame);
 }
 
 /**

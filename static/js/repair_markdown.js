@@ -4,16 +4,16 @@
 import { formulaAt } from "./math.js";
 
 const UNDECIDED = /^[ \t]*(?:[-*+]|\d{1,9}[.)]?|#{1,6}|>+|[`~]{1,2}|(?:`{3,}|~{3,})[^`]*|=+|-{2,}|\*{2,}|_{1,})[ \t]*$/;
-const LONGEST = 6_000; // characters; a longer tail is shown without repair, which affects appearance only
+const MAX_CHARACTERS = 6_000; // characters; a longer tail is shown without repair, which affects appearance only
 
 /** @param {string} source @returns {string} */
-export function heal(source) {
+export function repairMarkdown(source) {
   const start = tailStart(source);
   let tail = source.slice(start);
-  if (tail.length > LONGEST) return source;
+  if (tail.length > MAX_CHARACTERS) return source;
   const lineStart = tail.lastIndexOf("\n") + 1;
   if (UNDECIDED.test(tail.slice(lineStart))) tail = tail.slice(0, lineStart);
-  return source.slice(0, start) + healInline(healTable(tail));
+  return source.slice(0, start) + repairInline(hideUnfinishedTable(tail));
 }
 
 /** Returns the start of the last paragraph, item or table. */
@@ -25,15 +25,15 @@ function tailStart(source) {
 }
 
 /** Hides a table until its second row is complete; before that its pipes would be shown as text. */
-function healTable(tail) {
+function hideUnfinishedTable(tail) {
   if (!/^[ \t]*\|/.test(tail)) return tail;
   return (tail.match(/\n/g) ?? []).length < 2 ? "" : tail;
 }
 
 /** Repairs the text before an unfinished formula, which stays unchanged. */
-function healInline(tail) {
+function repairInline(tail) {
   const at = openFormula(tail);
-  return at < 0 ? healMarks(tail) : healMarks(tail.slice(0, at)) + tail.slice(at);
+  return at < 0 ? closeMarks(tail) : closeMarks(tail.slice(0, at)) + tail.slice(at);
 }
 
 /** Returns the start of a formula that has no end yet, or -1. */
@@ -54,7 +54,7 @@ function openFormula(text) {
   return -1;
 }
 
-function healMarks(tail) {
+function closeMarks(tail) {
   const text = tail
     .replace(/(?<!\\)!?\[([^[\]\n]*)\]\([^)\n]*$/, "$1")
     .replace(/(?<!\\)!?\[([^[\]\n]*)\]?$/, "$1");

@@ -7,23 +7,23 @@
  */
 export const FIELDS = [
   { name: "max_tokens", label: "Longest answer", note: "In tokens.", min: 1, whole: true, group: "Answer" },
-  { name: "temperature", label: "Temperature", note: "0 always takes the likeliest token.", min: 0, max: 2, step: 0.05, slider: true, neutral: 1, group: "Choice of words" },
-  { name: "top_p", label: "Top p", note: "Only the likeliest tokens that together reach this share.", min: 0.01, max: 1, step: 0.01, slider: true, neutral: 1, group: "Choice of words" },
-  { name: "min_p", label: "Min p", note: "Leaves out tokens less likely than this share of the likeliest.", min: 0, max: 1, step: 0.01, slider: true, neutral: 0, group: "Choice of words" },
-  { name: "top_k", label: "Top k", note: "Only this many candidates; 0 for all.", min: 0, whole: true, group: "Choice of words" },
-  { name: "seed", label: "Seed", note: "The same seed and text give the same answer.", min: 0, max: Number.MAX_SAFE_INTEGER, whole: true, group: "Choice of words" },
-  { name: "repetition_penalty", label: "Repetition penalty", note: "Above 1, what was said is said less.", min: 0.5, max: 2, step: 0.01, slider: true, neutral: 1, group: "Repetition" },
-  { name: "presence_penalty", label: "Presence penalty", note: "Lowers what has occurred at all.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
-  { name: "frequency_penalty", label: "Frequency penalty", note: "Lowers what has occurred, each time more.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
+  { name: "temperature", label: "Temperature", note: "0 always takes the most likely token.", min: 0, max: 2, step: 0.05, slider: true, neutral: 1, group: "Sampling" },
+  { name: "top_p", label: "Top p", note: "Only the most likely tokens that together reach this probability.", min: 0.01, max: 1, step: 0.01, slider: true, neutral: 1, group: "Sampling" },
+  { name: "min_p", label: "Min p", note: "Leaves out tokens below this share of the highest probability.", min: 0, max: 1, step: 0.01, slider: true, neutral: 0, group: "Sampling" },
+  { name: "top_k", label: "Top k", note: "Only this many candidates; 0 for all.", min: 0, whole: true, group: "Sampling" },
+  { name: "seed", label: "Seed", note: "The same seed and text give the same answer.", min: 0, max: Number.MAX_SAFE_INTEGER, whole: true, group: "Sampling" },
+  { name: "repetition_penalty", label: "Repetition penalty", note: "Above 1, tokens that have occurred become less likely.", min: 0.5, max: 2, step: 0.01, slider: true, neutral: 1, group: "Repetition" },
+  { name: "presence_penalty", label: "Presence penalty", note: "Makes tokens that have occurred less likely.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
+  { name: "frequency_penalty", label: "Frequency penalty", note: "Makes tokens less likely with each occurrence.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
   { name: "stop", label: "Stop at", note: "One text a line; the answer ends before it. \\n stands for a new line.", list: true, group: "Answer" },
 ];
 
-const MOST_STOPS = 4; // limit of the protocol
+const MAX_STOPS = 4; // limit of the protocol
 
 /** Returns the reason why a text is not a valid value of the field, or "". @param {Field} field @param {string} text */
-export function fault(field, text) {
+export function validationError(field, text) {
   const value = Number(text);
-  if (field.list) return stopsFrom(text).length > MOST_STOPS ? `At most ${MOST_STOPS} lines.` : "";
+  if (field.list) return stopsFrom(text).length > MAX_STOPS ? `At most ${MAX_STOPS} lines.` : "";
   if (text === "") return "";
   if (!Number.isFinite(value)) return "A number, please.";
   if (field.whole && !Number.isInteger(value)) return "A whole number, please.";

@@ -1,15 +1,15 @@
 // Scroll position of the column: follows new text until the user scrolls up, and then stays.
 
-const NEAR = 40;
-const FRAMES = 3; // after which no further message comes into view
+const NEAR_END_PX = 40;
+const SETTLE_FRAMES = 3; // after which no further message comes into view
 const UPWARD_KEYS = new Set(["ArrowUp", "PageUp", "Home"]);
 
 /** @param {EventTarget | null} target */
 const isTextField = (target) => target instanceof HTMLInputElement || target instanceof HTMLTextAreaElement;
 
-export class Follow {
+export class AutoScroll {
   #following = true;
-  #leads = true; // there are messages, so a button to the latest one is useful
+  #hasMessages = true; // there are messages, so a button to the latest one is useful
   #top = 0;
   #height = 0;
   #frame = 0;
@@ -19,24 +19,24 @@ export class Follow {
     this.scroller = scroller;
     this.jump = jump;
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
-    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#yield(), { passive: true });
-    document.addEventListener("keydown", ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.#yield());
-    new ResizeObserver(() => this.#grown()).observe(content);
-    new ResizeObserver(() => this.#grown()).observe(scroller);
+    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#release(), { passive: true });
+    document.addEventListener("keydown", ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.#release());
+    new ResizeObserver(() => this.#resized()).observe(content);
+    new ResizeObserver(() => this.#resized()).observe(scroller);
     jump.addEventListener("click", () => this.toEnd());
   }
 
   /** Shows another conversation: at its end, or without messages at the top of the page. @param {boolean} hasMessages */
   open(hasMessages) {
     if (hasMessages) return this.toEnd();
-    this.#following = this.#leads = false;
+    this.#following = this.#hasMessages = false;
     this.scroller.scrollTop = 0;
     this.#show();
   }
 
   toEnd() {
-    this.#following = this.#leads = true;
-    this.#stick();
+    this.#following = this.#hasMessages = true;
+    this.#scrollToEnd();
     this.#show();
   }
 
@@ -49,33 +49,33 @@ export class Follow {
     return target === document.body || (target instanceof Element && this.scroller.contains(target) && !isTextField(target));
   }
 
-  #stick() {
+  #scrollToEnd() {
     this.scroller.scrollTop = this.scroller.scrollHeight;
     this.#remember();
-    this.#settle(FRAMES);
+    this.#correct(SETTLE_FRAMES);
   }
 
   /** Corrects the position: messages are laid out only when they come into view, and may be taller than estimated. @param {number} frames */
-  #settle(frames) {
+  #correct(frames) {
     cancelAnimationFrame(this.#frame);
     this.#frame = requestAnimationFrame(() => {
       if (!this.#following) return;
-      if (this.#gap > 1) this.#stick();
-      else if (frames) this.#settle(frames - 1);
+      if (this.#gap > 1) this.#scrollToEnd();
+      else if (frames) this.#correct(frames - 1);
     });
   }
 
-  #grown() {
-    if (this.#following) this.#stick();
+  #resized() {
+    if (this.#following) this.#scrollToEnd();
     this.#show();
   }
 
-  #yield() {
+  #release() {
     if (this.#gap > 0 || this.scroller.scrollTop > 0) this.#following = false;
   }
 
   #scrolled() {
-    // A column that changes its height moves by itself, and an event may report the scroll of `#stick`.
+    // A column that changes its height moves by itself, and an event may report the scroll of `#scrollToEnd`.
     const moved = this.scroller.scrollTop - this.#top;
     const isUp = moved < -1 && this.scroller.scrollHeight === this.#height;
     this.#remember();
@@ -91,6 +91,6 @@ export class Follow {
   }
 
   #show() {
-    this.jump.hidden = !this.#leads || this.#following || this.#gap < NEAR;
+    this.jump.hidden = !this.#hasMessages || this.#following || this.#gap < NEAR_END_PX;
   }
 }

@@ -4,7 +4,7 @@ import { byId, h } from "./dom.js";
 import { SAMPLING } from "./env.js";
 import { toast } from "./notices.js";
 import { writePref } from "./prefs.js";
-import { FIELDS, fault, stopsFrom, stopsTo } from "./sampling.js";
+import { FIELDS, validationError, stopsFrom, stopsTo } from "./sampling.js";
 
 export class SettingsSheet {
   #conversation = /** @type {import("./store.js").Conversation | null} */ (null);
@@ -15,7 +15,7 @@ export class SettingsSheet {
     this.dialog = byId("settings");
     this.body = byId("settings-body");
     byId("settings-reset").addEventListener("click", () => this.#reset());
-    byId("settings-default").addEventListener("click", () => this.#keep());
+    byId("settings-default").addEventListener("click", () => this.#saveDefaults());
     closeByClick(this.dialog);
     // Enter in a number field would submit the form and close the sheet before the value is checked.
     byId("settings-form").addEventListener("keydown", (event) => {
@@ -54,7 +54,7 @@ export class SettingsSheet {
     const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
     area.value = stopsTo(value ?? []);
     area.addEventListener("input", () => {
-      if (this.#complain(area, error, fault(field, area.value))) return;
+      if (this.#showError(area, error, validationError(field, area.value))) return;
       const stops = stopsFrom(area.value);
       this.#set(field, stops.length ? stops : undefined);
     });
@@ -78,7 +78,7 @@ export class SettingsSheet {
     show(value);
     number.addEventListener("input", () => {
       const text = number.value.trim().replace(",", ".");
-      if (this.#complain(number, error, fault(field, text))) return;
+      if (this.#showError(number, error, validationError(field, text))) return;
       const now = text === "" ? undefined : Number(text);
       show(now);
       this.#set(field, now);
@@ -93,7 +93,7 @@ export class SettingsSheet {
   }
 
   /** Shows or clears the error of a field and returns whether there is one; the last valid value then stays in force. */
-  #complain(input, error, reason) {
+  #showError(input, error, reason) {
     error.textContent = reason;
     error.hidden = !reason;
     input.setAttribute("aria-invalid", String(Boolean(reason)));
@@ -112,7 +112,7 @@ export class SettingsSheet {
     this.#draw();
   }
 
-  #keep() {
+  #saveDefaults() {
     const { system, sampling } = /** @type {any} */ (this.#conversation);
     writePref("defaults", { system, sampling });
     this.dialog.close();

@@ -83,7 +83,7 @@ export class Sidebar {
     this.#forget();
     const none = byId("conversations-none");
     none.hidden = found.length > 0;
-    none.textContent = this.#list.length ? "Nothing found." : "What you talk about will be listed here.";
+    none.textContent = this.#list.length ? "Nothing found." : "Your conversations will be listed here.";
   }
 
   #heading(name) {

@@ -5,7 +5,7 @@
  * @typedef {{ kind: "event", id: string, event: string, data: string } | { kind: "comment", text: string }} Part
  */
 
-const LONGEST_LINE = 16 * 1024 * 1024;
+const MAX_LINE_CHARACTERS = 16 * 1024 * 1024;
 
 export class SseTooLong extends Error {}
 
@@ -34,7 +34,7 @@ export class SseParser {
     }
     if (text.endsWith("\r")) this.#skipLineFeed = true;
     this.#rest += text.slice(from);
-    if (this.#rest.length > LONGEST_LINE) throw new SseTooLong(`a line of more than ${LONGEST_LINE} characters`);
+    if (this.#rest.length > MAX_LINE_CHARACTERS) throw new SseTooLong(`a line of more than ${MAX_LINE_CHARACTERS} characters`);
     return parts;
   }
 
@@ -62,17 +62,17 @@ export class SseParser {
 export class Stalled extends Error {}
 
 /**
- * Yields every part of a response's body. Throws Stalled after `patience` ms without any data (the server sends pings).
+ * Yields every part of a response's body. Throws Stalled after `stallMs` ms without any data (the server sends pings).
  * @param {Response} response
- * @param {number} patience
+ * @param {number} stallMs
  * @returns {AsyncGenerator<Part, void, void>}
  */
-export async function* readParts(response, patience) {
+export async function* readParts(response, stallMs) {
   const parser = new SseParser();
   const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
   try {
     for (;;) {
-      const { done, value } = await withPatience(reader.read(), patience);
+      const { done, value } = await withTimeout(reader.read(), stallMs);
       if (done) return; // an incomplete event at the end of the stream is dropped, as the standard requires
       yield* parser.push(value);
     }
@@ -82,10 +82,10 @@ export async function* readParts(response, patience) {
 }
 
 /** @template T @param {Promise<T>} promise @param {number} ms @returns {Promise<T>} */
-function withPatience(promise, ms) {
+function withTimeout(promise, ms) {
   let timer = 0;
   const late = new Promise((_, reject) => {
-    timer = window.setTimeout(() => reject(new Stalled(`nothing came for ${ms} ms`)), ms);
+    timer = window.setTimeout(() => reject(new Stalled(`no data arrived for ${ms} ms`)), ms);
   });
   return /** @type {Promise<T>} */ (Promise.race([promise, late])).finally(() => clearTimeout(timer));
 }

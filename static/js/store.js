@@ -19,25 +19,25 @@ export class Store {
   #all = /** @type {Map<string, Conversation>} */ (new Map());
   #db = /** @type {IDBDatabase | null} */ (null);
   #channel = "BroadcastChannel" in window ? new BroadcastChannel("carousel") : null;
-  #faulted = false;
+  #hasFailed = false;
   #writes = /** @type {Map<string, number>} */ (new Map()); // number of started writes per conversation, by which a read detects that it is outdated
   /** Ids of the messages that this tab writes: their state in memory is newer than their row. */
-  written = /** @type {Set<string>} */ (new Set());
+  ownMessages = /** @type {Set<string>} */ (new Set());
 
   /**
-   * @param {(reason: string) => void} onFault called once if storage does not work
-   * @param {(id: string) => void} onForeignChange called after another tab changed or deleted this conversation, with memory up to date
+   * @param {(reason: string) => void} onFailure called once if storage does not work
+   * @param {(id: string) => void} onChangeElsewhere called after another tab changed or deleted this conversation, with memory up to date
    */
-  constructor(onFault, onForeignChange) {
-    this.onFault = onFault;
-    this.onForeignChange = onForeignChange;
+  constructor(onFailure, onChangeElsewhere) {
+    this.onFailure = onFailure;
+    this.onChangeElsewhere = onChangeElsewhere;
     if (this.#channel) this.#channel.onmessage = ({ data }) => this.refresh(data);
     document.addEventListener("visibilitychange", () => document.hidden || this.#catchUp());
   }
 
   async open() {
     try {
-      this.#db = await openDatabase(() => this.#fault(new Error("a newer version of this page is open in another tab; reload this one")));
+      this.#db = await openDatabase(() => this.#fail(new Error("a newer version of this page is open in another tab; reload this one")));
       const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
       const [rows, messages] = await Promise.all([CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())));
       const groups = new Map(rows.filter(({ deleted }) => !deleted).map(({ id }) => [id, []]));
@@ -45,7 +45,7 @@ export class Store {
       for (const row of rows) if (!row.deleted) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id)) });
       this.#forget(rows.filter(({ deleted }) => deleted < Date.now() - TOMBSTONE_MS));
     } catch (error) {
-      this.#fault(error);
+      this.#fail(error);
     }
   }
 
@@ -159,7 +159,7 @@ export class Store {
       if (conversation) conversation.revision = (row?.revision ?? 0) + 1;
       this.#channel?.postMessage({ id, message });
     } catch (error) {
-      this.#fault(error);
+      this.#fail(error);
     }
   }
 
@@ -177,16 +177,16 @@ export class Store {
       if (!row || row.deleted) this.#all.delete(id);
       else if (Array.isArray(stored)) this.#merge(row, inOrder(stored));
       else this.#merge(row, this.#all.get(id)?.messages.map((one) => (one.id === message && stored ? stored : one)) ?? []);
-      this.onForeignChange(id);
+      this.onChangeElsewhere(id);
     } catch (error) {
-      this.#fault(error);
+      this.#fail(error);
     }
   }
 
   /** Keeps the identity of the conversation object and of the messages that this tab writes. */
   #merge(row, messages) {
     const conversation = this.#all.get(row.id) ?? { ...row, messages: [] };
-    const own = new Map(conversation.messages.filter(({ id }) => this.written.has(id)).map((message) => [message.id, message]));
+    const own = new Map(conversation.messages.filter(({ id }) => this.ownMessages.has(id)).map((message) => [message.id, message]));
     Object.assign(conversation, row, { messages: messages.map((message) => own.get(message.id) ?? message) });
     this.#all.set(row.id, conversation);
   }
@@ -206,10 +206,10 @@ export class Store {
     for (const { id } of rows) table?.delete(id);
   }
 
-  #fault(error) {
-    if (this.#faulted) return;
-    this.#faulted = true;
-    this.onFault(error instanceof Error ? error.message : String(error));
+  #fail(error) {
+    if (this.#hasFailed) return;
+    this.#hasFailed = true;
+    this.onFailure(error instanceof Error ? error.message : String(error));
   }
 }
 
@@ -219,9 +219,9 @@ const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 /** Returns a random id. Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Returns the first line of a question; the list and the top bar truncate it to their width. @param {string} text @param {number} [most] characters */
-export function titleFrom(text, most = 160) {
+/** Returns the first line of a question; the list and the top bar truncate it to their width. @param {string} text @param {number} [maximum] characters */
+export function titleFrom(text, maximum = 160) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
   const letters = [...line]; // does not split surrogate pairs
-  return letters.length > most ? `${letters.slice(0, most - 1).join("").trimEnd()}…` : line || "Untitled";
+  return letters.length > maximum ? `${letters.slice(0, maximum - 1).join("").trimEnd()}…` : line || "Untitled";
 }

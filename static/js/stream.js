@@ -16,10 +16,10 @@ import { readParts, SseTooLong } from "./sse.js";
  *   | { kind: "done" }} AnswerEvent
  */
 
-const PATIENCE = 45_000; // ms; the server pings every 15 s, and three missed pings mean a dead connection
-const GIVE_UP = (RESUME_SECONDS + 10) * 1000; // ms; slightly more than the server keeps an answer without a reader
-const SLOWEST = 8000; // maximum ms between two attempts
-const MOST_RETRIES = 5;
+const STALL_MS = 45_000; // ms; the server pings every 15 s, and three missed pings mean a dead connection
+const GIVE_UP_MS = (RESUME_SECONDS + 10) * 1000; // ms; slightly more than the server keeps an answer without a reader
+const MAX_RETRY_MS = 8000; // maximum ms between two attempts
+const MAX_RETRIES = 5;
 
 export class Answer {
   #abort = new AbortController();
@@ -67,7 +67,7 @@ export class Answer {
           const response = await this.#connect();
           if (this.#stopped) return this.stop();
           yield { kind: "open", stream: this.stream ?? "" };
-          for await (const part of readParts(response, PATIENCE)) {
+          for await (const part of readParts(response, STALL_MS)) {
             lostAt = attempt = 0;
             const events = this.#read(part);
             yield* events;
@@ -79,16 +79,16 @@ export class Answer {
           if (this.#complete) return yield { kind: "done" };
           if (error instanceof SyntaxError || error instanceof SseTooLong) return yield { kind: "error", error: this.#unreadable() };
           if (error instanceof ApiError) {
-            const wait = waitFor(error);
-            if (wait === null || ++retries > MOST_RETRIES) return yield { kind: "error", error: this.stream ? lost(error) : error };
+            const wait = retryDelay(error);
+            if (wait === null || ++retries > MAX_RETRIES) return yield { kind: "error", error: this.stream ? resumeError(error) : error };
             yield { kind: "retry", error, at: Date.now() + wait };
             await this.#sleep(wait);
           } else {
             lostAt ||= Date.now();
-            if (Date.now() - lostAt > GIVE_UP) return yield { kind: "error", error: unreachable(this.stream) };
+            if (Date.now() - lostAt > GIVE_UP_MS) return yield { kind: "error", error: unreachable(this.stream) };
             attempt++;
             yield this.stream ? { kind: "reconnecting", attempt } : { kind: "offline" };
-            await this.#sleep(Math.min(SLOWEST, 200 * 2 ** attempt));
+            await this.#sleep(Math.min(MAX_RETRY_MS, 200 * 2 ** attempt));
           }
           if (this.#stopped) return;
         }
@@ -165,18 +165,18 @@ export class Answer {
 }
 
 /** Returns the ms before an automatic retry, or null. Only a full or throttling server that names a time is retried. @param {any} error */
-const waitFor = (error) => ((error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null);
+const retryDelay = (error) => ((error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null);
 
 /** Returns the error to show; the server may no longer have the answer, as after a restart. @param {ApiError} error */
-const lost = (error) =>
+const resumeError = (error) =>
   error.status === 404 || error.status === 410
-    ? new ApiError({ status: error.status, code: error.code, message: "The server no longer has this answer, as after a restart. The text so far is kept." })
+    ? new ApiError({ status: error.status, code: error.code, message: "The server no longer has this answer, for example after a restart. The text so far is kept." })
     : error;
 
 const unreachable = (stream) =>
   new ApiError({
     code: stream ? "connection_lost" : "unreachable",
-    message: stream ? "The connection was lost and could not be restored. What had arrived is kept." : "The server cannot be reached.",
+    message: stream ? "The connection was lost and could not be restored. The text so far is kept." : "The server cannot be reached.",
   });
 
 /** @param {string} comment @returns {AnswerEvent[]} */

@@ -4,9 +4,9 @@ import { EXAMPLES } from "./examples.js";
 import { whenIdle } from "./idle.js";
 import { AnswerView } from "./messages.js";
 import { UserView } from "./question.js";
-import { Follow } from "./scroll.js";
+import { AutoScroll } from "./scroll.js";
 
-const AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
+const DRAWN_AT_ONCE = 12; // messages at the end of a conversation that are drawn when it is opened; more than a screen
 
 export class Thread {
   #stopDrawing = () => {};
@@ -17,7 +17,7 @@ export class Thread {
     this.actions = actions;
     this.node = byId("thread");
     this.empty = byId("empty");
-    this.follow = new Follow(byId("scroller"), this.node, byId("jump"));
+    this.follow = new AutoScroll(byId("scroller"), this.node, byId("jump"));
     byId("examples").append(...EXAMPLES.map((text) =>
       h("li", {}, h("button", { class: "example", type: "button", onclick: () => actions.send(text) }, text))));
   }
@@ -26,7 +26,7 @@ export class Thread {
   show(messages, first) {
     this.#views.clear();
     this.node.replaceChildren();
-    const views = messages.map((message, i) => this.#add(message, i < messages.length - AT_ONCE));
+    const views = messages.map((message, i) => this.#add(message, i < messages.length - DRAWN_AT_ONCE));
     this.#drawWhenIdle(views.filter((view) => view instanceof AnswerView));
     this.markFirst(first);
     this.#showEmpty();

@@ -1,6 +1,6 @@
 // Line under an answer that shows its state and the reason for a wait.
 import { h, svg } from "./dom.js";
-import { describe, thinkingTime } from "./labels.js";
+import { describe, reasoningLabel } from "./labels.js";
 
 export class WaitLine {
   #ticking = 0;
@@ -24,7 +24,7 @@ export class WaitLine {
   /** @param {import("./store.js").Message} message */
   thinking(message) {
     if (this.isShown && this.node.dataset.kind === "thinking") return;
-    this.#tick(() => (this.#show("thinking", thinkingTime(message, Date.now()), ""), 1000));
+    this.#tick(() => (this.#show("thinking", reasoningLabel(message, Date.now()), ""), 1000));
   }
 
   reconnecting() {
@@ -70,9 +70,9 @@ export class WaitLine {
 
 /** Creates a small ring of the brand: it turns while an answer waits and stops while it is paused. */
 function waitRing() {
-  const seats = Array.from({ length: 8 }, (_, i) => {
+  const dots = Array.from({ length: 8 }, (_, i) => {
     const angle = (i / 8) * 2 * Math.PI - Math.PI / 2;
     return svg("circle", { cx: 12 + 8.2 * Math.cos(angle), cy: 12 + 8.2 * Math.sin(angle), r: 1.9, class: i ? null : "lit" });
   });
-  return svg("svg", { class: "wait-ring", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("g", {}, ...seats));
+  return svg("svg", { class: "wait-ring", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("g", {}, ...dots));
 }

@@ -132,13 +132,13 @@ def _queued(chat: Chat) -> None:
 def _thinking(chat: Chat) -> None:
     begin_with(chat.page, delta("<think>The question is about seats. "), delta("Each step fills them anew."))
     chat.send("How does continuous batching work?")
-    expect(chat.answers.last.locator(".thoughts")).to_contain_text("anew")
+    expect(chat.answers.last.locator(".reasoning")).to_contain_text("anew")
 
 
 def _thought(chat: Chat) -> None:
     text = "<think>Because of *seats*.</think>Because each step fills the seats anew."
     _ask(chat, "Why?", delta(text), _finish("stop"))
-    chat.answers.last.locator(".thoughts summary").click()
+    chat.answers.last.locator(".reasoning summary").click()
 
 
 def _continue(chat: Chat) -> None:

@@ -67,7 +67,7 @@ def test_a_complete_answer_is_announced_once(chat: Chat) -> None:
     """A polite region gets block after block with formulas as TeX; during generation only the state is announced."""
     begin_with(chat.page, QUEUED)
     chat.send("Wait")
-    expect(chat.status).to_have_text("Waiting, 2 in line")
+    expect(chat.status).to_have_text("2nd in line")
     chat.stop.click()
     begin_with(chat.page, QUEUED, delta("One "))
     chat.send("Count")

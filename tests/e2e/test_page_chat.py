@@ -237,23 +237,23 @@ def test_reasoning_is_collapsed(chat: Chat) -> None:
     chat.send("How much?")
     chat.wait_done()
     expect(chat.text()).to_have_text("Four.")
-    thoughts = chat.answers.last.locator(".thoughts")
-    expect(thoughts.locator("p")).to_be_hidden()
-    thoughts.locator("summary").click()
-    expect(thoughts.locator("p")).to_have_text("Two and two")
+    reasoning = chat.answers.last.locator(".reasoning")
+    expect(reasoning.locator("p")).to_be_hidden()
+    reasoning.locator("summary").click()
+    expect(reasoning.locator("p")).to_have_text("Two and two")
 
 
 def test_a_finished_answer_shows_its_timeline(chat: Chat) -> None:
     """A bar shows its phases; when expanded, also from the keyboard, the icon turns and each interval is listed."""
     chat.send("Hello!")
     chat.wait_done()
-    timeline = chat.answers.last.locator(".account")
+    timeline = chat.answers.last.locator(".timeline")
     summary = timeline.locator("summary")
     expect(summary).to_have_attribute(
-        "aria-label", re.compile(r"^Where the time went: .*read the prompt \d.*, written \d")
+        "aria-label", re.compile(r"^Where the time went: .*read the prompt \d.*, wrote the answer \d")
     )
     expect(summary.get_by_text("Where the time went")).to_be_visible()
-    expect(timeline.locator(".account-bar [data-phase=decode]")).to_be_visible()
+    expect(timeline.locator(".timeline-bar [data-phase=decode]")).to_be_visible()
     icon = summary.locator("svg")
     expect(icon).to_have_css("transform", "none")
     chat.answers.last.get_by_role("button", name="Answer again").focus()
@@ -262,15 +262,18 @@ def test_a_finished_answer_shows_its_timeline(chat: Chat) -> None:
     chat.page.keyboard.press("Enter")
     expect(icon).to_have_css("transform", re.compile(r"^matrix\("))
     expect(timeline.locator("li").filter(has_text="read the prompt")).to_have_count(1)
-    expect(timeline.locator("li").filter(has_text="written")).to_have_count(1)
+    expect(timeline.locator("li").filter(has_text="wrote the answer")).to_have_count(1)
 
 
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ({"state": "queued", "position": 2, "cause": "slots"}, "2nd in line"),
-        ({"state": "paused", "by": "interactive", "mechanism": "swap"}, "Paused for someone"),
-        ({"state": "queued", "cause": "restart"}, "the engine starts again"),
+        ({"state": "queued", "position": 2, "cause": "slots"}, "2nd in line, all slots occupied"),
+        (
+            {"state": "paused", "by": "interactive", "mechanism": "swap"},
+            "Paused for a request of class interactive, it resumes",
+        ),
+        ({"state": "queued", "cause": "restart"}, "The engine is restarting, no text is lost"),
     ],
 )
 def test_waiting_shows_the_position_and_the_cause(chat: Chat, status: dict[str, Any], words: str) -> None:
@@ -834,7 +837,7 @@ def test_forbidden_storage_is_reported_and_the_page_still_works(
         IDBFactory.prototype.open = () => { throw new DOMException("denied", "SecurityError"); };
     """)
     chat = Chat(page, slow_server.url).open()
-    expect(page.locator("#toasts")).to_contain_text("keeps nothing")
+    expect(page.locator("#toasts")).to_contain_text("cannot save conversations")
     chat.send("Tell me a story about a fox")
     chat.wait_started()
     chat.wait_done()
@@ -882,7 +885,7 @@ def test_loading_shows_progress_and_writing_is_possible(slow_server: Server, new
 
     page.route("**/health", health)
     page.goto(slow_server.url + "/")
-    expect(page.locator("#loading-what")).to_contain_text("250 MB of 1.0 GB")
+    expect(page.locator("#loading-detail")).to_contain_text("250 MB of 1.0 GB")
     expect(page.locator("#loading-bar")).to_have_js_property("value", 250_000_000)
     page.locator("#prompt").fill("Hello")
     expect(page.locator("#send")).to_be_disabled()

@@ -71,7 +71,7 @@ def test_a_request_fills_a_slot(engine: Page, start_interactive: Callable[[], No
     start_interactive()
     expect(engine.locator("[data-slot][data-class=interactive]").first).to_be_attached(timeout=WAIT_MS)
     expect(engine.locator("#count-interactive")).not_to_have_text("0")
-    expect(engine.locator("#ring-label")).to_contain_text("seats taken")
+    expect(engine.locator("#ring-label")).to_contain_text("slots occupied")
 
 
 def test_the_table_has_the_contents_of_the_ring(engine: Page, start_interactive: Callable[[], None]) -> None:
@@ -90,10 +90,10 @@ def test_pages_add_up(engine: Page) -> None:
 
 def test_latency_columns_have_standard_names(engine: Page) -> None:
     """The p99 column has an explanation, and recomputed preemptions are listed."""
-    heads = engine.locator(".felt thead th", has_text="p99")
+    heads = engine.locator(".latency thead th", has_text="p99")
     expect(heads).to_have_count(2)
     expect(heads.first).to_have_attribute("title", "99 of 100 were faster")
-    expect(engine.locator(".feed .tile-note")).to_contain_text("computed again")
+    expect(engine.locator(".feed .tile-note")).to_contain_text("recomputed")
 
 
 def test_a_phone_shows_it_in_one_column(server: Any, browser: Browser) -> None:
@@ -102,8 +102,8 @@ def test_a_phone_shows_it_in_one_column(server: Any, browser: Browser) -> None:
     page.goto(server.url + "/engine")
     expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=WAIT_MS)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    expect(page.locator("#felt-body tr")).to_have_count(3)
-    wrap = page.locator(".felt .table-wrap")
+    expect(page.locator("#latency-body tr")).to_have_count(3)
+    wrap = page.locator(".latency .table-wrap")
     assert wrap.evaluate("(node) => node.scrollWidth <= node.clientWidth")
     page.close()
 
@@ -113,11 +113,11 @@ def test_reduced_motion_stops_the_ring(server: Any, browser: Browser) -> None:
     page = browser.new_page(reduced_motion="reduce")
     page.goto(server.url + "/engine")
     expect(page.locator("[data-slot]").first).to_be_attached(timeout=WAIT_MS)
-    seat = page.locator("[data-slot='0']")
-    before = seat.get_attribute("transform")
+    slot = page.locator("[data-slot='0']")
+    before = slot.get_attribute("transform")
     drawn = page.locator(".spark-line").get_attribute("d")
     expect(page.locator(".spark-line")).not_to_have_attribute("d", drawn or "", timeout=WAIT_MS)
-    assert seat.get_attribute("transform") == before
+    assert slot.get_attribute("transform") == before
     page.close()
 
 

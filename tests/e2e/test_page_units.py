@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
+from app.cli import explain
+from engine.types import PreemptionMode, WaitReason
+
 pytestmark = pytest.mark.browser
 
 Run = Callable[..., Any]
@@ -146,8 +149,8 @@ def test_an_endless_line_is_split_and_complete(run: Run) -> None:
     assert max(sizes) <= 16_000
 
 
-def test_ordinals_and_causes(run: Run) -> None:
-    """The position is an ordinal number, and every cause has a text."""
+def test_positions_are_ordinal_numbers(run: Run) -> None:
+    """The position is an ordinal number."""
     assert run("labels.js", "return [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(m.ordinal);") == [
         "1st",
         "2nd",
@@ -160,8 +163,13 @@ def test_ordinals_and_causes(run: Run) -> None:
         "102nd",
         "111th",
     ]
-    for cause in ("slots", "pages", "budget", "fairness"):
-        assert run("labels.js", "return m.describe({ state: 'queued', position: 2, cause: arg }).why;", cause)
+
+
+def test_page_and_explain_word_reasons_alike(run: Run) -> None:
+    """The pages and `carousel explain` have the same text for each reason to wait and each preemption mode."""
+    texts = run("labels.js", "return [m.CAUSE_TEXTS, m.MECHANISM_TEXTS];")
+    assert texts == [explain.CAUSE_TEXTS, explain.MECHANISM_TEXTS]
+    assert [set(table) for table in texts] == [set(WaitReason), set(PreemptionMode)]
 
 
 def test_only_chosen_settings_are_sent(run: Run) -> None:
@@ -184,18 +192,18 @@ def test_only_chosen_settings_are_sent(run: Run) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 4, 16, 40, 41, 96, 97, 180, 256, 512])
-def test_every_slot_has_a_seat_and_no_two_overlap(run: Run, n: int) -> None:
+def test_every_slot_has_a_place_and_no_two_overlap(run: Run, n: int) -> None:
     """From 4 to 256 slots and beyond, each slot is drawn once, apart from its neighbours and outside of the hub."""
-    seats = run(
-        "engine/seat_layout.js",
-        """return m.placeSeats(arg).seats.map(({ radius, angle, size }) =>
+    places = run(
+        "engine/slot_layout.js",
+        """return m.layOutSlots(arg).slots.map(({ radius, angle, size }) =>
             [radius * Math.cos(angle), radius * Math.sin(angle), size]);""",
         n,
     )
-    assert len(seats) == n
-    for i, (x, y, size) in enumerate(seats):
+    assert len(places) == n
+    for i, (x, y, size) in enumerate(places):
         assert (x * x + y * y) ** 0.5 - size > 100
-        for u, v, other in seats[:i]:
+        for u, v, other in places[:i]:
             assert ((x - u) ** 2 + (y - v) ** 2) ** 0.5 > (size + other) * 0.98
 
 
@@ -206,15 +214,15 @@ def test_pauses_are_derived_from_snapshots(run: Run) -> None:
         """
         const pauses = new m.Pauses();
         const look = (t, slots, paused, swap) =>
-            pauses.read({ t, slots, paused, preemptions: { swap, partial: 0, recompute: 0 } }).map(m.sentence);
+            pauses.read({ t, slots, paused, preemptions: { swap, partial: 0, recompute: 0 } }).map(m.describePause);
         const batch = { request: "4f2a", class: "batch" }, person = { request: "91cc", class: "interactive" };
         return [look(1, [batch], [{ request: "old", class: "batch", by: "x", mechanism: "swap" }], 5),
                 look(2, [person, null], [{ ...batch, by: "91cc", mechanism: "swap" }], 6),
                 look(3.5, [batch, null], [], 8)];""",
     )
     assert events[0] == []
-    assert "paused batch 4f2a for interactive 91cc, swapped to the host" in events[1]
-    assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 pauses were too short to be seen here"]
+    assert "paused batch 4f2a for interactive 91cc, pages kept in host memory" in events[1]
+    assert events[2] == ["resumed batch 4f2a after 1.5 s", "2 pauses were too short to be listed"]
 
 
 def test_a_chart_without_tokens_has_a_note(run: Run) -> None:
@@ -225,15 +233,15 @@ def test_a_chart_without_tokens_has_a_note(run: Run) -> None:
         const note = document.createElement("p");
         const spark = new m.Spark(document.createElementNS("http://www.w3.org/2000/svg", "svg"), note);
         const look = (t, tokens, requests) => {
-            const felt = { batch: { requests, ttft_ms: [null, null], itl_ms: [null, null] } };
-            spark.show({ t, tokens_per_s: tokens, prefill_tokens_per_s: 0, felt });
+            const latency = { batch: { requests, ttft_ms: [null, null], itl_ms: [null, null] } };
+            spark.show({ t, tokens_per_s: tokens, prefill_tokens_per_s: 0, latency });
             return note.textContent;
         };
         return [look(1, 0, 0), look(2, 0, 1), look(3, 1234, 1), look(60, 0, 1), look(64, 0, 0)];""",
     )
     ran = "last minute, at most 1,234"
-    idle = "nothing has run in the last minute"
-    assert notes == [idle, "nothing has run since you came", ran, ran, idle]
+    idle = "no tokens in the last minute"
+    assert notes == [idle, "no tokens since this page was opened", ran, ran, idle]
 
 
 def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
@@ -244,7 +252,7 @@ def test_any_typed_text_makes_a_valid_request(run: Run) -> None:
         const conversation = { system: "a\\ud83d", sampling: {} };
         const request = m.requestFor(conversation, [{ role: "user", content: "b\\udc00 🦊" }], "x", "auto");
         const stop = m.FIELDS.find(({ list }) => list);
-        return [request.messages, m.fault(stop, "1\\n2\\n\\n3\\n4"), m.fault(stop, "1\\n2\\n3\\n4\\n5")];""",
+        return [request.messages, m.validationError(stop, "1\\n2\\n\\n3\\n4"), m.validationError(stop, "1\\n2\\n3\\n4\\n5")];""",
     )
     messages = [{"role": "system", "content": "a\ufffd"}, {"role": "user", "content": "b\ufffd 🦊"}]
     assert result == [messages, "", "At most 4 lines."]
@@ -276,12 +284,12 @@ def test_reasoning_is_separated_from_the_answer_in_any_chunks(
         """
         const message = { content: "", thinking: "" };
         const take = ({ text, thinking }) => { message.content += text; message.thinking += thinking; };
-        for (let at = 0; at < arg.said.length; at += arg.size) {
-          take(m.sort(message, arg.said.slice(at, at + arg.size)));
+        for (let at = 0; at < arg.generated.length; at += arg.size) {
+          take(m.separate(message, arg.generated.slice(at, at + arg.size)));
           Object.assign(message, JSON.parse(JSON.stringify(message)));  // a reload
         }
-        take(m.leftOver(message));
+        take(m.flush(message));
         return [message.thinking, message.content];""",
-        {"said": generated, "size": size},
+        {"generated": generated, "size": size},
     )
     assert found == [thinking, text]

@@ -1,29 +1,29 @@
 // Entry point of the engine page: passes each snapshot to all parts.
 import { setUpTheme } from "../appearance.js";
 import { byId } from "../dom.js";
-import { showFelt, showFigures, showLine, showPages, showPauses, showTable, summary } from "./panels.js";
+import { showLatency, showFigures, showQueue, showPages, showPauses, showTable, summary } from "./panels.js";
 import { Pauses } from "./pauses.js";
 import { Ring } from "./ring.js";
 import { watch } from "./source.js";
-import { Smooth } from "./smooth.js";
+import { RateSmoother } from "./smooth.js";
 import { Spark } from "./spark.js";
 
 const STATES = {
-  connecting: "connecting", live: "live", asleep: "asleep", lost: "no connection, trying again",
+  connecting: "connecting", live: "live", asleep: "paused while hidden", lost: "no connection, trying again",
   denied: "a key is needed: enter it on the chat page in this tab",
-  loading: "the engine is loading", restarting: "the engine starts again", failed: "the engine is gone", stopped: "the server stops",
+  loading: "the engine is loading", restarting: "the engine is restarting", failed: "the engine has failed", stopped: "the server is stopping",
 };
-const READ_EVERY = 2000; // ms between updates of the table and the ring's description, which are meant to be read
+const TEXT_INTERVAL_MS = 2000; // ms between updates of the table and of the ring's description
 
 const ring = new Ring();
 const spark = new Spark(byId("spark"), byId("spark-note"));
 const pauses = new Pauses();
-const smooth = new Smooth();
+const smooth = new RateSmoother();
 const table = byId("slots-table");
-let readAt = 0;
+let textAt = 0;
 
 setUpTheme(byId("theme"));
-table.addEventListener("toggle", () => (readAt = 0));
+table.addEventListener("toggle", () => (textAt = 0));
 document.documentElement.dataset.ready = "";
 
 watch(
@@ -32,13 +32,13 @@ watch(
     ring.show(snapshot);
     spark.show(snapshot);
     showFigures(snapshot);
-    showLine(snapshot);
+    showQueue(snapshot);
     showPages(snapshot);
     showPauses(pauses.read(snapshot), snapshot.preemptions);
-    if (performance.now() - readAt < READ_EVERY && readAt) return;
-    readAt = performance.now();
+    if (performance.now() - textAt < TEXT_INTERVAL_MS && textAt) return;
+    textAt = performance.now();
     byId("ring-label").textContent = summary(snapshot);
-    showFelt(snapshot);
+    showLatency(snapshot);
     if (table.open) showTable(snapshot);
   },
   (state) => {

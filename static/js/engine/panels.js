@@ -1,14 +1,11 @@
 // Tiles beside the carousel: queue, paused requests, pages, pauses, figures, and a table for screen readers.
 import { byId, h } from "../dom.js";
-import { sentence } from "./pauses.js";
+import { CAUSE_TEXTS } from "../labels.js";
+import { describePause } from "./pauses.js";
 
-const CAUSES = {
-  step: "next step", prompt: "shared prompt", order: "others first", slots: "no free seat", pages: "no free pages", budget: "step is full",
-  fairness: "others had less", deadline: "an earlier deadline", batch: "batch not complete",
-};
 const CLASSES = ["interactive", "standard", "batch"];
-const MOST_CELLS = 288;
-const MOST_EVENTS = 40;
+const MAX_CELLS = 288;
+const MAX_EVENTS = 40;
 
 const number = (value) => Math.round(value).toLocaleString("en");
 const set = (id, text) => {
@@ -18,9 +15,9 @@ const set = (id, text) => {
 
 /** @param {any} snapshot */
 export function showFigures(snapshot) {
-  const { slots, batch, tokens_per_s: tokens, prefill_tokens_per_s: read, step_ms: ms, prefix_hit_rate: hits, requests_finished: finished } = snapshot;
+  const { slots, batch, tokens_per_s: tokens, prefill_tokens_per_s: prefill, step_ms: ms, prefix_hit_rate: hits, requests_finished: finished } = snapshot;
   set("tokens", number(tokens));
-  set("prefill-rate", number(read));
+  set("prefill-rate", number(prefill));
   set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
   const busy = slots.filter(Boolean);
   // An idle engine still reports its last step.
@@ -33,16 +30,16 @@ export function showFigures(snapshot) {
   set("count-empty", slots.length - busy.length);
 }
 
-const WHERE = { swap: "on the host", partial: "in the cache", recompute: "dropped" };
+const TOKEN_PLACES = { swap: "swapped", partial: "in cache", recompute: "dropped" };
 
 /** @param {any} snapshot */
-export function showLine({ queue, waiting, paused }) {
+export function showQueue({ queue, waiting, paused }) {
   const total = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
-  set("queue-note", total ? CLASSES.filter((name) => waiting[name]).map((name) => `${waiting[name]} ${name}`).join(", ") : "nobody");
-  fillList(byId("queue"), queue, ({ request, class: kind, cause, waited }) => [kind, request, CAUSES[cause] ?? cause, `${waited.toFixed(1)} s`]);
-  set("paused-note", paused.length || "nobody");
+  set("queue-note", total ? CLASSES.filter((name) => waiting[name]).map((name) => `${waiting[name]} ${name}`).join(", ") : "none");
+  fillList(byId("queue"), queue, ({ request, class: kind, cause, waited }) => [kind, request, CAUSE_TEXTS[cause] ?? cause, `${waited.toFixed(1)} s`]);
+  set("paused-note", paused.length || "none");
   fillList(byId("paused"), paused, ({ request, class: kind, by, mechanism, context }) =>
-    [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${WHERE[mechanism] ?? mechanism}`]);
+    [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${TOKEN_PLACES[mechanism] ?? mechanism}`]);
 }
 
 /** Updates a list in place: a list that is rebuilt five times a second cannot be read or selected. */
@@ -62,7 +59,7 @@ function fillList(list, items, cells) {
 /** @param {any} snapshot */
 export function showPages({ slots, pages, page_size: size }) {
   const mosaic = byId("mosaic");
-  const each = Math.max(1, Math.ceil(pages.total / MOST_CELLS));
+  const each = Math.max(1, Math.ceil(pages.total / MAX_CELLS));
   const count = Math.ceil(pages.total / each);
   while (mosaic.children.length > count) mosaic.lastChild.remove();
   while (mosaic.children.length < count) mosaic.append(h("i"));
@@ -101,20 +98,20 @@ export function showPauses(events, { swap, partial, recompute }) {
   const list = byId("events");
   for (const event of events) {
     const time = new Date().toLocaleTimeString("en-GB");
-    list.prepend(h("li", { "data-kind": event.kind, "data-class": event.class }, h("time", {}, time), h("i", { class: "dot" }), h("span", {}, sentence(event))));
+    list.prepend(h("li", { "data-kind": event.kind, "data-class": event.class }, h("time", {}, time), h("i", { class: "dot" }), h("span", {}, describePause(event))));
   }
-  while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+  while (list.children.length > MAX_EVENTS) list.lastChild.remove();
   byId("events-none").hidden = list.children.length > 0;
 }
 
 const milliseconds = (ms) => (ms === null ? "–" : ms < 9.95 ? `${ms.toFixed(1)} ms` : ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 /** @param {any} snapshot */
-export function showFelt({ felt }) {
-  const body = byId("felt-body");
+export function showLatency({ latency }) {
+  const body = byId("latency-body");
   CLASSES.forEach((name, i) => {
     const row = body.children[i] ?? body.appendChild(h("tr", { "data-class": name }, h("th", { scope: "row" }, h("i", { class: "dot" }), name), ...Array.from({ length: 6 }, () => h("td"))));
-    const { ttft_ms: first, itl_ms: gap, requests, good } = felt[name];
+    const { ttft_ms: first, itl_ms: gap, requests, good } = latency[name];
     const texts = [...first.map(milliseconds), ...gap.map(milliseconds), number(requests), good === null ? "–" : `${Math.round(good * 100)} %`];
     texts.forEach((text, k) => {
       const cell = row.children[k + 1];
@@ -135,5 +132,5 @@ export function showTable({ slots }) {
 export function summary({ slots, waiting, paused, tokens_per_s: tokens }) {
   const busy = slots.filter(Boolean).length;
   const queue = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
-  return `${busy} of ${slots.length} seats taken, ${queue} waiting, ${paused.length} paused, ${number(tokens)} tokens per second`;
+  return `${busy} of ${slots.length} slots occupied, ${queue} waiting, ${paused.length} paused, ${number(tokens)} tokens per second`;
 }

@@ -1,14 +1,14 @@
-// Drawing of the carousel: seats that turn with the steps, requests in them, the queue outside, paused requests.
+// Drawing of the carousel: slots that turn with the steps, requests in them, the queue outside, paused requests.
 import { byId, svg } from "../dom.js";
-import { placeSeats, turnRate } from "./seat_layout.js";
+import { layOutSlots, turnRate } from "./slot_layout.js";
 
-const FRAME = 1000 / 30; // ms; more frames would use cores that the engine may need on the same machine
-const LINE = 262; // radius of the queue outside
-const LINE_STEP = 0.105; // radians between two waiting requests
-const still = matchMedia("(prefers-reduced-motion: reduce)");
+const FRAME_MS = 1000 / 30; // ms; more frames would use cores that the engine may need on the same machine
+const QUEUE_RADIUS = 262; // radius of the queue outside
+const QUEUE_STEP = 0.105; // radians between two waiting requests
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Ring {
-  #seats = /** @type {{ at: import("./seat_layout.js").Seat, node: SVGGElement, rider: SVGGElement | null, request: string }[]} */ ([]);
+  #slots = /** @type {{ at: import("./slot_layout.js").SlotPlace, node: SVGGElement, occupant: SVGGElement | null, request: string }[]} */ ([]);
   #spokes = /** @type {SVGGElement | null} */ (null);
   #angle = 0;
   #rate = 0;
@@ -28,49 +28,49 @@ export class Ring {
 
   /** @param {any} snapshot */
   show(snapshot) {
-    if (snapshot.slots.length !== this.#seats.length) this.#build(snapshot.slots.length);
-    snapshot.slots.forEach((slot, i) => this.#fill(this.#seats[i], slot));
+    if (snapshot.slots.length !== this.#slots.length) this.#build(snapshot.slots.length);
+    snapshot.slots.forEach((slot, i) => this.#fill(this.#slots[i], slot));
     this.#showOutside(snapshot);
     const before = this.#step;
     this.#step = { step: snapshot.step, t: snapshot.t };
     if (before && snapshot.t > before.t) this.#target = turnRate((snapshot.step - before.step) / (snapshot.t - before.t));
     this.big.textContent = Math.round(snapshot.tokens_per_s).toLocaleString("en");
     const busy = snapshot.slots.filter(Boolean).length;
-    this.small.textContent = `${busy} of ${snapshot.slots.length} seats, step ${snapshot.step.toLocaleString("en")}`;
+    this.small.textContent = `${busy} of ${snapshot.slots.length} slots, step ${snapshot.step.toLocaleString("en")}`;
   }
 
   #build(n) {
-    for (const { node } of this.#seats) node.remove();
+    for (const { node } of this.#slots) node.remove();
     this.#spokes?.remove();
-    const { seats, rings } = placeSeats(n);
-    const spokes = n <= 40 ? seats.map(({ angle, radius, size }) => line(angle, 108, radius - size - 4)) : [];
+    const { slots, rings } = layOutSlots(n);
+    const spokes = n <= 40 ? slots.map(({ angle, radius, size }) => line(angle, 108, radius - size - 4)) : [];
     this.#spokes = svg("g", { class: "spokes" }, ...spokes);
     const tracks = svg("g", {}, ...rings.map((radius) => svg("circle", { class: "track", r: radius })));
     this.#spokes.append(tracks);
     this.node.insertBefore(this.#spokes, this.outside);
-    this.#seats = seats.map((at, i) => {
-      const node = svg("g", { class: "seat", "data-slot": i, "data-state": "empty" }, svg("circle", { class: "chair", r: at.size }));
+    this.#slots = slots.map((at, i) => {
+      const node = svg("g", { class: "slot", "data-slot": i, "data-state": "empty" }, svg("circle", { class: "slot-outline", r: at.size }));
       this.node.append(node);
-      return { at, node, rider: null, request: "" };
+      return { at, node, occupant: null, request: "" };
     });
     this.#place();
   }
 
-  #fill(seat, slot) {
+  #fill(place, slot) {
     const request = slot?.request ?? "";
-    if (request !== seat.request) {
-      if (seat.rider) hop(seat.rider, this.#outward(seat), true);
-      seat.rider = slot ? rider(slot, seat.at.size) : null;
-      if (seat.rider) {
-        seat.node.append(seat.rider);
-        hop(seat.rider, this.#outward(seat), false);
+    if (request !== place.request) {
+      if (place.occupant) animateMove(place.occupant, this.#outward(place), true);
+      place.occupant = slot ? occupant(slot, place.at.size) : null;
+      if (place.occupant) {
+        place.node.append(place.occupant);
+        animateMove(place.occupant, this.#outward(place), false);
       }
-      seat.request = request;
+      place.request = request;
     }
-    seat.node.dataset.state = slot?.state ?? "empty";
-    if (slot) seat.node.dataset.class = slot.class;
-    else delete seat.node.dataset.class;
-    const context = seat.rider?.querySelector(".context");
+    place.node.dataset.state = slot?.state ?? "empty";
+    if (slot) place.node.dataset.class = slot.class;
+    else delete place.node.dataset.class;
+    const context = place.occupant?.querySelector(".context");
     if (context) context.textContent = slot.context.toLocaleString("en");
   }
 
@@ -83,8 +83,8 @@ export class Ring {
   /** Draws the queue to the left of the gate and paused requests to its right. */
   #showOutside({ queue, waiting, paused }) {
     const total = waiting.interactive + waiting.standard + waiting.batch;
-    const dots = queue.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 - 0.09 - i * LINE_STEP, ""));
-    dots.push(...paused.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 + 0.09 + i * LINE_STEP, "parked")));
+    const dots = queue.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 - 0.09 - i * QUEUE_STEP, ""));
+    dots.push(...paused.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 + 0.09 + i * QUEUE_STEP, "paused")));
     const labels = [];
     if (total) labels.push(svg("text", { class: "outside-label", x: -16, y: -281, "text-anchor": "end" }, `${total} waiting`));
     if (paused.length) labels.push(svg("text", { class: "outside-label", x: 16, y: -281 }, `${paused.length} paused`));
@@ -95,16 +95,16 @@ export class Ring {
   #frame(now) {
     requestAnimationFrame((next) => this.#frame(next));
     const passed = now - this.#last;
-    if (passed < FRAME) return;
+    if (passed < FRAME_MS) return;
     this.#last = now;
     this.#rate += (this.#target - this.#rate) * Math.min(1, passed / 900);
-    if (still.matches || this.#rate < 0.002) return;
+    if (reducedMotion.matches || this.#rate < 0.002) return;
     this.#angle += (this.#rate * Math.min(passed, 100)) / 1000;
     this.#place();
   }
 
   #place() {
-    for (const { at, node } of this.#seats) {
+    for (const { at, node } of this.#slots) {
       const angle = at.angle + this.#angle;
       node.setAttribute("transform", `translate(${(Math.cos(angle) * at.radius).toFixed(2)} ${(Math.sin(angle) * at.radius).toFixed(2)})`);
     }
@@ -112,17 +112,17 @@ export class Ring {
   }
 }
 
-function rider(slot, size) {
-  const parts = [svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }), svg("circle", { class: "lamp", r: size - 1 })];
+function occupant(slot, size) {
+  const parts = [svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }), svg("circle", { class: "slot-fill", r: size - 1 })];
   if (size >= 19) parts.push(svg("text", { class: "name", y: size >= 26 ? -1 : 4, "font-size": size >= 26 ? 13 : 10.5 }, slot.request.slice(0, 6)));
   if (size >= 26) parts.push(svg("text", { class: "context", y: 13, "font-size": 10.5 }, ""));
-  return svg("g", { class: "rider", "data-class": slot.class }, ...parts); // keeps its colour while it leaves
+  return svg("g", { class: "occupant", "data-class": slot.class }, ...parts); // keeps its colour while it leaves
 }
 
-function hop(node, [x, y], off) {
+function animateMove(node, [x, y], off) {
   const out = { transform: `translate(${x}px, ${y}px) scale(0.5)`, opacity: 0 };
   const on = { transform: "none", opacity: 1 };
-  if (still.matches) return off ? node.remove() : undefined;
+  if (reducedMotion.matches) return off ? node.remove() : undefined;
   const motion = node.animate(off ? [on, out] : [out, on], { duration: off ? 380 : 460, easing: "cubic-bezier(0.2, 0.7, 0.2, 1)", fill: off ? "forwards" : "none" });
   if (off) motion.onfinish = motion.oncancel = () => node.remove();
   return undefined;
@@ -132,4 +132,4 @@ const line = (angle, from, to) =>
   svg("line", { x1: Math.cos(angle) * from, y1: Math.sin(angle) * from, x2: Math.cos(angle) * to, y2: Math.sin(angle) * to });
 
 const dot = (kind, angle, extra) =>
-  svg("circle", { class: `waiter ${extra}`, "data-class": kind, r: 6, cx: Math.cos(angle) * LINE, cy: Math.sin(angle) * LINE });
+  svg("circle", { class: `waiting ${extra}`, "data-class": kind, r: 6, cx: Math.cos(angle) * QUEUE_RADIUS, cy: Math.sin(angle) * QUEUE_RADIUS });

@@ -1,8 +1,8 @@
 // Smoothing of rates: a slow step makes a rate jump between two snapshots, so the page shows the mean of about a second.
 
-const SECOND = 1;
+const SMOOTHING_SECONDS = 1;
 
-export class Smooth {
+export class RateSmoother {
   #t = -1;
   #decode = 0;
   #prefill = 0;
@@ -11,12 +11,12 @@ export class Smooth {
   /** Returns the snapshot with averaged rates; all other fields are unchanged. @param {any} snapshot */
   read(snapshot) {
     const { t, tokens_per_s: decode, prefill_tokens_per_s: prefill, busy = 0 } = snapshot;
-    const share = this.#t < 0 || t < this.#t ? 1 : 1 - Math.exp(-(t - this.#t) / SECOND);
+    const share = this.#t < 0 || t < this.#t ? 1 : 1 - Math.exp(-(t - this.#t) / SMOOTHING_SECONDS);
     this.#t = t;
     this.#decode += (decode - this.#decode) * share;
     this.#prefill += (prefill - this.#prefill) * share;
     this.#busy += (busy - this.#busy) * share;
-    const calm = (value) => (value < 0.5 ? 0 : value);
-    return { ...snapshot, tokens_per_s: calm(this.#decode), prefill_tokens_per_s: calm(this.#prefill), busy: this.#busy };
+    const floor = (value) => (value < 0.5 ? 0 : value);
+    return { ...snapshot, tokens_per_s: floor(this.#decode), prefill_tokens_per_s: floor(this.#prefill), busy: this.#busy };
   }
 }

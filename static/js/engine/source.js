@@ -2,7 +2,7 @@
 import { call } from "../api.js";
 import { readParts } from "../sse.js";
 
-const PATIENCE = 15_000; // ms; even an idle engine sends a snapshot every two seconds
+const STALL_MS = 15_000; // ms; even an idle engine sends a snapshot every two seconds
 
 /**
  * @param {(snapshot: any) => void} onSnapshot
@@ -12,14 +12,14 @@ export async function watch(onSnapshot, onState) {
   for (let wait = 500; ; ) {
     if (document.hidden) {
       onState("asleep");
-      await seen();
+      await untilVisible();
     }
     const abort = new AbortController();
     const sleep = () => document.hidden && abort.abort();
     document.addEventListener("visibilitychange", sleep);
     try {
       const response = await call("/v1/engine/events", { signal: abort.signal, headers: { Accept: "text/event-stream" } });
-      for await (const part of readParts(response, PATIENCE)) {
+      for await (const part of readParts(response, STALL_MS)) {
         if (part.kind !== "event") continue;
         wait = 500;
         if (part.event === "engine") {
@@ -27,7 +27,7 @@ export async function watch(onSnapshot, onState) {
           continue;
         }
         onState("live");
-        deliver(onSnapshot, JSON.parse(part.data));
+        draw(onSnapshot, JSON.parse(part.data));
       }
     } catch (error) {
       const status = /** @type {any} */ (error).status;
@@ -42,7 +42,7 @@ export async function watch(onSnapshot, onState) {
 }
 
 /** Draws a snapshot. An error in drawing is not one of the connection: it is logged, and the next snapshot is drawn. */
-function deliver(onSnapshot, snapshot) {
+function draw(onSnapshot, snapshot) {
   try {
     onSnapshot(snapshot);
   } catch (error) {
@@ -50,7 +50,7 @@ function deliver(onSnapshot, snapshot) {
   }
 }
 
-const seen = () =>
+const untilVisible = () =>
   new Promise((resolve) => {
     const look = () => {
       if (document.hidden) return;

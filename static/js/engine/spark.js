@@ -1,7 +1,7 @@
 // Chart of the last minute: decoded tokens as a line, prefilled tokens as an area behind it.
 import { svg } from "../dom.js";
 
-const SPAN = 60;
+const SPAN_SECONDS = 60;
 const WIDTH = 300;
 const HEIGHT = 72;
 
@@ -14,29 +14,29 @@ export class Spark {
     this.note = note;
     this.area = svg("path", { class: "spark-area" });
     this.line = svg("path", { class: "spark-line" });
-    this.read = svg("path", { class: "spark-read" });
-    node.append(svg("line", { class: "spark-base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }), this.read, this.area, this.line);
+    this.prefill = svg("path", { class: "spark-prefill" });
+    node.append(svg("line", { class: "spark-base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }), this.prefill, this.area, this.line);
   }
 
   /** @param {any} snapshot */
-  show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill, felt }) {
+  show({ t, tokens_per_s: decode, prefill_tokens_per_s: prefill, latency }) {
     if (this.#points.length && t < this.#points[this.#points.length - 1].t) this.#points = []; // the engine has restarted
     this.#points.push({ t, decode, prefill });
-    while (this.#points[0].t < t - SPAN) this.#points.shift();
+    while (this.#points[0].t < t - SPAN_SECONDS) this.#points.shift();
     const top = Math.max(1, ...this.#points.map((point) => point.decode));
-    const topRead = Math.max(1, ...this.#points.map((point) => point.prefill));
+    const topPrefill = Math.max(1, ...this.#points.map((point) => point.prefill));
     const decoded = this.#path(t, (point) => point.decode / top);
     this.line.setAttribute("d", decoded);
     this.area.setAttribute("d", this.#closed(decoded, t));
-    this.read.setAttribute("d", this.#closed(this.#path(t, (point) => (0.5 * point.prefill) / topRead), t));
+    this.prefill.setAttribute("d", this.#closed(this.#path(t, (point) => (0.5 * point.prefill) / topPrefill), t));
     const text = this.#points.some((point) => point.decode || point.prefill)
       ? `last minute, at most ${Math.round(top).toLocaleString("en")}`
-      : `nothing has run ${wasFelt(felt) ? "since you came" : "in the last minute"}`;
+      : `no tokens ${wasActive(latency) ? "since this page was opened" : "in the last minute"}`;
     if (this.note.textContent !== text) this.note.textContent = text;
   }
 
   #x(t, now) {
-    return (WIDTH * (t - now + SPAN)) / SPAN;
+    return (WIDTH * (t - now + SPAN_SECONDS)) / SPAN_SECONDS;
   }
 
   #path(now, share) {
@@ -49,5 +49,5 @@ export class Spark {
 }
 
 /** Returns whether any request had a token or an end in the last minute; the chart begins when the page is opened. */
-const wasFelt = (felt) =>
-  Object.values(felt).some(({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null);
+const wasActive = (latency) =>
+  Object.values(latency).some(({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null);
