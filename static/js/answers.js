@@ -5,13 +5,18 @@ import { Answer } from "./stream.js";
 import { ordinal } from "./labels.js";
 import { flush, separate } from "./reasoning.js";
 
+/** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
+const CONTINUED_FIELDS = {
+  state: "streaming", error: null, finish: undefined, usage: undefined, stream: null, last: null, resumed: false,
+  firstAt: undefined, lastAt: undefined, pieces: 0, pausedMs: 0,
+};
 const SAVE_INTERVAL_MS = 400;
 const TAKEOVER_MS = 4000; // ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
 
 /**
  * @typedef {import("./store.js").Conversation} Conversation
  * @typedef {import("./store.js").Message} Message
- * @typedef {{ write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void, offline(): void,
+ * @typedef {{ begin(): void, write(text: string): void, think(text: string): void, status(status: any): void, reconnecting(): void, offline(): void,
  *   retrying(error: any, at: number): void, settle(): void }} AnswerDisplay
  */
 
@@ -37,6 +42,14 @@ export class Answers {
   /** @param {Conversation} conversation @param {Message} message @param {object} body */
   start(conversation, message, body) {
     return this.#drive(conversation, message, new Answer(body));
+  }
+
+  /** Continues an ended answer after its present text. @param {Conversation} conversation @param {Message} message @param {object} body */
+  continue(conversation, message, body) {
+    Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now(), stage: message.thinking ? "answering" : "speaking" });
+    this.store.save(conversation, message);
+    this.page.viewOf(message)?.begin();
+    return this.start(conversation, message, body);
   }
 
   /** Resumes an answer after a reload or a closed tab; if another tab still drives it, waits for its end first. */

@@ -6,13 +6,7 @@ import { toast } from "./notices.js";
 import { readPref, writePref } from "./prefs.js";
 import { requestFor } from "./sampling.js";
 import { newId, titleFrom } from "./store.js";
-
-/** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
-const CONTINUED_FIELDS = {
-  state: "streaming", error: null, finish: undefined, usage: undefined, stream: null, last: null, resumed: false,
-  firstAt: undefined, lastAt: undefined, pieces: 0, pausedMs: 0,
-};
-const UNDO_MS = 12_000; // ms to undo a regeneration: answers can be compared only when the new one has grown
+import { Truncation } from "./truncation.js";
 
 export class Chat {
   #models = [MODEL];
@@ -30,6 +24,7 @@ export class Chat {
     this.composer = composer;
     this.queued = queue;
     this.show = show;
+    this.truncation = new Truncation(this);
     this.current = this.#blank();
   }
 
@@ -85,10 +80,11 @@ export class Chat {
 
   /** Whether another tab writes an answer into the open conversation; it would overwrite messages added by this tab. */
   get isAnsweredElsewhere() {
-    return this.#hasOtherWriter(this.current);
+    return this.hasOtherWriter(this.current);
   }
 
-  #hasOtherWriter({ id, messages }) {
+  /** Whether another tab writes an answer into a conversation. @param {import("./store.js").Conversation} conversation */
+  hasOtherWriter({ id, messages }) {
     return messages.at(-1)?.state === "streaming" && !this.answers.running.has(id);
   }
 
@@ -98,7 +94,7 @@ export class Chat {
 
   /** @param {string} text @param {import("./store.js").Conversation} [conversation] */
   send(text, conversation = this.current) {
-    if (this.answers.running.has(conversation.id) || this.#hasOtherWriter(conversation)) return;
+    if (this.answers.running.has(conversation.id) || this.hasOtherWriter(conversation)) return;
     if (!conversation.messages.length) {
       this.change((conversation) => (conversation.title = titleFrom(text)));
       this.composer.forget("new");
@@ -156,10 +152,7 @@ export class Chat {
     const message = current.messages.at(-1);
     if (message?.id !== id) return;
     const body = requestFor(current, current.messages, current.model, this.tier, true);
-    Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now(), stage: message.thinking ? "answering" : "speaking" });
-    this.store.save(current, message);
-    this.thread.answer(message)?.begin();
-    this.answers.start(current, message, body);
+    this.answers.continue(current, message, body);
     this.composer.restoreFocus();
   }
 
@@ -183,48 +176,17 @@ export class Chat {
     location.hash = "#/";
   }
 
-  /** Deletes a message and all after it. Offers an undo if an answer's text, or more than one question or answer, was deleted. */
-  #truncate(id) {
-    const { current } = this;
-    this.answers.stop(current.id);
-    const before = [...current.messages];
-    const at = before.findIndex((message) => message.id === id);
-    const dropped = before.slice(at);
-    this.store.cut(current.id, id);
-    this.thread.show(current.messages, current.first);
-    const isMore = dropped.length > (before[at].role === "user" ? 2 : 1);
-    const hasText = dropped.some(({ role, content, thinking }) => role === "assistant" && (content || thinking));
-    const text = isMore ? "The messages after it were deleted." : "The earlier answer was replaced.";
-    if (isMore || hasText) this.#offerUndo(text, current.id, before, at);
-  }
-
-  #offerUndo(text, id, messages, kept) {
-    toast(text, { action: "Undo", run: () => this.#restore(id, messages, kept), ms: UNDO_MS });
-  }
-
-  /** Restores `messages`, of which the first `kept` remained, unless more than one answer was added since. */
-  #restore(id, messages, kept) {
-    const conversation = this.store.get(id);
-    if (!conversation) return;
-    if (this.#hasOtherWriter(conversation)) return this.#offerUndo("Another tab is writing in this conversation.", id, messages, kept);
-    if (conversation.messages.length > kept + 2) return toast("The conversation has gone on since.");
-    this.answers.stop(id);
-    conversation.messages = messages;
-    this.store.restore(conversation);
-    if (id === this.current.id) this.open(id);
-  }
-
   /** @param {string} id an answer */
   regenerate(id) {
     if (this.#refuseIfTaken()) return;
-    this.#truncate(id);
+    this.truncation.run(id);
     this.#answer(this.current);
   }
 
   /** Replaces a question and requests a new answer; returns whether it did. @param {string} id @param {string} text */
   edit(id, text) {
     if (this.#refuseIfTaken()) return false;
-    this.#truncate(id);
+    this.truncation.run(id);
     this.send(text.trim());
     this.composer.focusOnDesktop();
     return true;
