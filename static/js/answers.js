@@ -7,8 +7,17 @@ import { flush, separate } from "./reasoning.js";
 
 /** Fields that are reset when an answer is continued: its text stays, all else belongs to the new request. */
 const CONTINUED_FIELDS = {
-  state: "streaming", error: null, finish: undefined, usage: undefined, stream: null, last: null, resumed: false,
-  firstAt: undefined, lastAt: undefined, pieces: 0, pausedMs: 0,
+  state: "streaming",
+  error: null,
+  finish: undefined,
+  usage: undefined,
+  stream: null,
+  last: null,
+  resumed: false,
+  firstAt: undefined,
+  lastAt: undefined,
+  pieces: 0,
+  pausedMs: 0,
 };
 const SAVE_INTERVAL_MS = 400;
 const TAKEOVER_MS = 4000; // ms without an update before another tab takes an answer over; a longer time in the queue causes two readers
@@ -46,7 +55,11 @@ export class Answers {
 
   /** Continues an ended answer after its present text. @param {Conversation} conversation @param {Message} message @param {object} body */
   continue(conversation, message, body) {
-    Object.assign(message, { ...CONTINUED_FIELDS, sentAt: Date.now(), stage: message.thinking ? "answering" : "speaking" });
+    Object.assign(message, {
+      ...CONTINUED_FIELDS,
+      sentAt: Date.now(),
+      stage: message.thinking ? "answering" : "speaking",
+    });
     this.store.save(conversation, message);
     this.page.viewOf(message)?.begin();
     return this.start(conversation, message, body);
@@ -62,7 +75,12 @@ export class Answers {
       if (last.usage) return this.#end(now, last, "done"); // the text is complete, only the end of the stream was missed
       last.resumed = true;
       if (last.stream) return this.#run(now, last, new Answer(null, last.stream, last.last));
-      this.#end(now, last, "error", new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }));
+      this.#end(
+        now,
+        last,
+        "error",
+        new ApiError({ code: "interrupted", message: "The page closed before the answer had begun." }),
+      );
     });
   }
 
@@ -79,7 +97,8 @@ export class Answers {
   async #untilSilent(conversation, id) {
     for (;;) {
       const last = this.store.get(conversation)?.messages.at(-1);
-      if (last?.id !== id || last.state !== "streaming" || Date.now() - (last.lastAt ?? last.created) > TAKEOVER_MS) return;
+      if (last?.id !== id || last.state !== "streaming" || Date.now() - (last.lastAt ?? last.created) > TAKEOVER_MS)
+        return;
       await new Promise((resolve) => setTimeout(resolve, TAKEOVER_MS / 4));
     }
   }
@@ -124,7 +143,8 @@ export class Answers {
     for await (const event of answer.events()) {
       if (this.#running.get(conversation.id)?.answer !== answer) continue; // stopped meanwhile: the generator still has to clean up
       if (pausedAt) message.pausedMs = (message.pausedMs ?? 0) + Date.now() - pausedAt;
-      const isWaiting = event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.pieces));
+      const isWaiting =
+        event.kind === "status" && (event.state === "paused" || (event.state === "queued" && message.pieces));
       pausedAt = isWaiting ? Date.now() : 0;
       const end = this.#apply(conversation, message, event);
       if (end) {
@@ -152,7 +172,11 @@ export class Answers {
       case "status":
         view?.status(event);
         if (event.cause === "restart") this.page.announce("The engine is restarting", conversation);
-        else if (event.state !== "running") this.page.announce(event.state === "paused" ? "Paused" : event.position ? `${ordinal(event.position)} in line` : "In line", conversation);
+        else if (event.state !== "running")
+          this.page.announce(
+            event.state === "paused" ? "Paused" : event.position ? `${ordinal(event.position)} in line` : "In line",
+            conversation,
+          );
         return null;
       case "delta":
         message.lastAt = Date.now();

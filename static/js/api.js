@@ -51,8 +51,10 @@ export async function call(path, init = {}) {
   const response = await fetch(url(path), { ...init, headers, cache: "no-store", credentials: "same-origin" });
   if (response.ok) return response;
   const error = await readError(response);
-  if (error.status === 401) error.message = apiKey() ? "The server refused this API key." : "The server needs an API key.";
-  if (UNREACHABLE_STATUSES.has(error.status) && !error.body?.error && error.retryAfter === null) throw new TypeError(error.message);
+  if (error.status === 401)
+    error.message = apiKey() ? "The server refused this API key." : "The server needs an API key.";
+  if (UNREACHABLE_STATUSES.has(error.status) && !error.body?.error && error.retryAfter === null)
+    throw new TypeError(error.message);
   throw error;
 }
 
@@ -68,8 +70,13 @@ export async function readError(response) {
   const error = body?.error ?? {};
   const message = typeof error.message === "string" && error.message ? error.message : statusText(response);
   return new ApiError({
-    message, status: response.status, type: error.type, code: error.code, param: error.param,
-    retryAfter: retryAfter(response.headers), body,
+    message,
+    status: response.status,
+    type: error.type,
+    code: error.code,
+    param: error.param,
+    retryAfter: retryAfter(response.headers),
+    body,
   });
 }
 
@@ -91,23 +98,39 @@ export const listModels = async () => (await (await call("/v1/models")).json()).
 /** Starts an answer. @param {object} body @param {AbortSignal} signal */
 export const startAnswer = (body, signal) =>
   call("/v1/chat/completions", {
-    method: "POST", signal, body: JSON.stringify(body),
-    headers: { "Content-Type": "application/json", Accept: "text/event-stream", "X-Carousel-Resume": String(RESUME_SECONDS) },
+    method: "POST",
+    signal,
+    body: JSON.stringify(body),
+    headers: {
+      "Content-Type": "application/json",
+      Accept: "text/event-stream",
+      "X-Carousel-Resume": String(RESUME_SECONDS),
+    },
   });
 
 /** Resumes an answer after the last received event. @param {string} stream @param {string | null} last @param {AbortSignal} signal */
 export const resumeAnswer = (stream, last, signal) =>
   call(`/v1/streams/${encodeURIComponent(stream)}`, {
-    signal, headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
+    signal,
+    headers: { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) },
   });
 
 /** Returns the tokens of a conversation and the context length of the model. @param {object[]} messages @returns {Promise<{ count: number, max_model_len: number }>} */
 export const countTokens = async (messages) =>
-  (await call("/tokenize", { method: "POST", body: JSON.stringify({ messages }), headers: { "Content-Type": "application/json" } })).json();
+  (
+    await call("/tokenize", {
+      method: "POST",
+      body: JSON.stringify({ messages }),
+      headers: { "Content-Type": "application/json" },
+    })
+  ).json();
 
 /** Returns the timeline of an answer. @param {string} stream @returns {Promise<{ choices: { intervals: any[] }[] }>} */
 export const getTimeline = async (stream) => (await call(`/v1/requests/${encodeURIComponent(stream)}`)).json();
 
 /** Stops an answer, which frees its slot at once. With `keepalive` the request survives the page. @param {string} stream */
 export const stopAnswer = (stream) =>
-  call(`/v1/streams/${encodeURIComponent(stream)}`, { method: "DELETE", keepalive: true }).then(() => {}, () => {});
+  call(`/v1/streams/${encodeURIComponent(stream)}`, { method: "DELETE", keepalive: true }).then(
+    () => {},
+    () => {},
+  );

@@ -10,7 +10,14 @@ export function setUpTheme(button) {
   label(button);
   button.addEventListener("click", () => {
     const now = readPref("theme", "");
-    openMenu(button, Object.entries(CHOICES).map(([theme, name]) => ({ label: name, checked: theme === now, run: () => choose(theme, button) })));
+    openMenu(
+      button,
+      Object.entries(CHOICES).map(([theme, name]) => ({
+        label: name,
+        checked: theme === now,
+        run: () => choose(theme, button),
+      })),
+    );
   });
   addEventListener("storage", (event) => {
     if (event.key === "carousel.theme") apply(readPref("theme", ""), button);

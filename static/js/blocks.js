@@ -18,7 +18,16 @@ const HEADING = /^ {0,3}#{1,6}(?:[ \t]|$)/;
 const INDENTED = /^(?: {2,}|\t)/;
 
 const newBlock = (kind, extra = {}) => ({
-  kind, source: "", info: "", cut: false, list: false, blank: false, fence: "", indent: 0, inner: "", ...extra,
+  kind,
+  source: "",
+  info: "",
+  cut: false,
+  list: false,
+  blank: false,
+  fence: "",
+  indent: 0,
+  inner: "",
+  ...extra,
 });
 
 export class BlockSplitter {
@@ -44,11 +53,17 @@ export class BlockSplitter {
   /** Returns the open block with its unfinished line, or null. @returns {Block | null} */
   peek() {
     const open = this.#open;
-    if (!open) return this.#partial ? newBlock(this.#inLongLine ? "plain" : "text", { source: this.#partial, cut: this.#inLongLine }) : null;
+    if (!open)
+      return this.#partial
+        ? newBlock(this.#inLongLine ? "plain" : "text", { source: this.#partial, cut: this.#inLongLine })
+        : null;
     if (!this.#partial) return open;
     if (open.kind === "code" && closes(open, this.#partial)) return open;
     // Unindented text after a list's blank line is already the next block; as a separate block, it does not move the list.
-    return { ...open, source: open.source + (open.kind === "code" ? dedent(this.#partial, open.indent) : this.#partial) };
+    return {
+      ...open,
+      source: open.source + (open.kind === "code" ? dedent(this.#partial, open.indent) : this.#partial),
+    };
   }
 
   /** Ends the text and returns the remaining blocks. @returns {Block[]} */

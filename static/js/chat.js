@@ -42,7 +42,16 @@ export class Chat {
   #blank() {
     const { system = SYSTEM_PROMPT, sampling = {} } = readPref("defaults", /** @type {any} */ ({}));
     const now = Date.now();
-    return { id: newId(), title: "New conversation", created: now, updated: now, model: this.#models[0], system, sampling: { ...sampling }, messages: [] };
+    return {
+      id: newId(),
+      title: "New conversation",
+      created: now,
+      updated: now,
+      model: this.#models[0],
+      system,
+      sampling: { ...sampling },
+      messages: [],
+    };
   }
 
   /** Shows a conversation, or a blank one if the id is unknown. @param {string} [id] */
@@ -75,7 +84,8 @@ export class Chat {
   }
 
   #takeOver() {
-    if (this.isAnsweredElsewhere) this.answers.takeOver(this.current, /** @type {any} */ (this.current.messages.at(-1)));
+    if (this.isAnsweredElsewhere)
+      this.answers.takeOver(this.current, /** @type {any} */ (this.current.messages.at(-1)));
   }
 
   /** Whether another tab writes an answer into the open conversation; it would overwrite messages added by this tab. */
@@ -100,7 +110,10 @@ export class Chat {
       this.composer.forget("new");
       history.pushState(null, "", `#/c/${conversation.id}`);
     }
-    this.#answer(conversation, this.#add(conversation, { id: newId(), role: "user", content: text, created: Date.now() }));
+    this.#answer(
+      conversation,
+      this.#add(conversation, { id: newId(), role: "user", content: text, created: Date.now() }),
+    );
     if (conversation.messages.length === 2) this.composer.open(conversation.id);
   }
 
@@ -136,7 +149,15 @@ export class Chat {
   #answer(conversation, ...added) {
     const now = Date.now();
     const body = requestFor(conversation, conversation.messages, conversation.model, this.tier);
-    const message = this.#add(conversation, { id: newId(), role: "assistant", content: "", created: now, sentAt: now, state: "streaming", model: conversation.model });
+    const message = this.#add(conversation, {
+      id: newId(),
+      role: "assistant",
+      content: "",
+      created: now,
+      sentAt: now,
+      state: "streaming",
+      model: conversation.model,
+    });
     conversation.updated = now;
     this.store.append(conversation, [...added, message]);
     this.answers.start(conversation, message, body);

@@ -8,10 +8,18 @@ const MAX_HIGHLIGHTED_CHARACTERS = 60_000;
 export function codeFrame(info, text) {
   const lang = (info.split(/[\s,{]/)[0] ?? "").slice(0, 24);
   const code = h("code", {}, text);
-  const button = h("button", { class: "code-copy", type: "button", onclick: () => copy(code.textContent ?? "", button) }, icon("copy"), h("span", {}, "Copy"));
-  return h("div", { class: "code", "data-lang": lang },
+  const button = h(
+    "button",
+    { class: "code-copy", type: "button", onclick: () => copy(code.textContent ?? "", button) },
+    icon("copy"),
+    h("span", {}, "Copy"),
+  );
+  return h(
+    "div",
+    { class: "code", "data-lang": lang },
     h("div", { class: "code-head" }, h("span", {}, lang || "text"), button),
-    h("pre", { tabindex: "0", "aria-label": lang ? `Code, ${lang}` : "Code", role: "group" }, code));
+    h("pre", { tabindex: "0", "aria-label": lang ? `Code, ${lang}` : "Code", role: "group" }, code),
+  );
 }
 
 /** Appends the new part of the code, so that a selection inside it is kept. @param {HTMLElement} frame @param {string} text */
@@ -35,7 +43,10 @@ export async function highlight(frame) {
     highlighter ??= import("../vendor/highlight/highlight.min.js");
     const hljs = (await highlighter).default;
     if (!hljs.getLanguage(lang)) return;
-    const tree = new DOMParser().parseFromString(hljs.highlight(text, { language: lang, ignoreIllegals: true }).value, "text/html");
+    const tree = new DOMParser().parseFromString(
+      hljs.highlight(text, { language: lang, ignoreIllegals: true }).value,
+      "text/html",
+    );
     if (code.textContent === text) code.replaceChildren(...onlySpans(tree.body));
   } catch {
     highlighter = null; // optional: the code stays uncoloured
@@ -46,7 +57,9 @@ export async function highlight(frame) {
 function onlySpans(parent) {
   return [...parent.childNodes].map((node) => {
     if (node.nodeType === Node.TEXT_NODE) return node.textContent ?? "";
-    const span = h("span", { class: [...(/** @type {Element} */ (node).classList)].filter((name) => /^[\w-]+$/.test(name)).join(" ") });
+    const span = h("span", {
+      class: [.../** @type {Element} */ (node).classList].filter((name) => /^[\w-]+$/.test(name)).join(" "),
+    });
     span.append(...onlySpans(node));
     return span;
   });

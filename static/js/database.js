@@ -16,7 +16,8 @@ export function openDatabase(onOutdated) {
   return new Promise((resolve, reject) => {
     request.onerror = () => reject(request.error ?? new Error("storage refused"));
     // An open request that an older tab blocks must not prevent the page from starting.
-    request.onblocked = () => reject(new Error("another tab has an older version of this page open; close it and reload this one"));
+    request.onblocked = () =>
+      reject(new Error("another tab has an older version of this page open; close it and reload this one"));
     request.onsuccess = () => {
       const database = request.result;
       database.onversionchange = () => {

@@ -21,8 +21,11 @@ export function setUpHelp() {
   const box = byId("single-keys");
   box.checked = readPref("single-keys", true);
   box.addEventListener("change", () => writePref("single-keys", box.checked));
-  byId("help-keys").append(...KEYS.map(([action, keys]) =>
-    h("div", {}, h("dt", {}, String(action)), h("dd", {}, ...[...keys].map((key) => h("kbd", {}, key))))));
+  byId("help-keys").append(
+    ...KEYS.map(([action, keys]) =>
+      h("div", {}, h("dt", {}, String(action)), h("dd", {}, ...[...keys].map((key) => h("kbd", {}, key)))),
+    ),
+  );
   byId("search-key").textContent = MAC ? "⌘ K" : "Ctrl K";
   closeByClick(byId("help"));
 }

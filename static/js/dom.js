@@ -42,4 +42,8 @@ export const byId = (id) => document.getElementById(id);
 
 /** Creates a round button with an icon and an accessible name. */
 export const iconButton = (name, label, onclick, extra = {}) =>
-  h("button", { class: "icon-button small", type: "button", "aria-label": label, title: label, onclick, ...extra }, icon(name));
+  h(
+    "button",
+    { class: "icon-button small", type: "button", "aria-label": label, title: label, onclick, ...extra },
+    icon(name),
+  );

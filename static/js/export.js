@@ -4,14 +4,21 @@
 export function asMarkdown(conversation) {
   const parts = [`# ${conversation.title}`];
   if (conversation.system.trim()) parts.push(`> ${conversation.system.trim().replaceAll("\n", "\n> ")}`);
-  for (const { role, content } of conversation.messages) parts.push(role === "user" ? "## You" : "## Answer", content.trim());
+  for (const { role, content } of conversation.messages)
+    parts.push(role === "user" ? "## You" : "## Answer", content.trim());
   return `${parts.join("\n\n")}\n`;
 }
 
 /** Returns messages and request parameters, without the page's internal fields. @param {import("./store.js").Conversation} conversation */
 export function asJson({ title, created, model, system, sampling, messages }) {
   const plain = messages.map(({ role, content, thinking, created: at, usage, finish, state }) => ({
-    role, content, reasoning: thinking || undefined, created: new Date(at).toISOString(), usage, finish_reason: finish, state,
+    role,
+    content,
+    reasoning: thinking || undefined,
+    created: new Date(at).toISOString(),
+    usage,
+    finish_reason: finish,
+    state,
   }));
   return `${JSON.stringify({ title, created: new Date(created).toISOString(), model, system, sampling, messages: plain }, null, 2)}\n`;
 }
@@ -26,4 +33,9 @@ export function download(name, text, type) {
 }
 
 /** @param {string} title */
-export const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").toLowerCase().slice(0, 60) || "conversation";
+export const fileName = (title) =>
+  title
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/^-+|-+$/g, "")
+    .toLowerCase()
+    .slice(0, 60) || "conversation";

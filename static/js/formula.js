@@ -2,7 +2,14 @@
 // shown as text. KaTeX sets styles through the DOM, which the content security policy allows.
 import { h } from "./dom.js";
 
-const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500, output: "htmlAndMathml" };
+const OPTIONS = {
+  throwOnError: true,
+  trust: false,
+  strict: "ignore",
+  maxSize: 20,
+  maxExpand: 500,
+  output: "htmlAndMathml",
+};
 const MAX_CACHED = 300;
 
 let katex = /** @type {any} */ (null); // loaded lazily, shared by all formulas

@@ -21,15 +21,23 @@ function show(error) {
   const bar = byId("loading-bar");
   const loading = error instanceof ApiError ? error.body?.loading : null;
   byId("loading").hidden = false;
-  byId("loading-title").textContent = error instanceof ApiError ? (loading ? "The model is loading" : error.message) : "The server cannot be reached, trying again";
+  byId("loading-title").textContent =
+    error instanceof ApiError
+      ? loading
+        ? "The model is loading"
+        : error.message
+      : "The server cannot be reached, trying again";
   if (loading?.total > 0) {
     bar.max = loading.total;
     bar.value = loading.done;
   } else {
     bar.removeAttribute("value");
   }
-  byId("loading-detail").textContent = loading ? [loading.what, share(loading)].filter(Boolean).join(", ") : "You can write meanwhile.";
+  byId("loading-detail").textContent = loading
+    ? [loading.what, share(loading)].filter(Boolean).join(", ")
+    : "You can write meanwhile.";
 }
 
-const share = ({ what, done, total }) => (what === "weights" ? `${size(done)} of ${size(total)}` : total > 1 ? `${done} of ${total}` : "");
+const share = ({ what, done, total }) =>
+  what === "weights" ? `${size(done)} of ${size(total)}` : total > 1 ? `${done} of ${total}` : "";
 const size = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`);

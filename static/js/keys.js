@@ -25,7 +25,12 @@ function chosen(event, actions) {
     return null;
   }
   // Single keys work only outside of text fields, and only if the user has enabled them.
-  if (event.altKey || event.target.closest?.("input, textarea, select, [contenteditable]") || !readPref("single-keys", true)) return null;
+  if (
+    event.altKey ||
+    event.target.closest?.("input, textarea, select, [contenteditable]") ||
+    !readPref("single-keys", true)
+  )
+    return null;
   if (key === "?") return () => actions.help();
   if (key === "/") return () => actions.write();
   return null;

@@ -39,7 +39,8 @@ export function ordinal(n) {
 export function describe(status) {
   if (status.cause === "restart") return { kind: "paused", head: "The engine is restarting", why: "no text is lost" };
   if (status.state === "queued") {
-    const head = status.position === 1 ? "Next in line" : status.position ? `${ordinal(status.position)} in line` : "In line";
+    const head =
+      status.position === 1 ? "Next in line" : status.position ? `${ordinal(status.position)} in line` : "In line";
     return { kind: "queued", head, why: CAUSE_TEXTS[status.cause ?? ""] ?? "" };
   }
   if (status.state === "paused") {
@@ -103,5 +104,6 @@ export function ending(message) {
   return "";
 }
 
-const seconds = (ms) => (ms < 995 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`);
+const seconds = (ms) =>
+  ms < 995 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`;
 const decimal = (value) => (value < 9.95 ? value.toFixed(1) : String(Math.round(value)));

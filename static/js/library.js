@@ -30,11 +30,14 @@ export class Library {
     this.chat.composer.forget(id);
     if (id === this.chat.current.id) location.hash = "#/";
     else this.chat.show();
-    toast(`Deleted “${titleFrom(conversation.title, 60)}”`, { action: "Undo", run: () => {
-      this.store.restore(conversation);
-      location.hash = `#/c/${id}`;
-      this.chat.show();
-    } });
+    toast(`Deleted “${titleFrom(conversation.title, 60)}”`, {
+      action: "Undo",
+      run: () => {
+        this.store.restore(conversation);
+        location.hash = `#/c/${id}`;
+        this.chat.show();
+      },
+    });
   }
 
   /** @param {string} id @param {"md" | "json"} form */
@@ -56,7 +59,10 @@ export class Library {
   }
 
   #interrupted(conversation, message) {
-    Object.assign(message, { state: "error", error: { code: "interrupted", message: "The page closed before the answer was complete." } });
+    Object.assign(message, {
+      state: "error",
+      error: { code: "interrupted", message: "The page closed before the answer was complete." },
+    });
     this.store.save(conversation, message);
   }
 }

@@ -19,7 +19,8 @@ import { Store } from "./store.js";
 import { Thread } from "./thread.js";
 
 const store = new Store(
-  (reason) => toast(`This browser cannot save conversations: ${reason}. They last until this tab closes.`, { ms: 12_000 }),
+  (reason) =>
+    toast(`This browser cannot save conversations: ${reason}. They last until this tab closes.`, { ms: 12_000 }),
   (id) => chat.changedElsewhere(id),
 );
 const answers = new Answers(store, {
@@ -40,7 +41,12 @@ const thread = new Thread({
   askKey: () => askKey(),
   timeline: getTimeline,
 });
-const composer = new Composer({ send: (text) => chat.send(text), queue: (text) => chat.queue(text), stop: () => chat.stop(), editLast: () => chat.editLast() });
+const composer = new Composer({
+  send: (text) => chat.send(text),
+  queue: (text) => chat.queue(text),
+  stop: () => chat.stop(),
+  editLast: () => chat.editLast(),
+});
 const sidebar = new Sidebar({
   open: (id) => (location.hash = `#/c/${id}`),
   create,
@@ -83,7 +89,8 @@ function showModels() {
   byId("model-name").hidden = many;
   byId("model-name").textContent = chat.models[0] ?? MODEL;
   if (!many) return;
-  if (select.options.length !== chat.models.length) select.replaceChildren(...chat.models.map((id) => h("option", { value: id }, id)));
+  if (select.options.length !== chat.models.length)
+    select.replaceChildren(...chat.models.map((id) => h("option", { value: id }, id)));
   select.value = chat.current.model;
 }
 
@@ -114,7 +121,11 @@ async function loadModels() {
     if (models.length) chat.setModels(models.map(({ id }) => id));
   } catch (error) {
     if (/** @type {any} */ (error).status === 401) askKey(/** @type {any} */ (error).message);
-    else toast(`The list of models could not be read: ${/** @type {Error} */ (error).message}`, { action: "Retry", run: loadModels });
+    else
+      toast(`The list of models could not be read: ${/** @type {Error} */ (error).message}`, {
+        action: "Retry",
+        run: loadModels,
+      });
   }
 }
 

@@ -9,8 +9,33 @@ import { formulaAt } from "./math.js";
 
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
 const CLEAN = {
-  ALLOWED_TAGS: ["p", "br", "strong", "em", "del", "code", "pre", "a", "ul", "ol", "li", "blockquote", "hr", "table", "thead", "tbody",
-    "tr", "th", "td", "h1", "h2", "h3", "h4", "h5", "h6"],
+  ALLOWED_TAGS: [
+    "p",
+    "br",
+    "strong",
+    "em",
+    "del",
+    "code",
+    "pre",
+    "a",
+    "ul",
+    "ol",
+    "li",
+    "blockquote",
+    "hr",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+  ],
   ALLOWED_ATTR: ["href", "title", "align", "start", "class"],
   ALLOWED_URI_REGEXP: SAFE_LINK,
   ADD_URI_SAFE_ATTR: ["align", "start"], // otherwise the rule for links would apply to these as well
@@ -71,7 +96,9 @@ parser.use({
         const found = indent === undefined ? null : formulaAt(source, indent, "");
         if (!found || found === "open") return undefined;
         const rest = /^[ \t]*[.,;]?[ \t]*(?:\n+|$)/.exec(source.slice(indent + found.raw.length));
-        return rest ? { ...mathToken(found), type: "mathBlock", raw: source.slice(0, indent + found.raw.length + rest[0].length) } : undefined;
+        return rest
+          ? { ...mathToken(found), type: "mathBlock", raw: source.slice(0, indent + found.raw.length + rest[0].length) }
+          : undefined;
       },
       renderer: ({ tex }) => `<p>${codeOf(tex, true)}</p>`,
     },
@@ -95,7 +122,8 @@ const codeOf = (tex, display) => `<code class="math${display ? " display" : ""}"
 
 /** Returns whether a text could overflow the parser's stack or take very long: deep nesting, many brackets, stars or pipes. */
 function isTooComplex(source) {
-  if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source)) return true;
+  if (/^[ \t]*(?:(?:[-*+>]|\d{1,9}[.)])[ \t]*){20}/m.test(source) && !/^[ \t]*(?:(?:- ?)+|(?:\* ?)+)$/m.test(source))
+    return true;
   if (/^[ \t]{60}/m.test(source)) return true;
   if (/[[\](){}*_~`<!\\&]{60}/.test(source)) return true;
   const marks = source.match(/[[\]*_~`<]/g)?.length ?? 0;
@@ -143,5 +171,6 @@ function completeFragment(fragment) {
     const lang = /^language-(.*)$/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "";
     pre.replaceWith(codeFrame(lang, (pre.textContent ?? "").replace(/\n$/, "")));
   }
-  for (const marked of fragment.querySelectorAll("[class]:not(.table-frame, .code, .code *, .math, .math *)")) marked.removeAttribute("class");
+  for (const marked of fragment.querySelectorAll("[class]:not(.table-frame, .code, .code *, .math, .math *)"))
+    marked.removeAttribute("class");
 }

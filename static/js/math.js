@@ -1,7 +1,7 @@
 // Detection of TeX in a text: \( \), \[ \] and $$ $$ always, single $ only if it is clearly mathematics, so that prices stay
 // text. Pure.
 
-const CLOSE = { "\\(": "\\)", "\\[": "\\]", "$$": "$$" };
+const CLOSE = { "\\(": "\\)", "\\[": "\\]", $$: "$$" };
 const MAX_CHARACTERS = 8000;
 const ONE_LETTER = /^[A-Za-z]'*$/;
 const SIGNS = /[\\^_=+<>/|*]|\w\(.+\)|\w-\w/;

@@ -8,9 +8,18 @@ import { h, icon } from "./dom.js";
 export function openMenu(button, items) {
   const menu = h("div", { class: "menu", popover: "auto", role: "menu" });
   for (const item of items) {
-    const node = h("button", { type: "button", class: item.danger ? "danger" : null, tabindex: "-1",
-      role: item.checked === undefined ? "menuitem" : "menuitemradio", "aria-checked": item.checked },
-      icon(item.checked ? "check" : (item.icon ?? "none")), item.label);
+    const node = h(
+      "button",
+      {
+        type: "button",
+        class: item.danger ? "danger" : null,
+        tabindex: "-1",
+        role: item.checked === undefined ? "menuitem" : "menuitemradio",
+        "aria-checked": item.checked,
+      },
+      icon(item.checked ? "check" : (item.icon ?? "none")),
+      item.label,
+    );
     node.addEventListener("click", () => {
       menu.hidePopover();
       item.run();

@@ -29,14 +29,30 @@ export class AnswerView {
     this.wait = new WaitLine(() => this.actions.retryNow(this.message.id));
     this.trouble = h("div", { class: "trouble", role: "group", "aria-label": "Problem", hidden: true });
     this.figures = h("p", { class: "figures" });
-    this.resume = h("button", { class: "button small resume", type: "button", onclick: () => this.actions.resume(this.message.id) }, "Continue");
-    this.tools = h("div", { class: "tools" },
+    this.resume = h(
+      "button",
+      { class: "button small resume", type: "button", onclick: () => this.actions.resume(this.message.id) },
+      "Continue",
+    );
+    this.tools = h(
+      "div",
+      { class: "tools" },
       iconButton("copy", "Copy answer", ({ currentTarget }) => copy(this.message.content, currentTarget)),
       iconButton("again", "Answer again", () => this.actions.regenerate(this.message.id)),
-      this.figures, this.resume);
+      this.figures,
+      this.resume,
+    );
     this.timeline = new TimelineView((stream) => this.actions.timeline(stream));
-    this.node = h("article", { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
-      this.reasoning, this.body, this.wait.node, this.trouble, this.tools, this.timeline.node);
+    this.node = h(
+      "article",
+      { class: "message message-answer", "aria-label": "Answer", "data-role": "assistant" },
+      this.reasoning,
+      this.body,
+      this.wait.node,
+      this.trouble,
+      this.tools,
+      this.timeline.node,
+    );
     this.node.addEventListener("contentvisibilityautostatechange", ({ skipped }) => skipped || this.draw());
     this.begin();
   }
@@ -140,16 +156,22 @@ export class AnswerView {
 
   /** Returns the text of each block, for screen readers. @returns {string[]} */
   blockTexts() {
-    return [...this.body.children].map((block) => {
-      const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
-      for (const math of copied.querySelectorAll(".math")) math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
-      return (copied.textContent ?? "").trim();
-    }).filter(Boolean);
+    return [...this.body.children]
+      .map((block) => {
+        const copied = /** @type {HTMLElement} */ (block.cloneNode(true));
+        for (const math of copied.querySelectorAll(".math"))
+          math.textContent = /** @type {HTMLElement} */ (math).dataset.tex ?? "";
+        return (copied.textContent ?? "").trim();
+      })
+      .filter(Boolean);
   }
 
   #showSummary() {
     const { message } = this;
-    this.summary.textContent = message.state === "streaming" && !message.content ? "Reasoning" : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
+    this.summary.textContent =
+      message.state === "streaming" && !message.content
+        ? "Reasoning"
+        : reasoningLabel(message, 0).replace(/^Thinking.*/, "Reasoning");
   }
 
   #wait(show) {
@@ -167,7 +189,8 @@ export class AnswerView {
     this.body.classList.toggle("live", live);
     this.node.setAttribute("aria-busy", String(live));
     // An empty answer has no text to copy, and its error already offers the next action.
-    for (const button of this.tools.querySelectorAll(".icon-button")) button.hidden = live || (message.state === "error" && !message.content);
+    for (const button of this.tools.querySelectorAll(".icon-button"))
+      button.hidden = live || (message.state === "error" && !message.content);
     this.resume.hidden = live || message.state === "error" || !isUnfinished(message);
   }
 
@@ -178,17 +201,25 @@ export class AnswerView {
       ? button("Continue", () => this.actions.resume(id))
       : button("Try again", () => this.actions.regenerate(id));
     // A retry of a conversation that exceeds the context would fail again.
-    const buttons = error.code === "context_length_exceeded"
-      ? [button("Leave out the oldest messages", () => this.actions.leaveOut(id)), button("New conversation", () => this.actions.startOver())]
-      : [error.status === 401 && button("Enter key", () => this.actions.askKey()), again];
+    const buttons =
+      error.code === "context_length_exceeded"
+        ? [
+            button("Leave out the oldest messages", () => this.actions.leaveOut(id)),
+            button("New conversation", () => this.actions.startOver()),
+          ]
+        : [error.status === 401 && button("Enter key", () => this.actions.askKey()), again];
     const code = [error.status || "", error.code ?? ""].filter(Boolean).join(" ");
-    this.trouble.replaceChildren(icon("warn"),
+    this.trouble.replaceChildren(
+      icon("warn"),
       h("div", { class: "trouble-text" }, error.message, code && h("span", { class: "trouble-code" }, code)),
-      h("div", { class: "trouble-tools" }, ...buttons));
+      h("div", { class: "trouble-tools" }, ...buttons),
+    );
   }
 
   #showFigures() {
-    const parts = figures(this.message).map((text, i) => h("span", { class: i && / tokens?$/.test(text) ? "secondary" : null }, text));
+    const parts = figures(this.message).map((text, i) =>
+      h("span", { class: i && / tokens?$/.test(text) ? "secondary" : null }, text),
+    );
     const end = ending(this.message);
     if (end) parts.push(h("span", { class: "note" }, end));
     this.figures.replaceChildren(...parts);

@@ -31,12 +31,21 @@ export class UserView {
 
   show() {
     const { content } = this.message;
-    const scrolls = content.length > SCROLL_CHARACTERS ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
+    const scrolls =
+      content.length > SCROLL_CHARACTERS ? { tabindex: "0", role: "group", "aria-label": "Your message" } : {};
     this.node.replaceChildren(
-      h("div", { class: `bubble${content.length > SCROLL_CHARACTERS ? " long" : ""}`, dir: "auto", ...scrolls }, content),
-      h("div", { class: "tools" },
+      h(
+        "div",
+        { class: `bubble${content.length > SCROLL_CHARACTERS ? " long" : ""}`, dir: "auto", ...scrolls },
+        content,
+      ),
+      h(
+        "div",
+        { class: "tools" },
         iconButton("edit", "Edit and send again", () => this.edit()),
-        iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget))));
+        iconButton("copy", "Copy message", ({ currentTarget }) => copy(this.message.content, currentTarget)),
+      ),
+    );
   }
 
   /** Adopts a newer copy of the message if its text is the same; returns whether it did. @param {Message} message */
@@ -78,9 +87,19 @@ export class UserView {
         send();
       }
     });
-    this.node.replaceChildren(h("div", { class: "edit" }, area, h("div", { class: "edit-foot" },
-      h("button", { class: "button small quiet", type: "button", onclick: cancel }, "Cancel"),
-      h("button", { class: "button small primary", type: "button", onclick: send }, "Send"))));
+    this.node.replaceChildren(
+      h(
+        "div",
+        { class: "edit" },
+        area,
+        h(
+          "div",
+          { class: "edit-foot" },
+          h("button", { class: "button small quiet", type: "button", onclick: cancel }, "Cancel"),
+          h("button", { class: "button small primary", type: "button", onclick: send }, "Send"),
+        ),
+      ),
+    );
     requestAnimationFrame(size); // once it is in the page
     return area;
   }

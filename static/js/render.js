@@ -74,7 +74,10 @@ export class MarkdownStream {
     if (!this.#live) this.root.append((this.#live = h("div", { class: "block" })));
     this.#live.classList.toggle("cut", block.cut);
     if (block.kind === "code") return drawCode(this.#live, block, closed);
-    const fragment = block.kind === "plain" ? renderPlain(block.source) : renderMarkdown(closed ? block.source : repairMarkdown(block.source), !closed);
+    const fragment =
+      block.kind === "plain"
+        ? renderPlain(block.source)
+        : renderMarkdown(closed ? block.source : repairMarkdown(block.source), !closed);
     patch(this.#live, fragment);
     if (closed) for (const frame of this.#live.querySelectorAll(".code")) highlight(/** @type {HTMLElement} */ (frame));
   }
@@ -107,7 +110,12 @@ function patchNode(old, next) {
   if (old.nodeType === Node.TEXT_NODE && next.nodeType === Node.TEXT_NODE) {
     if (next.data.startsWith(old.data)) old.appendData(next.data.slice(old.data.length));
     else old.data = next.data;
-  } else if (old.nodeName === next.nodeName && old.nodeType === Node.ELEMENT_NODE && sameAttributes(old, next) && old.className !== "code") {
+  } else if (
+    old.nodeName === next.nodeName &&
+    old.nodeType === Node.ELEMENT_NODE &&
+    sameAttributes(old, next) &&
+    old.className !== "code"
+  ) {
     patch(old, next);
   } else {
     old.replaceWith(next);
@@ -115,7 +123,8 @@ function patchNode(old, next) {
 }
 
 const sameAttributes = (a, b) =>
-  a.attributes.length === b.attributes.length && [...a.attributes].every(({ name, value }) => b.getAttribute(name) === value);
+  a.attributes.length === b.attributes.length &&
+  [...a.attributes].every(({ name, value }) => b.getAttribute(name) === value);
 
 /** Renders a complete text. @param {HTMLElement} root @param {string} text */
 export function renderWhole(root, text) {

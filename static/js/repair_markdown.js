@@ -55,9 +55,7 @@ function openFormula(text) {
 }
 
 function closeMarks(tail) {
-  const text = tail
-    .replace(/(?<!\\)!?\[([^[\]\n]*)\]\([^)\n]*$/, "$1")
-    .replace(/(?<!\\)!?\[([^[\]\n]*)\]?$/, "$1");
+  const text = tail.replace(/(?<!\\)!?\[([^[\]\n]*)\]\([^)\n]*$/, "$1").replace(/(?<!\\)!?\[([^[\]\n]*)\]?$/, "$1");
   const open = /** @type {string[]} */ ([]);
   let at = 0;
   while (at < text.length) {
@@ -89,7 +87,8 @@ function mark(open, run, before, after) {
 
 /** @param {number} from start of an open code span's content, or -1 */
 function finish(text, from, open) {
-  if (from === text.length) return finish(text.slice(0, text.length - open[open.length - 1].length), -1, open.slice(0, -1));
+  if (from === text.length)
+    return finish(text.slice(0, text.length - open[open.length - 1].length), -1, open.slice(0, -1));
   let body = from < 0 ? text.replace(/(?<=\s|^)[*_~]{1,3}$/, "") : text;
   if (body !== text) open = open.slice(0, -1);
   const space = /\s*$/.exec(body)?.[0] ?? "";

@@ -7,15 +7,96 @@
  */
 export const FIELDS = [
   { name: "max_tokens", label: "Longest answer", note: "In tokens.", min: 1, whole: true, group: "Answer" },
-  { name: "temperature", label: "Temperature", note: "0 always takes the most likely token.", min: 0, max: 2, step: 0.05, slider: true, neutral: 1, group: "Sampling" },
-  { name: "top_p", label: "Top p", note: "Only the most likely tokens that together reach this probability.", min: 0.01, max: 1, step: 0.01, slider: true, neutral: 1, group: "Sampling" },
-  { name: "min_p", label: "Min p", note: "Leaves out tokens below this share of the highest probability.", min: 0, max: 1, step: 0.01, slider: true, neutral: 0, group: "Sampling" },
-  { name: "top_k", label: "Top k", note: "Only this many candidates; 0 for all.", min: 0, whole: true, group: "Sampling" },
-  { name: "seed", label: "Seed", note: "The same seed and text give the same answer.", min: 0, max: Number.MAX_SAFE_INTEGER, whole: true, group: "Sampling" },
-  { name: "repetition_penalty", label: "Repetition penalty", note: "Above 1, tokens that have occurred become less likely.", min: 0.5, max: 2, step: 0.01, slider: true, neutral: 1, group: "Repetition" },
-  { name: "presence_penalty", label: "Presence penalty", note: "Makes tokens that have occurred less likely.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
-  { name: "frequency_penalty", label: "Frequency penalty", note: "Makes tokens less likely with each occurrence.", min: -2, max: 2, step: 0.05, slider: true, neutral: 0, group: "Repetition" },
-  { name: "stop", label: "Stop at", note: "One text a line; the answer ends before it. \\n stands for a new line.", list: true, group: "Answer" },
+  {
+    name: "temperature",
+    label: "Temperature",
+    note: "0 always takes the most likely token.",
+    min: 0,
+    max: 2,
+    step: 0.05,
+    slider: true,
+    neutral: 1,
+    group: "Sampling",
+  },
+  {
+    name: "top_p",
+    label: "Top p",
+    note: "Only the most likely tokens that together reach this probability.",
+    min: 0.01,
+    max: 1,
+    step: 0.01,
+    slider: true,
+    neutral: 1,
+    group: "Sampling",
+  },
+  {
+    name: "min_p",
+    label: "Min p",
+    note: "Leaves out tokens below this share of the highest probability.",
+    min: 0,
+    max: 1,
+    step: 0.01,
+    slider: true,
+    neutral: 0,
+    group: "Sampling",
+  },
+  {
+    name: "top_k",
+    label: "Top k",
+    note: "Only this many candidates; 0 for all.",
+    min: 0,
+    whole: true,
+    group: "Sampling",
+  },
+  {
+    name: "seed",
+    label: "Seed",
+    note: "The same seed and text give the same answer.",
+    min: 0,
+    max: Number.MAX_SAFE_INTEGER,
+    whole: true,
+    group: "Sampling",
+  },
+  {
+    name: "repetition_penalty",
+    label: "Repetition penalty",
+    note: "Above 1, tokens that have occurred become less likely.",
+    min: 0.5,
+    max: 2,
+    step: 0.01,
+    slider: true,
+    neutral: 1,
+    group: "Repetition",
+  },
+  {
+    name: "presence_penalty",
+    label: "Presence penalty",
+    note: "Makes tokens that have occurred less likely.",
+    min: -2,
+    max: 2,
+    step: 0.05,
+    slider: true,
+    neutral: 0,
+    group: "Repetition",
+  },
+  {
+    name: "frequency_penalty",
+    label: "Frequency penalty",
+    note: "Makes tokens less likely with each occurrence.",
+    min: -2,
+    max: 2,
+    step: 0.05,
+    slider: true,
+    neutral: 0,
+    group: "Repetition",
+  },
+  {
+    name: "stop",
+    label: "Stop at",
+    note: "One text a line; the answer ends before it. \\n stands for a new line.",
+    list: true,
+    group: "Answer",
+  },
 ];
 
 const MAX_STOPS = 4; // limit of the protocol
@@ -33,7 +114,11 @@ export function validationError(field, text) {
 }
 
 /** Converts lines to stop strings. @param {string} text */
-export const stopsFrom = (text) => text.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n"));
+export const stopsFrom = (text) =>
+  text
+    .split("\n")
+    .filter(Boolean)
+    .map((line) => line.replaceAll("\\n", "\n"));
 /** @param {string[]} stops */
 export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n")).join("\n");
 
@@ -41,7 +126,13 @@ export const stopsTo = (stops) => stops.map((stop) => stop.replaceAll("\n", "\\n
 const wellFormed = (text) => text.toWellFormed?.() ?? text;
 
 /** Returns the messages to send, without the oldest if those are left out. @param {{ first?: string }} conversation @param {import("./store.js").Message[]} messages */
-export const sentMessages = ({ first }, messages) => messages.slice(Math.max(0, messages.findIndex(({ id }) => id === first)));
+export const sentMessages = ({ first }, messages) =>
+  messages.slice(
+    Math.max(
+      0,
+      messages.findIndex(({ id }) => id === first),
+    ),
+  );
 
 /**
  * Builds the request for the next answer. Unset parameters are not sent, so the server's defaults apply.
@@ -52,7 +143,9 @@ export const sentMessages = ({ first }, messages) => messages.slice(Math.max(0, 
  * @param {boolean} [continues] the last message is an answer that the model should continue
  */
 export function requestFor(conversation, messages, model, tier, continues = false) {
-  const turns = sentMessages(conversation, messages).filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content: wellFormed(content) }));
+  const turns = sentMessages(conversation, messages)
+    .filter(({ role, content }) => role === "user" || content)
+    .map(({ role, content }) => ({ role, content: wellFormed(content) }));
   const system = wellFormed(conversation.system.trim());
   return {
     model,

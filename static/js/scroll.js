@@ -20,7 +20,10 @@ export class AutoScroll {
     this.jump = jump;
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#release(), { passive: true });
-    document.addEventListener("keydown", ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.#release());
+    document.addEventListener(
+      "keydown",
+      ({ key, target }) => UPWARD_KEYS.has(key) && this.#isScrolledFrom(target) && this.#release(),
+    );
     new ResizeObserver(() => this.#resized()).observe(content);
     new ResizeObserver(() => this.#resized()).observe(scroller);
     jump.addEventListener("click", () => this.toEnd());
@@ -46,7 +49,9 @@ export class AutoScroll {
 
   /** Whether keys scroll the column while `target` has the focus; menus and text fields handle keys themselves. @param {EventTarget | null} target */
   #isScrolledFrom(target) {
-    return target === document.body || (target instanceof Element && this.scroller.contains(target) && !isTextField(target));
+    return (
+      target === document.body || (target instanceof Element && this.scroller.contains(target) && !isTextField(target))
+    );
   }
 
   #scrollToEnd() {

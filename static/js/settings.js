@@ -32,7 +32,10 @@ export class SettingsSheet {
 
   #draw() {
     const { system, sampling } = /** @type {any} */ (this.#conversation);
-    const area = h("textarea", { id: "system-prompt", placeholder: "How the model should behave in this conversation" });
+    const area = h("textarea", {
+      id: "system-prompt",
+      placeholder: "How the model should behave in this conversation",
+    });
     area.value = system;
     area.addEventListener("input", () => {
       const text = area.value;
@@ -41,7 +44,15 @@ export class SettingsSheet {
     const groups = Map.groupBy ? Map.groupBy(FIELDS, ({ group }) => group) : groupBy(FIELDS);
     this.body.replaceChildren(
       h("label", { class: "field" }, h("span", { class: "field-label" }, "System prompt"), area),
-      ...[...groups].map(([group, fields]) => h("section", { class: "group" }, h("h3", {}, group), ...fields.map((field) => this.#field(field, sampling[field.name])))));
+      ...[...groups].map(([group, fields]) =>
+        h(
+          "section",
+          { class: "group" },
+          h("h3", {}, group),
+          ...fields.map((field) => this.#field(field, sampling[field.name])),
+        ),
+      ),
+    );
   }
 
   #field(field, value) {
@@ -50,7 +61,12 @@ export class SettingsSheet {
 
   #listField(field, value) {
     const describedBy = `note-${field.name} error-${field.name}`;
-    const area = h("textarea", { class: "mono", name: field.name, spellcheck: "false", "aria-describedby": describedBy });
+    const area = h("textarea", {
+      class: "mono",
+      name: field.name,
+      spellcheck: "false",
+      "aria-describedby": describedBy,
+    });
     const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
     area.value = stopsTo(value ?? []);
     area.addEventListener("input", () => {
@@ -58,18 +74,41 @@ export class SettingsSheet {
       const stops = stopsFrom(area.value);
       this.#set(field, stops.length ? stops : undefined);
     });
-    return h("label", { class: "field" }, h("span", { class: "field-label" }, field.label), area,
-      h("span", { class: "field-note", id: `note-${field.name}` }, field.note), error);
+    return h(
+      "label",
+      { class: "field" },
+      h("span", { class: "field-label" }, field.label),
+      area,
+      h("span", { class: "field-note", id: `note-${field.name}` }, field.note),
+      error,
+    );
   }
 
   #numberField(field, value) {
     const describedBy = `note-${field.name} error-${field.name}`;
-    const number = h("input", { type: "text", inputmode: field.whole ? "numeric" : "decimal", id: `set-${field.name}`, name: field.name,
-      placeholder: SAMPLING[field.name] === undefined ? "default" : String(SAMPLING[field.name]), autocomplete: "off", "aria-describedby": describedBy });
+    const number = h("input", {
+      type: "text",
+      inputmode: field.whole ? "numeric" : "decimal",
+      id: `set-${field.name}`,
+      name: field.name,
+      placeholder: SAMPLING[field.name] === undefined ? "default" : String(SAMPLING[field.name]),
+      autocomplete: "off",
+      "aria-describedby": describedBy,
+    });
     const error = h("span", { class: "field-error", id: `error-${field.name}`, hidden: true });
-    const node = h("div", { class: "field" },
-      h("div", { class: "field-head" }, h("label", { class: "field-label", for: `set-${field.name}` }, field.label), number));
-    const range = field.slider ? h("input", { type: "range", min: field.min, max: field.max, step: field.step, "aria-label": field.label }) : null;
+    const node = h(
+      "div",
+      { class: "field" },
+      h(
+        "div",
+        { class: "field-head" },
+        h("label", { class: "field-label", for: `set-${field.name}` }, field.label),
+        number,
+      ),
+    );
+    const range = field.slider
+      ? h("input", { type: "range", min: field.min, max: field.max, step: field.step, "aria-label": field.label })
+      : null;
     const show = (now) => {
       node.toggleAttribute("data-auto", now === undefined);
       if (range) range.value = String(now ?? SAMPLING[field.name] ?? field.neutral);

@@ -34,7 +34,8 @@ export class SseParser {
     }
     if (text.endsWith("\r")) this.#skipLineFeed = true;
     this.#rest += text.slice(from);
-    if (this.#rest.length > MAX_LINE_CHARACTERS) throw new SseTooLong(`a line of more than ${MAX_LINE_CHARACTERS} characters`);
+    if (this.#rest.length > MAX_LINE_CHARACTERS)
+      throw new SseTooLong(`a line of more than ${MAX_LINE_CHARACTERS} characters`);
     return parts;
   }
 

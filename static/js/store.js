@@ -37,12 +37,17 @@ export class Store {
 
   async open() {
     try {
-      this.#db = await openDatabase(() => this.#fail(new Error("a newer version of this page is open in another tab; reload this one")));
+      this.#db = await openDatabase(() =>
+        this.#fail(new Error("a newer version of this page is open in another tab; reload this one")),
+      );
       const transaction = this.#db.transaction([CONVERSATIONS, MESSAGES]);
-      const [rows, messages] = await Promise.all([CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())));
+      const [rows, messages] = await Promise.all(
+        [CONVERSATIONS, MESSAGES].map((name) => asPromise(transaction.objectStore(name).getAll())),
+      );
       const groups = new Map(rows.filter(({ deleted }) => !deleted).map(({ id }) => [id, []]));
       for (const message of messages) groups.get(message.conversation)?.push(message);
-      for (const row of rows) if (!row.deleted) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id)) });
+      for (const row of rows)
+        if (!row.deleted) this.#all.set(row.id, { ...row, messages: inOrder(groups.get(row.id)) });
       this.#forget(rows.filter(({ deleted }) => deleted < Date.now() - TOMBSTONE_MS));
     } catch (error) {
       this.#fail(error);
@@ -76,13 +81,17 @@ export class Store {
   /** Saves a changed message. @param {Conversation} conversation @param {Message} message */
   save({ id, updated }, message) {
     const now = { ...message };
-    return this.#write(id, async (conversations, messages, row) => {
-      const stored = row && (await asPromise(messages.get([id, message.id])));
-      if (!stored) return false;
-      messages.put({ ...now, conversation: id, position: stored.position });
-      conversations.put({ ...row, updated: Math.max(row.updated, updated), revision: row.revision + 1 });
-      return true;
-    }, message.id);
+    return this.#write(
+      id,
+      async (conversations, messages, row) => {
+        const stored = row && (await asPromise(messages.get([id, message.id])));
+        if (!stored) return false;
+        messages.put({ ...now, conversation: id, position: stored.position });
+        conversations.put({ ...row, updated: Math.max(row.updated, updated), revision: row.revision + 1 });
+        return true;
+      },
+      message.id,
+    );
   }
 
   /** Changes fields of a conversation, in memory and in its row. @param {string} id @param {(conversation: any) => void} apply */
@@ -172,11 +181,15 @@ export class Store {
       const messages = transaction.objectStore(MESSAGES);
       const held = this.#all.get(id)?.messages.some((one) => one.id === message);
       const read = held && message ? messages.get([id, message]) : messages.getAll(messagesOf(id));
-      const [row, stored] = await Promise.all([asPromise(transaction.objectStore(CONVERSATIONS).get(id)), asPromise(read)]);
+      const [row, stored] = await Promise.all([
+        asPromise(transaction.objectStore(CONVERSATIONS).get(id)),
+        asPromise(read),
+      ]);
       if (this.#writes.get(id) !== before) return this.refresh({ id });
       if (!row || row.deleted) this.#all.delete(id);
       else if (Array.isArray(stored)) this.#merge(row, inOrder(stored));
-      else this.#merge(row, this.#all.get(id)?.messages.map((one) => (one.id === message && stored ? stored : one)) ?? []);
+      else
+        this.#merge(row, this.#all.get(id)?.messages.map((one) => (one.id === message && stored ? stored : one)) ?? []);
       this.onChangeElsewhere(id);
     } catch (error) {
       this.#fail(error);
@@ -186,7 +199,9 @@ export class Store {
   /** Keeps the identity of the conversation object and of the messages that this tab writes. */
   #merge(row, messages) {
     const conversation = this.#all.get(row.id) ?? { ...row, messages: [] };
-    const own = new Map(conversation.messages.filter(({ id }) => this.ownMessages.has(id)).map((message) => [message.id, message]));
+    const own = new Map(
+      conversation.messages.filter(({ id }) => this.ownMessages.has(id)).map((message) => [message.id, message]),
+    );
     Object.assign(conversation, row, { messages: messages.map((message) => own.get(message.id) ?? message) });
     this.#all.set(row.id, conversation);
   }
@@ -194,7 +209,9 @@ export class Store {
   /** Reloads changed conversations by their revisions, as a frozen tab may have missed notifications. */
   async #catchUp() {
     if (!this.#db) return;
-    const rows = await asPromise(this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS).getAll()).catch(() => []);
+    const rows = await asPromise(this.#db.transaction(CONVERSATIONS).objectStore(CONVERSATIONS).getAll()).catch(
+      () => [],
+    );
     for (const { id, revision, deleted } of rows) {
       const known = this.#all.get(id);
       if (deleted ? known : known?.revision !== revision) this.refresh({ id });
@@ -217,11 +234,17 @@ export class Store {
 const inOrder = (rows) => rows.sort((a, b) => a.position - b.position);
 
 /** Returns a random id. Unlike randomUUID, getRandomValues also exists on plain http in a local network. */
-export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+export const newId = () =>
+  [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** Returns the first line of a question; the list and the top bar truncate it to their width. @param {string} text @param {number} [maximum] characters */
 export function titleFrom(text, maximum = 160) {
   const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
   const letters = [...line]; // does not split surrogate pairs
-  return letters.length > maximum ? `${letters.slice(0, maximum - 1).join("").trimEnd()}…` : line || "Untitled";
+  return letters.length > maximum
+    ? `${letters
+        .slice(0, maximum - 1)
+        .join("")
+        .trimEnd()}…`
+    : line || "Untitled";
 }

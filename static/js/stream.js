@@ -77,10 +77,12 @@ export class Answer {
         } catch (error) {
           if (this.#stopped) return;
           if (this.#complete) return yield { kind: "done" };
-          if (error instanceof SyntaxError || error instanceof SseTooLong) return yield { kind: "error", error: this.#unreadable() };
+          if (error instanceof SyntaxError || error instanceof SseTooLong)
+            return yield { kind: "error", error: this.#unreadable() };
           if (error instanceof ApiError) {
             const wait = retryDelay(error);
-            if (wait === null || ++retries > MAX_RETRIES) return yield { kind: "error", error: this.stream ? resumeError(error) : error };
+            if (wait === null || ++retries > MAX_RETRIES)
+              return yield { kind: "error", error: this.stream ? resumeError(error) : error };
             yield { kind: "retry", error, at: Date.now() + wait };
             await this.#sleep(wait);
           } else {
@@ -131,7 +133,10 @@ export class Answer {
 
   #unreadable() {
     if (this.stream) stopAnswer(this.stream);
-    return new ApiError({ code: "unreadable", message: "This page could not read the rest of the answer. The text so far is kept." });
+    return new ApiError({
+      code: "unreadable",
+      message: "This page could not read the rest of the answer. The text so far is kept.",
+    });
   }
 
   /**
@@ -165,18 +170,25 @@ export class Answer {
 }
 
 /** Returns the ms before an automatic retry, or null. Only a full or throttling server that names a time is retried. @param {any} error */
-const retryDelay = (error) => ((error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null);
+const retryDelay = (error) =>
+  (error.status === 429 || error.status === 503) && error.retryAfter !== null ? error.retryAfter : null;
 
 /** Returns the error to show; the server may no longer have the answer, as after a restart. @param {ApiError} error */
 const resumeError = (error) =>
   error.status === 404 || error.status === 410
-    ? new ApiError({ status: error.status, code: error.code, message: "The server no longer has this answer, for example after a restart. The text so far is kept." })
+    ? new ApiError({
+        status: error.status,
+        code: error.code,
+        message: "The server no longer has this answer, for example after a restart. The text so far is kept.",
+      })
     : error;
 
 const unreachable = (stream) =>
   new ApiError({
     code: stream ? "connection_lost" : "unreachable",
-    message: stream ? "The connection was lost and could not be restored. The text so far is kept." : "The server cannot be reached.",
+    message: stream
+      ? "The connection was lost and could not be restored. The text so far is kept."
+      : "The server cannot be reached.",
   });
 
 /** @param {string} comment @returns {AnswerEvent[]} */

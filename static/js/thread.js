@@ -18,8 +18,11 @@ export class Thread {
     this.node = byId("thread");
     this.empty = byId("empty");
     this.follow = new AutoScroll(byId("scroller"), this.node, byId("jump"));
-    byId("examples").append(...EXAMPLES.map((text) =>
-      h("li", {}, h("button", { class: "example", type: "button", onclick: () => actions.send(text) }, text))));
+    byId("examples").append(
+      ...EXAMPLES.map((text) =>
+        h("li", {}, h("button", { class: "example", type: "button", onclick: () => actions.send(text) }, text)),
+      ),
+    );
   }
 
   /** @param {import("./store.js").Message[]} messages @param {string} [first] the first message that is sent, if older ones are left out */
@@ -55,7 +58,8 @@ export class Thread {
   }
 
   #add(message, later) {
-    const view = message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions, later);
+    const view =
+      message.role === "user" ? new UserView(message, this.actions) : new AnswerView(message, this.actions, later);
     this.#views.set(message.id, view);
     this.node.append(view.node);
     return view;

@@ -26,22 +26,35 @@ export class TimelineView {
       part.style.setProperty("flex-grow", String(ms));
       bar.append(part);
     }
-    const text = totals.filter(([, ms]) => ms >= MIN_PHASE_MS).map(([phase, ms]) => phaseDuration(phase, ms)).join(", ");
+    const text = totals
+      .filter(([, ms]) => ms >= MIN_PHASE_MS)
+      .map(([phase, ms]) => phaseDuration(phase, ms))
+      .join(", ");
     const label = h("span", { class: "timeline-label" }, icon("chevron"), "Where the time went");
-    this.node.replaceChildren(h("summary", { "aria-label": `Where the time went: ${text}`, title: text }, label, bar), this.list);
+    this.node.replaceChildren(
+      h("summary", { "aria-label": `Where the time went: ${text}`, title: text }, label, bar),
+      this.list,
+    );
   }
 
   async #list() {
     if (this.#listed === this.message.stream) return;
     this.#listed = this.message.stream;
-    const line = (phase, text, why) => h("li", {}, h("i", { "data-phase": phase }), text, why && h("span", { class: "timeline-why" }, `, ${why}`));
+    const line = (phase, text, why) =>
+      h("li", {}, h("i", { "data-phase": phase }), text, why && h("span", { class: "timeline-why" }, `, ${why}`));
     try {
       const { choices } = await this.load(this.message.stream);
       const shown = choices[0].intervals.filter(({ ms }) => ms >= MIN_PHASE_MS);
-      this.list.replaceChildren(...shown.map((interval) => line(interval.phase, phaseDuration(interval.phase, interval.ms), intervalReason(interval))));
+      this.list.replaceChildren(
+        ...shown.map((interval) =>
+          line(interval.phase, phaseDuration(interval.phase, interval.ms), intervalReason(interval)),
+        ),
+      );
     } catch {
       // The server no longer has the timeline or is unreachable; the totals from the answer still hold.
-      this.list.replaceChildren(...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, phaseDuration(phase, ms), "")));
+      this.list.replaceChildren(
+        ...Object.entries(this.message.usage.time_ms).map(([phase, ms]) => line(phase, phaseDuration(phase, ms), "")),
+      );
     }
   }
 }

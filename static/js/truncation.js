@@ -37,7 +37,8 @@ export class Truncation {
     const { answers, current, store } = this.chat;
     const conversation = store.get(id);
     if (!conversation) return;
-    if (this.chat.hasOtherWriter(conversation)) return this.#offerUndo("Another tab is writing in this conversation.", id, messages, kept);
+    if (this.chat.hasOtherWriter(conversation))
+      return this.#offerUndo("Another tab is writing in this conversation.", id, messages, kept);
     if (conversation.messages.length > kept + 2) return toast("The conversation has continued since.");
     answers.stop(id);
     conversation.messages = messages;

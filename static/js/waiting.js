@@ -59,8 +59,14 @@ export class WaitLine {
     clearTimeout(this.#ticking);
     if (this.node.dataset.kind !== kind || this.node.hidden) {
       this.node.dataset.kind = kind;
-      this.node.replaceChildren(waitRing(), h("span", { class: "wait-text" }, h("b"), h("span", { class: "wait-why" })));
-      if (retry) this.node.append(h("button", { class: "button small", type: "button", onclick: () => this.retryNow() }, "Try now"));
+      this.node.replaceChildren(
+        waitRing(),
+        h("span", { class: "wait-text" }, h("b"), h("span", { class: "wait-why" })),
+      );
+      if (retry)
+        this.node.append(
+          h("button", { class: "button small", type: "button", onclick: () => this.retryNow() }, "Try now"),
+        );
     }
     this.node.hidden = false;
     this.node.querySelector("b").textContent = head;
@@ -72,7 +78,12 @@ export class WaitLine {
 function waitRing() {
   const dots = Array.from({ length: 8 }, (_, i) => {
     const angle = (i / 8) * 2 * Math.PI - Math.PI / 2;
-    return svg("circle", { cx: 12 + 8.2 * Math.cos(angle), cy: 12 + 8.2 * Math.sin(angle), r: 1.9, class: i ? null : "lit" });
+    return svg("circle", {
+      cx: 12 + 8.2 * Math.cos(angle),
+      cy: 12 + 8.2 * Math.sin(angle),
+      r: 1.9,
+      class: i ? null : "lit",
+    });
   });
   return svg("svg", { class: "wait-ring", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("g", {}, ...dots));
 }

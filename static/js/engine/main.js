@@ -9,9 +9,15 @@ import { RateSmoother } from "./smooth.js";
 import { Spark } from "./spark.js";
 
 const STATES = {
-  connecting: "connecting", live: "live", asleep: "paused while hidden", lost: "no connection, trying again",
+  connecting: "connecting",
+  live: "live",
+  asleep: "paused while hidden",
+  lost: "no connection, trying again",
   denied: "a key is needed: enter it on the chat page in this tab",
-  loading: "the engine is loading", restarting: "the engine is restarting", failed: "the engine has failed", stopped: "the server is stopping",
+  loading: "the engine is loading",
+  restarting: "the engine is restarting",
+  failed: "the engine has failed",
+  stopped: "the server is stopping",
 };
 const TEXT_INTERVAL_MS = 2000; // ms between updates of the table and of the ring's description
 

@@ -15,13 +15,24 @@ const set = (id, text) => {
 
 /** @param {any} snapshot */
 export function showFigures(snapshot) {
-  const { slots, batch, tokens_per_s: tokens, prefill_tokens_per_s: prefill, step_ms: ms, prefix_hit_rate: hits, requests_finished: finished } = snapshot;
+  const {
+    slots,
+    batch,
+    tokens_per_s: tokens,
+    prefill_tokens_per_s: prefill,
+    step_ms: ms,
+    prefix_hit_rate: hits,
+    requests_finished: finished,
+  } = snapshot;
   set("tokens", number(tokens));
   set("prefill-rate", number(prefill));
   set("step-ms", ms.toFixed(ms < 10 ? 2 : 1));
   const busy = slots.filter(Boolean);
   // An idle engine still reports its last step.
-  set("batch", !busy.length ? "0" : `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`);
+  set(
+    "batch",
+    !busy.length ? "0" : `${batch.decode}${batch.prefill_tokens ? ` + ${number(batch.prefill_tokens)}` : ""}`,
+  );
   set("finished", number(finished));
   set("busy", `${Math.round(snapshot.busy * 100)} %`);
   set("hits", `${Math.round(hits * 100)} %`);
@@ -35,11 +46,27 @@ const TOKEN_PLACES = { swap: "swapped", partial: "in cache", recompute: "dropped
 /** @param {any} snapshot */
 export function showQueue({ queue, waiting, paused }) {
   const total = CLASSES.reduce((sum, name) => sum + waiting[name], 0);
-  set("queue-note", total ? CLASSES.filter((name) => waiting[name]).map((name) => `${waiting[name]} ${name}`).join(", ") : "none");
-  fillList(byId("queue"), queue, ({ request, class: kind, cause, waited }) => [kind, request, CAUSE_TEXTS[cause] ?? cause, `${waited.toFixed(1)} s`]);
+  set(
+    "queue-note",
+    total
+      ? CLASSES.filter((name) => waiting[name])
+          .map((name) => `${waiting[name]} ${name}`)
+          .join(", ")
+      : "none",
+  );
+  fillList(byId("queue"), queue, ({ request, class: kind, cause, waited }) => [
+    kind,
+    request,
+    CAUSE_TEXTS[cause] ?? cause,
+    `${waited.toFixed(1)} s`,
+  ]);
   set("paused-note", paused.length || "none");
-  fillList(byId("paused"), paused, ({ request, class: kind, by, mechanism, context }) =>
-    [kind, request, by ? `for ${by}` : "memory ran short", `${number(context)} ${TOKEN_PLACES[mechanism] ?? mechanism}`]);
+  fillList(byId("paused"), paused, ({ request, class: kind, by, mechanism, context }) => [
+    kind,
+    request,
+    by ? `for ${by}` : "memory ran short",
+    `${number(context)} ${TOKEN_PLACES[mechanism] ?? mechanism}`,
+  ]);
 }
 
 /** Updates a list in place: a list that is rebuilt five times a second cannot be read or selected. */
@@ -68,7 +95,10 @@ export function showPages({ slots, pages, page_size: size }) {
     const cell = mosaic.children[i];
     if (cell.dataset.kind !== kind) cell.dataset.kind = kind;
   });
-  set("pages-note", `${number(pages.total)} pages of ${size} tokens; a cell is ${each === 1 ? "one page" : `${each} pages`}`);
+  set(
+    "pages-note",
+    `${number(pages.total)} pages of ${size} tokens; a cell is ${each === 1 ? "one page" : `${each} pages`}`,
+  );
   for (const name of ["held", "cached", "free", "swapped"]) set(`pages-${name}`, number(pages[name]));
 }
 
@@ -98,21 +128,50 @@ export function showPauses(events, { swap, partial, recompute }) {
   const list = byId("events");
   for (const event of events) {
     const time = new Date().toLocaleTimeString("en-GB");
-    list.prepend(h("li", { "data-kind": event.kind, "data-class": event.class }, h("time", {}, time), h("i", { class: "dot" }), h("span", {}, describePause(event))));
+    list.prepend(
+      h(
+        "li",
+        { "data-kind": event.kind, "data-class": event.class },
+        h("time", {}, time),
+        h("i", { class: "dot" }),
+        h("span", {}, describePause(event)),
+      ),
+    );
   }
   while (list.children.length > MAX_EVENTS) list.lastChild.remove();
   byId("events-none").hidden = list.children.length > 0;
 }
 
-const milliseconds = (ms) => (ms === null ? "–" : ms < 9.95 ? `${ms.toFixed(1)} ms` : ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+const milliseconds = (ms) =>
+  ms === null
+    ? "–"
+    : ms < 9.95
+      ? `${ms.toFixed(1)} ms`
+      : ms < 995
+        ? `${Math.round(ms)} ms`
+        : `${(ms / 1000).toFixed(1)} s`;
 
 /** @param {any} snapshot */
 export function showLatency({ latency }) {
   const body = byId("latency-body");
   CLASSES.forEach((name, i) => {
-    const row = body.children[i] ?? body.appendChild(h("tr", { "data-class": name }, h("th", { scope: "row" }, h("i", { class: "dot" }), name), ...Array.from({ length: 6 }, () => h("td"))));
+    const row =
+      body.children[i] ??
+      body.appendChild(
+        h(
+          "tr",
+          { "data-class": name },
+          h("th", { scope: "row" }, h("i", { class: "dot" }), name),
+          ...Array.from({ length: 6 }, () => h("td")),
+        ),
+      );
     const { ttft_ms: first, itl_ms: gap, requests, good } = latency[name];
-    const texts = [...first.map(milliseconds), ...gap.map(milliseconds), number(requests), good === null ? "–" : `${Math.round(good * 100)} %`];
+    const texts = [
+      ...first.map(milliseconds),
+      ...gap.map(milliseconds),
+      number(requests),
+      good === null ? "–" : `${Math.round(good * 100)} %`,
+    ];
     texts.forEach((text, k) => {
       const cell = row.children[k + 1];
       if (cell.textContent !== text) cell.textContent = text;
@@ -122,10 +181,14 @@ export function showLatency({ latency }) {
 
 /** @param {any} snapshot */
 export function showTable({ slots }) {
-  byId("slots-body").replaceChildren(...slots.map((slot, i) => {
-    const cells = slot ? [slot.request, slot.class, slot.state, number(slot.context), number(slot.generated), number(slot.pages)] : ["free", "", "", "", "", ""];
-    return h("tr", {}, h("th", { scope: "row" }, String(i)), ...cells.map((text) => h("td", {}, text)));
-  }));
+  byId("slots-body").replaceChildren(
+    ...slots.map((slot, i) => {
+      const cells = slot
+        ? [slot.request, slot.class, slot.state, number(slot.context), number(slot.generated), number(slot.pages)]
+        : ["free", "", "", "", "", ""];
+      return h("tr", {}, h("th", { scope: "row" }, String(i)), ...cells.map((text) => h("td", {}, text)));
+    }),
+  );
 }
 
 /** Describes the ring in one sentence, for screen readers. @param {any} snapshot */

@@ -38,7 +38,6 @@ export class Pauses {
   }
 }
 
-
 /** @param {PauseEvent} event */
 export function describePause({ kind, request, class: of, by, byClass, mechanism, after = 0, count }) {
   if (kind === "paused") {

@@ -8,7 +8,8 @@ const QUEUE_STEP = 0.105; // radians between two waiting requests
 const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Ring {
-  #slots = /** @type {{ at: import("./slot_layout.js").SlotPlace, node: SVGGElement, occupant: SVGGElement | null, request: string }[]} */ ([]);
+  #slots =
+    /** @type {{ at: import("./slot_layout.js").SlotPlace, node: SVGGElement, occupant: SVGGElement | null, request: string }[]} */ ([]);
   #spokes = /** @type {SVGGElement | null} */ (null);
   #angle = 0;
   #rate = 0;
@@ -33,7 +34,8 @@ export class Ring {
     this.#showOutside(snapshot);
     const before = this.#step;
     this.#step = { step: snapshot.step, t: snapshot.t };
-    if (before && snapshot.t > before.t) this.#target = turnRate((snapshot.step - before.step) / (snapshot.t - before.t));
+    if (before && snapshot.t > before.t)
+      this.#target = turnRate((snapshot.step - before.step) / (snapshot.t - before.t));
     this.big.textContent = Math.round(snapshot.tokens_per_s).toLocaleString("en");
     const busy = snapshot.slots.filter(Boolean).length;
     this.small.textContent = `${busy} of ${snapshot.slots.length} slots, step ${snapshot.step.toLocaleString("en")}`;
@@ -49,7 +51,11 @@ export class Ring {
     this.#spokes.append(tracks);
     this.node.insertBefore(this.#spokes, this.outside);
     this.#slots = slots.map((at, i) => {
-      const node = svg("g", { class: "slot", "data-slot": i, "data-state": "empty" }, svg("circle", { class: "slot-outline", r: at.size }));
+      const node = svg(
+        "g",
+        { class: "slot", "data-slot": i, "data-state": "empty" },
+        svg("circle", { class: "slot-outline", r: at.size }),
+      );
       this.node.append(node);
       return { at, node, occupant: null, request: "" };
     });
@@ -84,9 +90,12 @@ export class Ring {
   #showOutside({ queue, waiting, paused }) {
     const total = waiting.interactive + waiting.standard + waiting.batch;
     const dots = queue.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 - 0.09 - i * QUEUE_STEP, ""));
-    dots.push(...paused.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 + 0.09 + i * QUEUE_STEP, "paused")));
+    dots.push(
+      ...paused.slice(0, 20).map(({ class: kind }, i) => dot(kind, -Math.PI / 2 + 0.09 + i * QUEUE_STEP, "paused")),
+    );
     const labels = [];
-    if (total) labels.push(svg("text", { class: "outside-label", x: -16, y: -281, "text-anchor": "end" }, `${total} waiting`));
+    if (total)
+      labels.push(svg("text", { class: "outside-label", x: -16, y: -281, "text-anchor": "end" }, `${total} waiting`));
     if (paused.length) labels.push(svg("text", { class: "outside-label", x: 16, y: -281 }, `${paused.length} paused`));
     const gate = labels.length ? [svg("path", { class: "gate", d: "M0 -288 V-246" })] : [];
     this.outside.replaceChildren(...gate, ...dots, ...labels);
@@ -106,15 +115,28 @@ export class Ring {
   #place() {
     for (const { at, node } of this.#slots) {
       const angle = at.angle + this.#angle;
-      node.setAttribute("transform", `translate(${(Math.cos(angle) * at.radius).toFixed(2)} ${(Math.sin(angle) * at.radius).toFixed(2)})`);
+      node.setAttribute(
+        "transform",
+        `translate(${(Math.cos(angle) * at.radius).toFixed(2)} ${(Math.sin(angle) * at.radius).toFixed(2)})`,
+      );
     }
     this.#spokes?.setAttribute("transform", `rotate(${((this.#angle * 180) / Math.PI).toFixed(2)})`);
   }
 }
 
 function occupant(slot, size) {
-  const parts = [svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }), svg("circle", { class: "slot-fill", r: size - 1 })];
-  if (size >= 19) parts.push(svg("text", { class: "name", y: size >= 26 ? -1 : 4, "font-size": size >= 26 ? 13 : 10.5 }, slot.request.slice(0, 6)));
+  const parts = [
+    svg("circle", { class: "glow", r: size + Math.min(6, size * 0.35) }),
+    svg("circle", { class: "slot-fill", r: size - 1 }),
+  ];
+  if (size >= 19)
+    parts.push(
+      svg(
+        "text",
+        { class: "name", y: size >= 26 ? -1 : 4, "font-size": size >= 26 ? 13 : 10.5 },
+        slot.request.slice(0, 6),
+      ),
+    );
   if (size >= 26) parts.push(svg("text", { class: "context", y: 13, "font-size": 10.5 }, ""));
   return svg("g", { class: "occupant", "data-class": slot.class }, ...parts); // keeps its colour while it leaves
 }
@@ -123,13 +145,28 @@ function animateMove(node, [x, y], off) {
   const out = { transform: `translate(${x}px, ${y}px) scale(0.5)`, opacity: 0 };
   const on = { transform: "none", opacity: 1 };
   if (reducedMotion.matches) return off ? node.remove() : undefined;
-  const motion = node.animate(off ? [on, out] : [out, on], { duration: off ? 380 : 460, easing: "cubic-bezier(0.2, 0.7, 0.2, 1)", fill: off ? "forwards" : "none" });
+  const motion = node.animate(off ? [on, out] : [out, on], {
+    duration: off ? 380 : 460,
+    easing: "cubic-bezier(0.2, 0.7, 0.2, 1)",
+    fill: off ? "forwards" : "none",
+  });
   if (off) motion.onfinish = motion.oncancel = () => node.remove();
   return undefined;
 }
 
 const line = (angle, from, to) =>
-  svg("line", { x1: Math.cos(angle) * from, y1: Math.sin(angle) * from, x2: Math.cos(angle) * to, y2: Math.sin(angle) * to });
+  svg("line", {
+    x1: Math.cos(angle) * from,
+    y1: Math.sin(angle) * from,
+    x2: Math.cos(angle) * to,
+    y2: Math.sin(angle) * to,
+  });
 
 const dot = (kind, angle, extra) =>
-  svg("circle", { class: `waiting ${extra}`, "data-class": kind, r: 6, cx: Math.cos(angle) * QUEUE_RADIUS, cy: Math.sin(angle) * QUEUE_RADIUS });
+  svg("circle", {
+    class: `waiting ${extra}`,
+    "data-class": kind,
+    r: 6,
+    cx: Math.cos(angle) * QUEUE_RADIUS,
+    cy: Math.sin(angle) * QUEUE_RADIUS,
+  });

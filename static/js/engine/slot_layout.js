@@ -17,7 +17,8 @@ export function layOutSlots(n) {
     const here = i === count - 1 ? left : Math.min(left, Math.round((n * radius) / whole));
     const room = Math.min((2 * Math.PI * radius) / Math.max(here, 1), count === 1 ? 200 : gap);
     const size = Math.max(3, Math.min(30, room * 0.37));
-    for (let k = 0; k < here; k++) slots.push({ radius, angle: (2 * Math.PI * (k + i / 2)) / here - Math.PI / 2, size });
+    for (let k = 0; k < here; k++)
+      slots.push({ radius, angle: (2 * Math.PI * (k + i / 2)) / here - Math.PI / 2, size });
   });
   return { slots, rings };
 }

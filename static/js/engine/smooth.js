@@ -17,6 +17,11 @@ export class RateSmoother {
     this.#prefill += (prefill - this.#prefill) * share;
     this.#busy += (busy - this.#busy) * share;
     const floor = (value) => (value < 0.5 ? 0 : value);
-    return { ...snapshot, tokens_per_s: floor(this.#decode), prefill_tokens_per_s: floor(this.#prefill), busy: this.#busy };
+    return {
+      ...snapshot,
+      tokens_per_s: floor(this.#decode),
+      prefill_tokens_per_s: floor(this.#prefill),
+      busy: this.#busy,
+    };
   }
 }

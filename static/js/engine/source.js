@@ -9,7 +9,7 @@ const STALL_MS = 15_000; // ms; even an idle engine sends a snapshot every two s
  * @param {(state: "connecting" | "live" | "asleep" | "lost" | "denied" | "loading" | "restarting" | "failed" | "stopped") => void} onState
  */
 export async function watch(onSnapshot, onState) {
-  for (let wait = 500; ; ) {
+  for (let wait = 500; ;) {
     if (document.hidden) {
       onState("asleep");
       await untilVisible();
@@ -18,7 +18,10 @@ export async function watch(onSnapshot, onState) {
     const sleep = () => document.hidden && abort.abort();
     document.addEventListener("visibilitychange", sleep);
     try {
-      const response = await call("/v1/engine/events", { signal: abort.signal, headers: { Accept: "text/event-stream" } });
+      const response = await call("/v1/engine/events", {
+        signal: abort.signal,
+        headers: { Accept: "text/event-stream" },
+      });
       for await (const part of readParts(response, STALL_MS)) {
         if (part.kind !== "event") continue;
         wait = 500;

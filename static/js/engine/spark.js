@@ -15,7 +15,12 @@ export class Spark {
     this.area = svg("path", { class: "spark-area" });
     this.line = svg("path", { class: "spark-line" });
     this.prefill = svg("path", { class: "spark-prefill" });
-    node.append(svg("line", { class: "spark-base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }), this.prefill, this.area, this.line);
+    node.append(
+      svg("line", { class: "spark-base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }),
+      this.prefill,
+      this.area,
+      this.line,
+    );
   }
 
   /** @param {any} snapshot */
@@ -28,7 +33,13 @@ export class Spark {
     const decoded = this.#path(t, (point) => point.decode / top);
     this.line.setAttribute("d", decoded);
     this.area.setAttribute("d", this.#closed(decoded, t));
-    this.prefill.setAttribute("d", this.#closed(this.#path(t, (point) => (0.5 * point.prefill) / topPrefill), t));
+    this.prefill.setAttribute(
+      "d",
+      this.#closed(
+        this.#path(t, (point) => (0.5 * point.prefill) / topPrefill),
+        t,
+      ),
+    );
     const text = this.#points.some((point) => point.decode || point.prefill)
       ? `last minute, at most ${Math.round(top).toLocaleString("en")}`
       : `no tokens ${wasActive(latency) ? "since this page was opened" : "in the last minute"}`;
@@ -40,7 +51,12 @@ export class Spark {
   }
 
   #path(now, share) {
-    return this.#points.map((point, i) => `${i ? "L" : "M"}${this.#x(point.t, now).toFixed(1)} ${(HEIGHT - 2 - share(point) * (HEIGHT - 8)).toFixed(1)}`).join("");
+    return this.#points
+      .map(
+        (point, i) =>
+          `${i ? "L" : "M"}${this.#x(point.t, now).toFixed(1)} ${(HEIGHT - 2 - share(point) * (HEIGHT - 8)).toFixed(1)}`,
+      )
+      .join("");
   }
 
   #closed(path, now) {
@@ -50,4 +66,6 @@ export class Spark {
 
 /** Returns whether any request had a token or an end in the last minute; the chart begins when the page is opened. */
 const wasActive = (latency) =>
-  Object.values(latency).some(({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null);
+  Object.values(latency).some(
+    ({ requests, ttft_ms: [first], itl_ms: [gap] }) => requests || first !== null || gap !== null,
+  );
